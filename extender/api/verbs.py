@@ -13,6 +13,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
+from extender.cache.nominations import Seen
 from extender.cache.placing import Ask
 from extender.cache.quotas import FullEntry
 from extender.cache.requests import Requests
@@ -149,7 +150,8 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
         said = args.as_chosen().items()
         return PreemptResult({node: own for node, own in said if state.preemption.are_on(node, chosen[node])})
     policy = (asked.policy if asked is not None else None) or preferences.policy
-    found = state.preemption.answer(pod.claimant(), policy, chosen, member=waits)
+    seen = Seen(pod.version, pod.nominated)
+    found = state.preemption.answer(pod.claimant(), policy, chosen, member=waits, seen=seen)
     return PreemptResult(
         {
             node: MetaVictims([MetaPod(one) for one in victims.uids], victims.violations)

@@ -28,10 +28,11 @@ _NO_BUDGETS: Final = Budgets()
 
 
 class Nominated(NamedTuple):
-    """What is kept for a nominated pod on a node, and what the pod takes there beside cards."""
+    """What is kept for a nominated pod on a node, what the pod takes there beside cards, and who goes for it there."""
 
     holding: Holding
     load: Load
+    victims: tuple[str, ...]
 
 
 class NominatedPods:
@@ -67,7 +68,7 @@ class NominatedPods:
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
-            found.append(Nominated(holding, claimant.load))
+            found.append(Nominated(holding, claimant.load, place.victims))
         return found
 
     def once_gone(self, claimant: Claimant, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
@@ -105,7 +106,8 @@ class NominatedPods:
         left = self._cache.loads.left(node)
         if left is None:
             return None
-        going = {*gone, *self._nominations.victims(node, claimant.uid)}
+        # What is kept is in place of those who go for it, also while it is not certain that they do.
+        going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
         residents = [
             *self._residents(node, claimant.uid, going, budgets),
             *(_resident(one.holding, going) for one in kept),

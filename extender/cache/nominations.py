@@ -15,19 +15,22 @@ What is kept is not in the ledger: it counts only against pods that the nominate
 its nominator beside its cache for the same reasons.
 
 kube-scheduler names the node in the pod's status, and counts the pod on it in sums of its own; which card was freed
-only the extender knows. It remembers what it has answered, and learns the node from the watch of pods; for a pod whose
-preemption another extender has answered the cards are found anew. Not thread-safe: the state locks.
+only the extender knows. It remembers what it has answered, and learns the node from the watch of pods, or from
+kube-scheduler where the watch is behind; for a pod whose preemption another extender has answered the cards are found
+anew. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
 from extender.records.pod import Claimant
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
+_MOMENT = 1.0  # of these, in which it mostly has been seen
 _PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
 
 KEPT = "nominated"  # the mark of what is kept
@@ -55,12 +58,22 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """`places`: by node; several until it is known which of them it is. `told`: the node that the pod's status says."""
+    """`places`: by node; several until it is known which of them it is. `told`: the node that the pod's status says.
+    `version`: of the pod, as kube-scheduler had it when it was answered.
+    """
 
     claimant: Claimant
     until: float
     places: dict[str, Place] = field(default_factory=dict)
     told: str = ""
+    version: str = ""
+
+
+class Seen(NamedTuple):
+    """A pod that waits, as kube-scheduler has it: its version, and the node where it has made room for it, or ""."""
+
+    version: str = ""
+    node: str = ""
 
 
 class Nominations:
@@ -83,15 +96,40 @@ class Nominations:
         nomination = self._of.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
-    def answered(self, claimant: Claimant, places: Mapping[str, Place], now: float) -> None:
-        """These nodes were offered, in place of what was before; kube-scheduler takes one of them."""
+    def untold(self, now: float) -> bool:
+        """Whether several nodes were answered a moment ago, and it is not known which kube-scheduler has taken."""
+        return any(
+            not one.told and len(one.places) > 1 and one.until - now > _UNTOLD - _MOMENT for one in self._of.values()
+        )
+
+    def asks_again(self, claimant: Claimant, seen: Seen, now: float) -> bool:
+        """kube-scheduler asks about the pod. Whether it may have taken a node of the last answer, and it is not known
+        which: then nobody goes on others.
+
+        It writes what became of an answer into the pod before it asks again. It may have seen that before we have, and
+        not in time either: then the pod is of the version that it was of, or victims are going.
+        """
+        nomination = self._of.get(claimant.uid)
+        if nomination is None or nomination.told:
+            return False
+        if seen.version and seen.version == nomination.version:
+            return True
+        if seen.node:
+            self.heard(claimant, seen.node, now)
+            return False
+        return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
+
+    def answered(self, claimant: Claimant, places: Mapping[str, Place], now: float, version: str = "") -> None:
+        """These nodes were offered, in place of what was before; kube-scheduler takes one of them. `version`: of the
+        pod, as it had it.
+        """
         if not places:
             self._of.pop(claimant.uid, None)
             return
         before = self._of.get(claimant.uid)
         told = before.told if before is not None and before.told in places else ""
         self._over.pop(claimant.uid, None)
-        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told)
+        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told, version)
 
     def decided(self, claimant: Claimant, node: str, place: Place, now: float) -> None:
         """The extender itself has chosen the node."""
@@ -190,3 +228,8 @@ class Nominations:
             yield
         finally:
             self._of, self._over = before, over
+
+    def _stay(self, node: str, uids: Collection[str]) -> bool:
+        """Whether all these pods are on the node, and none is ending."""
+        occupants = (placed.occupant for _, placed in self._loads.on(node))
+        return {one.uid for one in occupants if one is not None and not one.going}.issuperset(uids)

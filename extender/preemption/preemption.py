@@ -14,7 +14,7 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import LOWEST, NominatedPods
-from extender.cache.nominations import Place
+from extender.cache.nominations import Place, Seen
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
@@ -26,6 +26,8 @@ from extender.records.pod import Claimant
 from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
+_HEARING: Final = 0.25  # of these, until it is known what became of the answers before
+_LOOK: Final = 0.005  # seconds between two looks whether it is
 _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
 
 
@@ -105,15 +107,17 @@ class Preemption:
             return False
 
     def answer(
-        self, claimant: Claimant, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
+        self, claimant: Claimant, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool, seen: Seen
     ) -> dict[str, Victims]:
         """By node the victims whose going makes the pod fit; nodes without such are left out. What is answered is kept
         for the pod. `chosen`: kube-scheduler's own victims. `member`: of a gang that does not run yet, perhaps.
+        `seen`: the pod, as kube-scheduler has it.
         """
         until = self._clock.now() + _SECONDS
+        self._hear()
         with self._lock:
             self._cache.count_cards()
-            if self._waits(claimant, policy):
+            if self._nominations.asks_again(claimant, seen, self._clock.now()) or self._waits(claimant, policy):
                 return {}
             own = self._together.unhelped(claimant.uid) if member else []
         found: dict[str, Victims] = {}
@@ -126,8 +130,8 @@ class Preemption:
                     found[node] = victims
         with self._lock:
             if member and self._together.concerns(claimant.uid):
-                return self._for_gang(claimant, policy, found, until)
-            return self._answered(claimant, found)
+                return self._for_gang(claimant, policy, found, until, seen)
+            return self._answered(claimant, found, seen)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
@@ -187,6 +191,19 @@ class Preemption:
             self._nominations.drop(claimant.uid)
             self._cache.free()
 
+    def _hear(self) -> None:
+        """Waits until it is known which nodes kube-scheduler has taken of the last answers, but not for long.
+
+        It writes that before it asks for another pod, and our watch may be behind. While it is not known, all nodes of
+        those answers are kept, which may be all there are, and nothing wakes a pod that gets none.
+        """
+        until = self._clock.now() + _HEARING
+        while self._clock.now() < until:
+            with self._lock:
+                if not self._nominations.untold(self._clock.now()):
+                    return
+            self._clock.sleep(_LOOK)
+
     # Everything below runs under the lock.
 
     def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
@@ -208,17 +225,17 @@ class Preemption:
         )
 
     def _for_gang(
-        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float
+        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float, seen: Seen
     ) -> dict[str, Victims]:
         together = self._together.answer(claimant, policy, found, until)
         if together is None:
             return {}
         victims = together.victims
         place = Place(victims.assignment, victims.uids, together.rest)
-        self._nominations.answered(claimant, {together.node: place}, self._clock.now())
+        self._nominations.answered(claimant, {together.node: place}, self._clock.now(), seen.version)
         return {together.node: victims}
 
-    def _answered(self, claimant: Claimant, found: dict[str, Victims]) -> dict[str, Victims]:
+    def _answered(self, claimant: Claimant, found: dict[str, Victims], seen: Seen) -> dict[str, Victims]:
         if any(not victims.uids for victims in found.values()):
             # Somewhere it only has to wait, so nobody else goes: the node is named by those that go already.
             found = {
@@ -227,7 +244,7 @@ class Preemption:
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
         places = {node: Place(victims.assignment, victims.uids) for node, victims in found.items()}
-        self._nominations.answered(claimant, places, self._clock.now())
+        self._nominations.answered(claimant, places, self._clock.now(), seen.version)
         return found
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:

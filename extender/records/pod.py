@@ -22,6 +22,8 @@ from extender.records import aheadnodes
 from extender.records.podref import PodRef
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+# The reason of a condition: kube-scheduler has found no node, as before it nominates one.
+REFUSED: Final = "Unschedulable"
 # Bytes of what a pod asks of its node, some thirty conditions, to be decided about ahead. They are asked of all nodes
 # under the state's lock; the API server takes ten thousand.
 MOST_CONSTRAINTS: Final = 1024
@@ -171,6 +173,17 @@ class Pod:
         """Why kube-scheduler has not placed it, as its condition says; "" where it has not been tried."""
         conditions = (self._obj.get("status") or {}).get("conditions") or ()
         return next((one.get("reason") or "" for one in conditions if one.get("type") == "PodScheduled"), "")
+
+    @property
+    def nominated(self) -> str:
+        """The node where kube-scheduler makes room for it, or "".
+
+        Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for one
+        that evicts nobody.
+        """
+        if self.unscheduled != REFUSED or not self.may_preempt:
+            return ""
+        return str((self._obj.get("status") or {}).get("nominatedNodeName") or "")
 
     @property
     def slots(self) -> frozenset[str]:

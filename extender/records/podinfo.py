@@ -19,7 +19,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads, resizes
 from extender.records.nodeinfo import Occupant, Placed
-from extender.records.pod import Claimant, Pod, Prospect
+from extender.records.pod import REFUSED, Claimant, Pod, Prospect
 from extender.records.podref import PodRef
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
@@ -27,9 +27,7 @@ _SHARED = 4096  # different sets of labels, of which each is kept once for all p
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
 _SLOT = names.SHARE.encode()
-# The reasons of a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
-_UNANSWERED = "SchedulerError"
-_REFUSED = "Unschedulable"
+_UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler could not ask us
 
 
 class PodRecord(Struct, frozen=True, gc=False):
@@ -200,10 +198,7 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     if finished:
         return PodRecord(*pod.ref, finished=True, gang=pod.gang, member=pod.member() if pod.gang else None)
     reason, told = pod.unscheduled, status.nominated_node_name
-    unanswered, refused = reason == _UNANSWERED, reason == _REFUSED
-    # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for one
-    # that evicts nobody.
-    nominated = told if refused and pod.may_preempt else ""
+    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, pod.nominated
     fresh = not (refused or unanswered or told)
     return PodRecord(
         *pod.ref,

@@ -208,6 +208,96 @@ def test_two_pods_get_two_cards(full):
     assert full.preempt(full.wants("r"), n1=["a0", "a1", "b0", "b1"]) == {}
 
 
+# The watch is behind kube-scheduler.
+
+
+@pytest.fixture
+def two():
+    """Two nodes of two cards, with two small pods on each card."""
+    world = World("n1", "n2")
+    for node in ("n1", "n2"):
+        for name, card in (("a0", 0), ("a1", 1), ("b0", 0), ("b1", 1)):
+            world.runs(f"{node}-{name}", HALF, card, node=node)
+    return world
+
+
+YOUNGEST = {"n1": ["n1-b0", "n1-b1"], "n2": ["n2-b0", "n2-b1"]}
+
+
+def test_who_comes_next_frees_one_card_whichever_node_the_first_has_taken(two):
+    first, second = two.preempt(two.wants("p"), **YOUNGEST), two.preempt(two.wants("q"), **YOUNGEST)
+    for node in ("n1", "n2"):
+        assert sorted(first[node] + second[node]) == [f"{node}-{name}" for name in ("a0", "a1", "b0", "b1")]
+        assert len(second[node]) == 2
+
+
+def test_which_node_the_first_has_taken_is_waited_for_a_moment(two):
+    pods = [two.wants(name) for name in ("p", "q")]
+    for pod in pods:
+        two.preempt(pod, **YOUNGEST)
+    two.clock.sleep = lambda _: [two.nominate(pod, "n1") for pod in pods]
+    before = two.clock.now()
+    assert len(two.preempt(two.wants("r"), n1=[f"n1-{name}" for name in ("a0", "a1", "b0", "b1")])) == 0
+    assert len(two.preempt(two.wants("s"), n2=YOUNGEST["n2"])["n2"]) == 2
+    assert two.clock.now() == before
+
+
+def test_it_is_not_waited_for_long(two):
+    two.preempt(two.wants("p"), **YOUNGEST)
+    for name, longest in (("q", 0.3), ("r", 0.3)):
+        before = two.clock.now()
+        two.preempt(two.wants(name), **YOUNGEST)
+        assert two.clock.now() - before <= longest
+    two.clock.advance(1)
+    before = two.clock.now()
+    two.preempt(two.wants("s"), **YOUNGEST)
+    assert two.clock.now() == before
+
+
+def as_seen(pod: dict, version: str, node: str = "") -> dict:
+    """As kube-scheduler has it after a try in vain."""
+    refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    return pod | {
+        "metadata": pod["metadata"] | {"resourceVersion": version},
+        "status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused},
+    }
+
+
+@pytest.fixture
+def again(two):
+    """p has been answered both nodes, and kube-scheduler comes for it again: n1 has room in its sums by now."""
+    wanted = two.wants("p")
+    assert set(two.preempt(as_seen(wanted, "5"), **YOUNGEST)) == {"n1", "n2"}
+    return lambda version, node="": two.preempt(as_seen(wanted, version, node), n2=YOUNGEST["n2"])
+
+
+def test_who_was_nominated_evicts_nobody_more_though_we_have_seen_neither_that_nor_the_victims_end(two, again):
+    assert again("6", "n1") == {}
+    for name in ("q", "r"):  # nothing of n2 is kept for it any more
+        assert len(two.preempt(two.wants(name), n2=YOUNGEST["n2"])["n2"]) == 2
+
+
+def test_nor_does_who_has_not_seen_its_own_nomination_yet(again):
+    assert again("5") == {}
+
+
+def test_nor_who_has_seen_less_of_itself_than_we_of_its_victims(two, again):
+    two.ends("n1-a0")
+    two.ends("n1-b0")
+    two.ends("n1-a1")
+    assert again("6") == {}
+
+
+def test_but_who_could_take_none_of_the_nodes_is_answered_again(again):
+    assert len(again("6")["n2"]) == 2
+
+
+def test_and_who_is_not_told_of_in_time(two, again):
+    two.clock.advance(6)
+    two.state.tick()
+    assert len(again("5")["n2"]) == 2
+
+
 @pytest.fixture
 def freed(full):
     """p was nominated, and its victims are gone."""
