@@ -260,7 +260,7 @@ def _address(handle: Any) -> int | None:
 
 
 def _trouble(handle: Any) -> str:
-    """Why the card does not answer as it should; "" when it does."""
+    """Why nobody may be given the card: it does not answer as it should, or is in MIG mode; "" when he may."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
@@ -271,6 +271,11 @@ def _trouble(handle: Any) -> str:
         return f"the driver asks for recovery action {action} (1: reset, 2: reboot, 3: drain)"
     if _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
         return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); the card is to be replaced"
+    if _answer(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]):
+        return (
+            "the card is in MIG mode, and Cardwise shares whole cards: end it (nvidia-smi -i N -mig 0), or leave the "
+            "card to NVIDIA's device plugin by --cards"
+        )
     return ""
 
 

@@ -111,3 +111,17 @@ def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
     cards.until(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == 5)
     assert cards.looked_at(5) == {}
     assert cards.sick(cards.watch()) == {}
+
+
+def test_a_card_in_mig_mode_is_not_shared_until_that_ends(cards):
+    def mode() -> int:
+        return pynvml.nvmlDeviceGetMigMode(cards.gpus._handles[cards.uuids[2]])[0]
+
+    cards.are(card2={"mig": {"mode_current": "enabled", "mode_pending": "enabled"}})
+    cards.until(mode)
+    assert cards.looked_at(5) == {2: "the card"}
+    assert "is in MIG mode" in cards.gpus.health()[cards.uuids[2]].reason
+    cards.are()
+    cards.until(lambda: not mode())
+    cards.looked_at(30)
+    assert cards.looked_at(5) == {}

@@ -30,6 +30,7 @@ class Driver:
         self.modes: dict[int, int] = {}
         self.asks: dict[int, int] = {}  # recovery actions
         self.unmapped: dict[int, int] = {}
+        self.mig: dict[int, int] = {}
         self.energy = [600_000] * cards
         self.processes: list[types.SimpleNamespace] = []
         self.clients: list[types.SimpleNamespace] = []
@@ -48,6 +49,7 @@ class Driver:
                 types.SimpleNamespace(nvmlReturn=0, value=types.SimpleNamespace(uiVal=self.asks.get(handle, 0)))
             ],
             "nvmlDeviceGetRemappedRows": lambda handle: (0, 0, 0, self.unmapped.get(handle, 0)),
+            "nvmlDeviceGetMigMode": lambda handle: [self.mig.get(handle, 0), 1],
             "nvmlDeviceGetRetiredPagesPendingStatus": lambda _: 0,
             "nvmlDeviceGetTotalEccErrors": lambda handle, *_: 0,
             "nvmlDeviceGetTotalEnergyConsumption": lambda handle: self.energy[self.card(handle)],
@@ -241,6 +243,23 @@ def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(
     for _ in range(6):
         probed(clock)
     assert list(sick(made)) == ["GPU-1"]
+
+
+def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, gpus, clock):
+    driver.mig[1] = 1
+    made = gpus()
+    assert made.health()["GPU-0"].healthy, "what is only asked for begins with the next reset"
+    assert made.health()["GPU-1"].reason.startswith("the card is in MIG mode")
+    assert "nvidia-smi -i N -mig 0" in made.health()["GPU-1"].reason
+    driver.mig[1] = 0
+    for _ in range(6):
+        probed(clock)
+    assert sick(made) == {}
+
+
+def test_a_card_or_library_that_knows_no_mig_is_shared(driver, gpus):
+    driver.broken["nvmlDeviceGetMigMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert sick(gpus()) == {}
 
 
 def test_the_properties_that_selectors_name(gpus):

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 PACKAGES = ("nvidia-cuda-mps", "libcuda1")
-SUITES = ("bookworm", "trixie")  # drivers 535 and 550
+# Drivers 535, 550 and, 2026-11-23, 555. Backports have no others.
+SUITES = ("bookworm", "trixie", "experimental")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MIRROR = os.environ.get("CARDWISE_DEBIAN_MIRROR", "http://deb.debian.org/debian")
 PROGRAM = Path("usr/bin/nvidia-cuda-mps-control")
@@ -38,6 +39,12 @@ def library(program: Path) -> Path | None:
     """libcuda of the same driver as this program, None where it is not there."""
     found = program.parents[len(PROGRAM.parts) - 1] / LIBRARY
     return found if found.exists() else None
+
+
+def driver(program: Path) -> int | None:
+    """The driver of this program, by its libcuda; None where that is not there."""
+    found = library(program)
+    return int(found.resolve().name.split(".")[2]) if found else None
 
 
 def fetch(suite: str, into: Path) -> None:

@@ -31,7 +31,6 @@ SECONDS = 60.0
 REAL = [f"real-{name}" for name in fetch.programs()] if os.environ.get("CARDWISE_MPS_REAL") else []
 KINDS = [*(f"memory-{driver}" for driver in (535, 550, 580, 595)), *REAL]
 PROGRAMS = [*(f"program-{driver}" for driver in (550, 580)), *REAL]
-GIVEN = {"bookworm": 535, "trixie": 550}
 
 
 def eventually(ask: Callable[[], Any]) -> Any:
@@ -140,8 +139,9 @@ def make(kind: str, folder: Path) -> World:
     flavour, _, name = kind.partition("-")
     (folder / "log").mkdir()
     if flavour == "real":
-        driver = GIVEN.get(name, int(os.environ.get("CARDWISE_MPS_REAL_DRIVER", "550")))
-        return World(folder, fetch.programs()[name], driver, real=True)
+        program = fetch.programs()[name]
+        driver = fetch.driver(program) or int(os.environ.get("CARDWISE_MPS_REAL_DRIVER", "550"))
+        return World(folder, program, driver, real=True)
     made = World(folder, DOUBLE, int(name), real=False)
     if flavour == "memory":
         made.clock = FakeClock()
