@@ -1,7 +1,7 @@
 """The programs of the cluster, built once from pinned Go modules into a user cache.
 
 The only slow step (about eight minutes on two cores, once): progress is shown, two builders do
-not get in each other's way, and a half-built folder is never used. `versions` says which Kubernetes;
+not get in each other's way, and a half-built folder is never used. `versions` says which Kubernetes and containerd;
 `$CARDWISE_KUBE_BIN` names a folder with the usual names to use instead.
 """
 
@@ -46,7 +46,7 @@ def kube(say: Say) -> Path:
 
 def containerd(say: Say) -> Path:
     """Folder with containerd, its shim and ctr."""
-    return _built("containerd", _sources("containerd"), say, _build_containerd)
+    return _built("containerd", _sources(f"containerd/{versions.containerd()}"), say, _build_containerd)
 
 
 def helm(say: Say) -> Path:
@@ -103,8 +103,9 @@ def _build_kube(source: Path, out: Path, say: Say) -> None:
 
 
 def _build_containerd(source: Path, out: Path, say: Say) -> None:
+    major = "" if versions.containerd().startswith("1.") else "/v2"
     for name in NODE_NAMES:
-        package = f"github.com/containerd/containerd/v2/cmd/{name}"
+        package = f"github.com/containerd/containerd{major}/cmd/{name}"
         _go_build(source, out / name, package, say, tags="no_btrfs,no_devmapper,no_zfs")
 
 

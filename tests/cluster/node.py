@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster import binaries, images, ports, toolkit
+from tests.cluster import binaries, images, ports, toolkit, versions
 from tests.cluster.network import Network
 from tests.cluster.processes import Process, run, wait_for
 
@@ -40,10 +40,22 @@ _TUNABLES = {
 }
 
 
+# By whether it is containerd 1, which has one plugin for all of CRI: the version of its configuration, that plugin,
+# what comes before the plugin's settings, and its setting of the folder with CNI's programs.
+_CONTAINERD = {
+    True: (2, "io.containerd.grpc.v1.cri", "{cri}\n  sandbox_image = {pause}", 'bin_dir = "/usr/lib/cni"'),
+    False: (
+        3,
+        "io.containerd.cri.v1.runtime",
+        '[plugins."io.containerd.cri.v1.images".pinned_images]\n  sandbox = {pause}\n{cri}',
+        'bin_dirs = ["/usr/lib/cni"]',
+    ),
+}
+
 _RUNTIME = """\
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}]
+  [plugins."{plugin}".containerd.runtimes.{name}]
     runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}.options]
+    [plugins."{plugin}".containerd.runtimes.{name}.options]
       BinaryName = "{binary}"
       SystemdCgroup = false
 """
@@ -222,8 +234,9 @@ class Node:
     def _write_containerd_config(self, cni_conf: Path, cdi_dir: str, nvidia: Path | None) -> None:
         base = self.folder / "containerd"
         runtimes = {"runc": "/usr/sbin/runc"} | ({"nvidia": str(nvidia / "nvidia-container-runtime")} if nvidia else {})
+        version, cri, head, cni = _CONTAINERD[versions.containerd().startswith("1.")]
         (self.folder / "containerd.toml").write_text(f"""\
-version = 3
+version = {version}
 root = "{base}/root"
 state = "{base}/state"
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
@@ -231,19 +244,18 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   address = "{self.cri_socket}"
 [ttrpc]
   address = "{base}/ttrpc.sock"
-[plugins."io.containerd.cri.v1.runtime"]
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+{head.format(cri=f'[plugins."{cri}"]', pause=f'"{images.PAUSE}"')}
   enable_cdi = true
   cdi_spec_dirs = ["{cdi_dir}"]
   restrict_oom_score_adj = true
-  [plugins."io.containerd.cri.v1.runtime".cni]
-    bin_dirs = ["/usr/lib/cni"]
+  [plugins."{cri}".cni]
+    {cni}
     conf_dir = "{cni_conf}"
-  [plugins."io.containerd.cri.v1.runtime".containerd]
+  [plugins."{cri}".containerd]
     default_runtime_name = "runc"
-{"".join(_RUNTIME.format(name=name, binary=binary) for name, binary in runtimes.items())}
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "{images.PAUSE}"
-""")
+{"".join(_RUNTIME.format(plugin=cri, name=name, binary=binary) for name, binary in runtimes.items())}""")
 
 
 def cleanup(state: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which Kubernetes the tests run on, and the Go module that a version gets."""
+"""Which Kubernetes and containerd the tests run on, and the Go module that a version gets."""
 
 import pytest
 
@@ -39,3 +39,17 @@ def test_the_newest_minor_is_that_of_the_greatest_number(tmp_path, monkeypatch):
     monkeypatch.setenv(versions.CHOSEN, "1.38")
     with pytest.raises(versions.UnknownVersion, match=r"1\.9, 1\.37, 1\.101"):
         versions.version()
+
+
+def test_containerd_is_chosen_likewise(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "CONTAINERD", tmp_path)
+    monkeypatch.delenv(versions.CHOSEN_CONTAINERD, raising=False)
+    for minor in ("1.7", "2.1"):
+        (tmp_path / minor).mkdir()
+        (tmp_path / minor / "go.mod").touch()
+    assert versions.containerd() == "2.1"
+    monkeypatch.setenv(versions.CHOSEN_CONTAINERD, "1.7")
+    assert versions.containerd() == "1.7"
+    monkeypatch.setenv(versions.CHOSEN_CONTAINERD, "1.6")
+    with pytest.raises(versions.UnknownVersion, match=r"1\.7, 2\.1"):
+        versions.containerd()

@@ -64,12 +64,17 @@ def environment(folder: Path) -> dict[str, str]:
 
 def cdi_spec(folder: Path) -> None:
     """The node's CDI spec of its cards, as nvidia-ctk makes it."""
-    tool = binaries.nvidia(lambda _: None) / "nvidia-ctk"
+    _generate(folder, "nvidia", "--device-name-strategy=index", "--device-name-strategy=uuid")
+
+
+def management_spec(folder: Path) -> Path:
+    """A CDI spec of another kind, of all cards at once, as the GPU Operator's toolkit makes it for its own pods."""
+    return _generate(folder, "management", "--mode=management", "--vendor=management.nvidia.com", "--class=gpu")
+
+
+def _generate(folder: Path, name: str, *settings: str) -> Path:
+    tool, made = binaries.nvidia(lambda _: None) / "nvidia-ctk", folder / "cdi" / f"{name}.yaml"
     variables = [f"{key}={value}" for key, value in environment(folder).items()]
     roots = [f"--driver-root={folder}", f"--dev-root={folder}", f"--nvidia-cdi-hook-path={tool}"]
-    named = [
-        "--device-name-strategy=index",
-        "--device-name-strategy=uuid",
-        f"--output={folder / 'cdi' / 'nvidia.yaml'}",
-    ]
-    run(["env", *variables, str(tool), "--quiet", "cdi", "generate", *roots, *named])
+    run(["env", *variables, str(tool), "--quiet", "cdi", "generate", *roots, *settings, f"--output={made}"])
+    return made

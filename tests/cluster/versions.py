@@ -1,6 +1,7 @@
-"""The versions of Kubernetes that the tests can run on: a folder of `kube/` for each minor, with its go.mod and go.sum.
+"""The versions of Kubernetes and containerd that the tests can run on: a folder of `kube/` or `containerd/` for each
+minor, with its go.mod and go.sum.
 
-`write` makes such a folder from the go.mod of Kubernetes itself. It pins nothing of its own: the modules that
+`write` makes such a folder of Kubernetes from its own go.mod. It pins nothing of its own: the modules that
 Kubernetes keeps in its own repository have the same version as it, etcd has the version of its client, and Go's rule
 of the least version gives the rest as Kubernetes itself has it.
 """
@@ -16,27 +17,37 @@ from typing import Any
 FOLDER = Path(__file__).parent / "kube"
 MAIN = FOLDER / "main.go"
 CHOSEN = "CARDWISE_KUBERNETES"
+CONTAINERD = Path(__file__).parent / "containerd"
+CHOSEN_CONTAINERD = "CARDWISE_CONTAINERD"
 _MODULE = "k8s.io/kubernetes"
 _ETCD = "go.etcd.io/etcd/server/v3"
 _ETCD_CLIENT = "go.etcd.io/etcd/client/v3"
 
 
 class UnknownVersion(ValueError):
-    """The tests have no such version of Kubernetes; the text says which they have."""
+    """The tests have no such version; the text says which they have."""
 
 
-def minors() -> list[str]:
-    """As "1.37", the oldest first."""
-    found = [path.parent.name for path in FOLDER.glob("*/go.mod")]
+def minors(folder: Path | None = None) -> list[str]:
+    """As "1.37", the oldest first; without a folder those of Kubernetes."""
+    found = [path.parent.name for path in (folder or FOLDER).glob("*/go.mod")]
     return sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
 
 
 def minor() -> str:
-    """What the tests of this process run on: `$CARDWISE_KUBERNETES`, else the newest."""
-    known = minors()
-    wanted = os.environ.get(CHOSEN) or known[-1]
+    """The Kubernetes of this process: `$CARDWISE_KUBERNETES`, else the newest."""
+    return _chosen(CHOSEN, minors())
+
+
+def containerd() -> str:
+    """The containerd of this process's real nodes, as "2.1": `$CARDWISE_CONTAINERD`, else the newest."""
+    return _chosen(CHOSEN_CONTAINERD, minors(CONTAINERD))
+
+
+def _chosen(variable: str, known: list[str]) -> str:
+    wanted = os.environ.get(variable) or known[-1]
     if wanted not in known:
-        raise UnknownVersion(f"${CHOSEN}={wanted}: the tests have {', '.join(known)} (tests/cluster/README.md)")
+        raise UnknownVersion(f"${variable}={wanted}: the tests have {', '.join(known)} (tests/cluster/README.md)")
     return wanted
 
 
