@@ -1,14 +1,25 @@
 """Cardwise's reading of NVML, held against NVIDIA's own mock of it: the contract, and injected faults."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 FOLDER = os.environ.get("CARDWISE_NVML_MOCK", "")
 HERE = Path(__file__).parent
+PROFILES = sorted(Path(FOLDER, "configs").glob("*.yaml")) if FOLDER else []
+CARDS = """
+import json
+from cardwise.gpus.nvml import NvmlGpus
+gpus = NvmlGpus()
+cards = [[card.uuid, card.model, card.memory, card.properties["computeCapability"]] for card in gpus.cards()]
+print(json.dumps([cards, sorted(one.reason for one in gpus.health().values())]))
+gpus.close()
+"""
 
 pytestmark = pytest.mark.skipif(
     not FOLDER, reason="CARDWISE_NVML_MOCK names no folder with NVIDIA's mock of NVML: CONTRIBUTING.md, Tests with NVML"
@@ -46,3 +57,23 @@ def test_on_nvidias_mock(profile, files, tmp_path):
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert "no NVIDIA driver" not in done.stdout, "it was not found"
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_the_cards_of_each_profile_are_what_it_says(profile):
+    environment = os.environ | {"LD_LIBRARY_PATH": FOLDER, "MOCK_NVML_CONFIG": str(profile)}
+    done = subprocess.run([sys.executable, "-c", CARDS], env=environment, capture_output=True, text=True, check=True)
+    cards, reasons = json.loads(done.stdout)
+    told = yaml.safe_load(profile.read_text())
+    common = told["device_defaults"]
+    capability = common["compute_capability"]
+    assert cards == [
+        [
+            one["uuid"],
+            common["name"],
+            common["memory"]["total_bytes"] >> 20,
+            f"{capability['major']}.{capability['minor']}",
+        ]
+        for one in told["devices"]
+    ]
+    assert set(reasons) == {""}
