@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,21 @@ _CONTAINERD = {
         'bin_dirs = ["/usr/lib/cni"]',
     ),
 }
+
+# `$CARDWISE_CGROUP=2`: nodes have cgroup v2 where the machine mounts version 1. The controllers stay in version 1, so
+# runc is asked for devices alone, which version 2 has no controller for.
+CGROUP = "CARDWISE_CGROUP"
+_RUNC = "/usr/sbin/runc"
+_RUNC_OF_V2 = f"""\
+#!{sys.executable} -S
+import json, os, sys
+if "create" in sys.argv:
+    file = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    spec = json.load(open(file))
+    spec["linux"]["resources"] = {{"devices": spec["linux"]["resources"]["devices"]}}
+    json.dump(spec, open(file, "w"))
+os.execv("{_RUNC}", ["runc", *sys.argv[1:]])
+"""
 
 _RUNTIME = """\
   [plugins."{plugin}".containerd.runtimes.{name}]
@@ -150,6 +166,8 @@ class Node:
             stand_in.parent.mkdir(parents=True, exist_ok=True)
             stand_in.write_text(f"{value}\n")
             lines.append(f"mount --bind {stand_in} /proc/sys/{name}")
+        if os.environ.get(CGROUP) == "2":
+            lines.append(f"mount -t cgroup2 cardwise {_CGROUPS}")
         lines += [f"touch {ready}", "exec sleep infinity"]
         holder = self.process("namespace")
         holder.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines)])
@@ -231,9 +249,17 @@ class Node:
         file.write_text(re.sub('default_runtime_name = ".*"', f'default_runtime_name = "{name}"', file.read_text()))
         self.restart_containerd()
 
+    def _runc(self) -> str:
+        if os.environ.get(CGROUP) != "2":
+            return _RUNC
+        wrapper = self.folder / "runc"
+        wrapper.write_text(_RUNC_OF_V2)
+        wrapper.chmod(0o755)
+        return str(wrapper)
+
     def _write_containerd_config(self, cni_conf: Path, cdi_dir: str, nvidia: Path | None) -> None:
         base = self.folder / "containerd"
-        runtimes = {"runc": "/usr/sbin/runc"} | ({"nvidia": str(nvidia / "nvidia-container-runtime")} if nvidia else {})
+        runtimes = {"runc": self._runc()} | ({"nvidia": str(nvidia / "nvidia-container-runtime")} if nvidia else {})
         version, cri, head, cni = _CONTAINERD[versions.containerd().startswith("1.")]
         (self.folder / "containerd.toml").write_text(f"""\
 version = {version}
