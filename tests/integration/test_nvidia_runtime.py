@@ -59,7 +59,11 @@ WAYS = {**BY_ENVIRONMENT, **BY_MOUNT, **BY_PRIVILEGE, **NOT}
 MODE = "nvidia-container-runtime.mode"
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-DEFAULT = {MODE: "auto", ENVIRONMENT: True, MOUNTS: False}
+KIND = "nvidia-container-runtime.modes.cdi.default-kind"
+DEFAULT = {MODE: "auto", ENVIRONMENT: True, MOUNTS: False, KIND: "nvidia.com/gpu"}
+# As the GPU Operator gives them to the toolkit (NVIDIA_CONTAINER_RUNTIME_MODE, ..._MODES_CDI_DEFAULT_KIND), with the
+# two that docs/integrations/gpu-operator.md adds.
+OPERATOR = {MODE: "cdi", ENVIRONMENT: False, MOUNTS: False, KIND: "management.nvidia.com/gpu"}
 # mode, environment and mounts, to whom it gives cards then. "auto" is "jit-cdi" on a machine with a driver.
 OPENS = [
     ("auto", True, False, BY_ENVIRONMENT.keys()),
@@ -186,11 +190,12 @@ def test_devices_by_annotation_need_no_runtime_of_nvidia(
     assert f"metadata.annotations[{key}]" in str(refused.value)
 
 
-@pytest.mark.parametrize("mode", ["auto", "cdi"])
+@pytest.mark.parametrize("mode", ["auto", "cdi", "legacy"])
 def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
     cluster: Cluster, team: Space, settings: Path, mode: str
 ) -> None:
-    toolkit.configure(settings, {MODE: mode})
+    asked = settings / "asked"
+    toolkit.configure(settings, {MODE: mode} | recording(settings, asked))
     early = looking(cluster, "early", {"image": ALL})
     main = looking(cluster, "main", STOLEN | {"image": ALL, "resources": {"limits": {names.GPU_MEM: "64"}}})
     others = [looking(cluster, way, more) for way, more in BY_ENVIRONMENT.items()]
@@ -202,6 +207,30 @@ def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
     assert told.keys() == {"early", *BY_ENVIRONMENT}
     for lines in told.values():
         assert lines == [f"refused {number} Operation not permitted" for number in numbers]
+    assert "--device" not in asked.read_text(), "what gives cards in the mode legacy is asked for none"
+
+
+def test_as_the_gpu_operator_sets_the_toolkit_a_share_has_its_card_and_the_operators_pods_all(
+    cluster: Cluster, team: Space, infrastructure: Space, settings: Path
+) -> None:
+    toolkit.configure(settings, OPERATOR)
+    spec = toolkit.management_spec(settings)
+    try:
+        main = looking(cluster, "main", {"image": ALL, "resources": {"limits": {names.GPU_MEM: "64"}}})
+        team.create(with_runtime("share", [main, looking(cluster, "beside", {"image": ALL})], volumes=[]))
+        exporter = looking(cluster, "exporter", {"image": ALL} | PRIVILEGED)
+        infrastructure.create(with_runtime("exporter", [exporter], nodeName="n1"))
+        ended(team, "share")
+        ended(infrastructure, "exporter")
+        numbers = device_numbers(cluster, "n1")
+        (index,) = assigned(team.get("share")).indices()
+        assert said(team, "share") == {
+            "main": probed(numbers, str(index)),
+            "beside": [f"refused {number} Operation not permitted" for number in numbers],
+        }
+        assert {"opens 0", "opens 1"} <= set(said(infrastructure, "exporter")["exporter"])
+    finally:
+        spec.unlink()
 
 
 def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_it(

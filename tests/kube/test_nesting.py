@@ -18,6 +18,7 @@ from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.fakes.clock import FakeClock
 
 DEEP = 9_000  # the API server takes 10,000 levels
+DEEPER = 100_000  # than any Python makes objects of
 LIMIT = sys.getrecursionlimit()
 PODS = paths.pods()
 
@@ -36,6 +37,7 @@ def project(raw: bytes) -> tuple[str, str]:
     return read["metadata"]["uid"], read["spec"]["nodeName"]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="what this Python cannot skip is found by the scan")
 def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
     text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP, {"d": [DEEP]}]}}'
     found = json.loads(shallow(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
@@ -58,7 +60,7 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("python")
-@pytest.mark.parametrize("levels", [LIMIT, DEEP, 10**5, 10**6])
+@pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER, 10**6])
 def test_no_depth_is_too_much(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
     assert following(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
@@ -101,7 +103,8 @@ def test_only_the_deep_object_is_cut(
     """To cut takes ten times as long as to read, and anybody can have others do it again and again."""
     cut: list[bytes] = []
     monkeypatch.setattr(nesting, "shallow", lambda raw: (cut.append(raw), shallow(raw))[1])
-    deep, late = pod("deep", 1, nested(DEEP)), pod("late", 3, nested(DEEP))
+    levels = DEEP if sys.version_info < (3, 12) else DEEPER  # which can be skipped, and no objects made of
+    deep, late = pod("deep", 1, nested(levels)), pod("late", 3, nested(levels))
     follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
     assert cut == [deep.encode(), late.encode()]
 

@@ -211,7 +211,8 @@ def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resour
         assert said.startswith(f"oldObject is not shaped like one of {resource}")
 
 
-DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 9_000 + b"1" + b"}" * 9_000)}]}}
+# Deeper than any Python makes objects of.
+DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100_000 + b"1" + b"}" * 100_000)}]}}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""A cluster as NVIDIA's GPU Operator makes it: its labels and RuntimeClasses, and its pods by its own texts.
+
+The operator itself is played: it fills in images and its RuntimeClass, which it does to all texts alike, and labels
+nodes. What needs a driver does not run here; simulated nodes say that it does. What the toolkit does with the settings
+that the operator gives it: test_nvidia_runtime.py.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core.api import names
+from cardwise.kube import errors, paths
+from tests.cluster import Cluster, images
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Json, Space, workload
+
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(300)]
+
+NAMESPACE = "nvidia-gpu-operator"
+OBJECTS: list[Json] = list(yaml.safe_load_all(Path(__file__).with_name("gpuoperator.yaml").read_text()))
+CLASSES = [one for one in OBJECTS if one["kind"] == "RuntimeClass"]
+DAEMONS = {one["metadata"]["name"]: one for one in OBJECTS if one["kind"] == "DaemonSet"}
+TOOLKIT, PLUGIN, VALIDATOR = (
+    "nvidia-container-toolkit-daemonset",
+    "nvidia-device-plugin-daemonset",
+    "nvidia-operator-validator",
+)
+# What it labels a node with cards that containers use: gpuStateLabels of its controllers/state_manager.go.
+DEPLOYED = (
+    "driver",
+    "gpu-feature-discovery",
+    "container-toolkit",
+    "device-plugin",
+    "dcgm",
+    "dcgm-exporter",
+    "node-status-exporter",
+    "operator-validator",
+    "client",
+)
+LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{one}": "true" for one in DEPLOYED}
+TAINT = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}  # GKE's, and usual elsewhere
+PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "gpu-operator.md"
+TAKEN_OFF = dict.fromkeys(re.findall(r"nvidia\.com/gpu\.deploy\.[a-z-]+(?==false)", PAGE.read_text()), "false")
+
+
+def filled(daemon: Json) -> Json:
+    """As the operator creates it."""
+    text = yaml.safe_dump(daemon).replace("FILLED BY THE OPERATOR", images.BUSYBOX)
+    made: Json = yaml.safe_load(text)
+    made["metadata"]["namespace"] = NAMESPACE
+    if daemon["metadata"]["name"] != TOOLKIT:  # which brings that runtime
+        made["spec"]["template"]["spec"]["runtimeClassName"] = "nvidia"
+    return made
+
+
+@pytest.fixture
+def operator(cluster: Cluster) -> Iterator[Space]:
+    classes = "/apis/node.k8s.io/v1/runtimeclasses"
+    for one in CLASSES:
+        named = yaml.safe_load(yaml.safe_dump(one).replace("FILLED_BY_OPERATOR", "nvidia"))
+        cluster.api.create(classes, named)
+    try:
+        with Space(cluster, NAMESPACE) as space:
+            for daemon in DAEMONS.values():
+                account = {"metadata": {"name": daemon["spec"]["template"]["spec"]["serviceAccountName"]}}
+                with suppress(errors.Conflict):
+                    cluster.api.create(paths.namespaced("/api/v1", "serviceaccounts", NAMESPACE), account)
+            yield space
+    finally:
+        for one in CLASSES:
+            cluster.api.delete(f"{classes}/{one['metadata']['name'].replace('FILLED_BY_OPERATOR', 'nvidia')}")
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """Two nodes as the operator labels them: the first is ours, as the page says, the second its plugin's."""
+    assert TAKEN_OFF.keys() <= LABELS.keys()
+    for made in spaces(cluster, request):
+        (ours,) = made.nodes(1)
+        (theirs,) = made.nodes(1, [])
+        for node, labels in ((ours, LABELS | TAKEN_OFF), (theirs, LABELS)):
+            cluster.api.patch(paths.nodes(node), {"metadata": {"labels": labels}, "spec": {"taints": [TAINT]}})
+        yield made
+
+
+def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(space: Space, operator: Space) -> None:
+    ours, theirs = space.own_nodes
+    for daemon in DAEMONS.values():
+        space.cluster.api.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", filled(daemon))
+
+    def where() -> dict[str, set[str]]:
+        """The nodes on which the pods of each run."""
+        found: dict[str, set[str]] = {name: set() for name in DAEMONS}
+        for pod in operator.pods():
+            if pod["status"].get("phase") == "Running":
+                found[pod["metadata"]["ownerReferences"][0]["name"]].add(pod["spec"]["nodeName"])
+        return found
+
+    wanted = {name: {theirs} if name in (PLUGIN, VALIDATOR) else {ours, theirs} for name in DAEMONS}
+    operator.wait(lambda: where() == wanted, "its pods run, none of its plugin and validator on our node")
+    tolerating = {"tolerations": [{"key": TAINT["key"], "operator": "Exists"}], "runtimeClassName": "nvidia"}
+    assert space.put(workload("share", gpu_mem=8138, spec=tolerating))[0] == ours
+    space.create(workload("intolerant", gpu_mem=8138))
+    space.refused("intolerant", "untolerated taint")
+    assert where() == wanted
+
+
+def test_its_pods_are_its_namespaces_alone(space: Space, operator: Space) -> None:
+    for daemon in DAEMONS.values():
+        template = filled(daemon)["spec"]["template"]
+        template["metadata"]["name"] = "copied"
+        template["spec"]["serviceAccountName"] = "default"
+        operator.cluster.api.create(paths.pods(NAMESPACE), template, query={"dryRun": "All"})
+        with pytest.raises(errors.Invalid):
+            space.cluster.api.create(paths.pods(space.name), template, query={"dryRun": "All"})
