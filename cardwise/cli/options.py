@@ -57,8 +57,16 @@ DURATION = _Duration()
 
 
 def missing(error: "errors.Forbidden", command: str = "") -> str:
-    """The right that is missing, without the API server's own sentence of it where we have one, and the remedy."""
-    return f"{error.message.partition(' (')[0]}; {remedy(error, command)}"
+    """The right that is missing, in our words where the API server's say which it is, and the remedy."""
+    return f"{_lacking(error)}; {remedy(error, command)}"
+
+
+def _lacking(error: "errors.Forbidden") -> str:
+    found = _DENIED.search(error.message)
+    if found is None:
+        return error.message
+    where = f"namespace {found['namespace']}" if found["namespace"] else "the whole cluster"
+    return f"the right to {found['verb']} {found['resource']} in {where} is missing"
 
 
 def remedy(error: "errors.Forbidden", command: str = "") -> str:

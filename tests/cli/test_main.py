@@ -118,8 +118,17 @@ EVERYBODY = (
     ],
 )
 def test_each_missing_right_has_its_command(denied, command):
-    said = options.remedy(errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}'))
-    assert said.endswith(command)
+    error = errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}')
+    assert options.remedy(error).endswith(command)
+    assert options.missing(error).endswith(command)
+
+
+def test_a_missing_right_is_said_in_a_few_words():
+    for at, where in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
+        denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
+        said = options.missing(errors.Forbidden(403, "Forbidden", denied))
+        assert said.startswith(f"the right to list pods in {where} is missing; an administrator gives it by: ")
+    assert options.missing(errors.Forbidden(403, "Forbidden", "no (really)")).startswith("no (really); ")
 
 
 CARDS_DENIED = (
