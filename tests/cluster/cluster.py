@@ -37,6 +37,7 @@ from tests.cluster.network import Network
 from tests.cluster.node import Node
 from tests.cluster.processes import PATIENCE, Process, wait_for
 from tests.cluster.services import Services
+from tests.cluster.verbs import Verbs
 
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
 
@@ -90,6 +91,7 @@ class Cluster:
         self.control_plane = ControlPlane(self.state_dir, self.bin_dir)
         self.network = Network(self.state_dir)
         self._api: KubeClient | None = None
+        self._verbs: Verbs | None = None
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
@@ -171,6 +173,20 @@ class Cluster:
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 60) -> str:
         """Run kubectl as the admin; returns stdout. Raises CommandFailed with stderr."""
         return processes.run([*self._kubectl, *args], stdin=stdin, check=check, timeout=timeout)
+
+    def ask(self, *args: str, stdin: object = None) -> dict[str, Any]:
+        """As `kubectl`, without its process and with an object as the answer (verbs.py). Raises CommandFailed."""
+        done = self.verbs.run(*args, stdin=stdin)
+        if done.returncode:
+            raise processes.CommandFailed(f"{' '.join(args)}: {done.stderr.strip()}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    @property
+    def verbs(self) -> Verbs:
+        if self._verbs is None:
+            self._verbs = Verbs(self.api)
+        return self._verbs
 
     def apply(self, documents: str | Sequence[Mapping[str, Any]]) -> str:
         """kubectl apply of YAML text or decoded objects."""

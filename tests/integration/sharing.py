@@ -64,6 +64,20 @@ def deployment(name: str, replicas: int, **settings: Any) -> Json:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
+def account(name: str) -> Json:
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+
+
+def binding(name: str, role: str, *, account: str, of: str = "ClusterRoleBinding") -> Json:
+    """Of the ClusterRole to the account "NAMESPACE:NAME"."""
+    namespace, _, user = account.partition(":")
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": of, "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": user}],
+    }  # fmt: skip
+
+
 class Space:
     """A namespace of a cluster with what a test does in it, and its own simulated nodes where it makes some.
 
@@ -108,12 +122,20 @@ class Space:
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *args, **options)
 
+    def ask(self, *args: str, stdin: object = None) -> Json:
+        return self.cluster.ask(*args, f"--namespace={self.name}", stdin=stdin)
+
+    def apply(self, *objects: Json) -> None:
+        """Server-side: what an earlier one said and these do not goes."""
+        self.ask("apply", "--server-side", "--force-conflicts", stdin=objects)
+
     def editor(self, name: str, folder: Path) -> Path:
         """The kubeconfig of somebody with the ClusterRole `edit` in this namespace, and no other right."""
-        self.kubectl("create", "serviceaccount", name)
-        self.kubectl("create", "rolebinding", name, "--clusterrole=edit", f"--serviceaccount={self.name}:{name}")
+        self.ask("create", stdin=account(name))
+        self.ask("create", stdin=binding(name, "edit", account=f"{self.name}:{name}", of="RoleBinding"))
+        token = self.cluster.api.create(f"{paths.namespaces(self.name)}/serviceaccounts/{name}/token", {"spec": {}})
         config = yaml.safe_load((self.cluster.state_dir / "kubeconfig" / "admin").read_text())
-        config["users"][0]["user"] = {"token": self.kubectl("create", "token", name).strip()}
+        config["users"][0]["user"] = {"token": token["status"]["token"]}
         config["contexts"][0]["context"]["namespace"] = self.name
         found = folder / "kubeconfig"
         found.write_text(yaml.safe_dump(config))

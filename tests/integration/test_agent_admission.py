@@ -224,9 +224,9 @@ def test_a_copy_of_a_pod_is_as_the_pod_and_nobody_is_warned(api: Api, space: str
 
 def test_a_manifest_that_is_applied_again_changes_nothing(api: Api, space: str) -> None:
     manifest = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
-    api.ok("apply", "-f", "-", stdin=manifest)
+    assert api.kubectl("apply", "-f", "-", stdin=manifest).returncode == 0
     before = api.get("pod", "p", "-n", space)
-    assert "unchanged" in api.ok("apply", "-f", "-", stdin=manifest)
+    assert "unchanged" in api.kubectl("apply", "-f", "-", stdin=manifest).stdout
     assert api.get("pod", "p", "-n", space)["spec"] == before["spec"]
     api.ok("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
     assert api.get("pod", "p", "-n", space)["spec"] == before["spec"]

@@ -4,10 +4,9 @@ What a container sees of its share: test_articles_inside.py.
 """
 
 import pytest
-import yaml
 
 from cardwise.core.api import names
-from tests.build import P100, container
+from tests.build import P100
 from tests.cluster.cards import TestCard
 from tests.integration.sharing import Space, assigned, deployment, where, workload
 
@@ -38,15 +37,9 @@ def test_a_pod_goes_where_one_card_fits_not_where_the_sum_does(space):
     assert space.put(workload("wants-8138", gpu_mem=8138)) == (third, "0")
 
 
-def test_a_pod_takes_the_smallest_card_that_fits(space):
-    (four,) = space.nodes(1, [LARGE] * 4)
-    fill(space, four, 4069, 8138, 12207)
-    assert space.put(workload("wants-8138", gpu_mem=8138)) == (four, "1")
-
-
 def test_three_replicas_land_on_one_card(space):
     space.nodes(2)
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(deployment("binpack-1", 3, gpu_mem=1024)))
+    space.apply(deployment("binpack-1", 3, gpu_mem=1024))
     space.wait(lambda: sum(where(pod)[0] != "" for pod in space.pods()) == 3, "all are placed")
     assert len({where(pod) for pod in space.pods()}) == 1
 
@@ -89,41 +82,3 @@ def test_a_share_is_split_over_two_cards(space, node):
     pod = space.get("split")
     assert [(share.index, share.mem) for share in assigned(pod).shares()] == [(0, 4096), (1, 4096)]
     assert pod["metadata"]["annotations"][names.POD_MEM] == "8192"
-
-
-def test_containers_of_one_pod_share_one_card(space, node):
-    fill(space, node, 8138)
-    pair = [container("one", gpu_mem=5000), container("two", gpu_mem=5000)]
-    # Each would fit beside the filler, both do not.
-    assert space.put(workload("both", pair)) == (node, "1")
-    found = assigned(space.get("both"))
-    assert {key: [(s.index, s.mem) for s in shares] for key, shares in found.containers.items()} == {
-        "0": [(1, 5000)],
-        "1": [(1, 5000)],
-    }
-
-
-def test_a_sidecar_counts_like_a_container(space, node):
-    fill(space, node, 8138)
-    sidecar = container("sidecar", gpu_mem=5000) | {"restartPolicy": "Always"}
-    assert space.put(workload("with-sidecar", gpu_mem=5000, init=[sidecar])) == (node, "1")
-    assert space.get("with-sidecar")["metadata"]["annotations"][names.POD_MEM] == "10000"
-    assert set(assigned(space.get("with-sidecar")).containers) == {"0", "init-0"}
-
-
-def test_cards_of_different_size_in_one_node(space):
-    (mixed,) = space.nodes(1, [SMALL, LARGE])
-    assert space.put(workload("large", gpu_mem=10_000, node=mixed)) == (mixed, "1")
-    # 6276 are free there and 8138 here: the tighter one is taken.
-    assert space.put(workload("fits-both", gpu_mem=6000, node=mixed)) == (mixed, "1")
-    assert space.put(workload("small", gpu_mem=8138, node=mixed)) == (mixed, "0")
-    assert space.get("small")["metadata"]["annotations"][names.DEV_MEM] == "8138"
-
-
-def test_the_policy_of_a_pod(space, node):
-    spread = {names.POLICY: "spread"}
-    assert space.put(workload("packed-1", gpu_mem=1024)) == (node, "0")
-    assert space.put(workload("packed-2", gpu_mem=1024)) == (node, "0")
-    assert space.put(workload("spread-1", gpu_mem=1024, annotations=spread)) == (node, "1")
-    assert space.put(workload("spread-2", gpu_mem=4096, annotations=spread)) == (node, "1")
-    assert space.put(workload("spread-3", gpu_mem=1024, annotations=spread)) == (node, "0")

@@ -13,6 +13,7 @@ from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
+from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, assigned, deployment, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order, pytest.mark.timeout(180)]
@@ -20,18 +21,14 @@ pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order, pytest.mark.time
 BIN = Path(__file__).parents[2] / ".venv" / "bin"
 
 
-def cardwise(
-    cluster: Cluster, *args: str, program: str = "cardwise", timeout: float = 60
-) -> subprocess.CompletedProcess[str]:
+def process(cluster: Cluster, program: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | cluster.environment()
-    return subprocess.run(
-        [program, *args], capture_output=True, text=True, check=False, env=environment, timeout=timeout
-    )
+    return subprocess.run([program, *args], capture_output=True, text=True, check=False, env=environment, timeout=60)
 
 
 def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster, space):
     (node,) = space.nodes()
-    said = cardwise(cluster, "doctor")
+    said = process(cluster, "cardwise", "doctor")
     assert said.returncode == 0, said.stdout
     assert f"placed on a card of {node}" in said.stdout
     assert "OK       webhook" in said.stdout
@@ -44,8 +41,9 @@ def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster
     finally:
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
-    assert "cardwise-doctor" not in cluster.kubectl("get", "pods", "--namespace=default")
-    space.wait(lambda: "cardwise-doctor" not in cluster.kubectl("get", "pods", "-A"), "its kubelet has ended the probe")
+    assert "cardwise-doctor" not in str(cluster.api.get(paths.pods("default")))
+    gone = lambda: "cardwise-doctor" not in str(cluster.api.get(paths.pods()))  # noqa: E731
+    space.wait(gone, "its kubelet has ended the probe")
     space.wait(lambda: "cardwise-doctor" not in str(inspect(cluster)), "its share is free")
 
 
@@ -99,7 +97,7 @@ def _bound(space: Space) -> dict[str, int]:
 def test_a_card_is_cordoned_drained_and_given_back(space):
     cluster = space.cluster
     (node,) = space.nodes()
-    space.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("web", 1, gpu_mem=4000)))
+    space.apply(deployment("web", 1, gpu_mem=4000))
     space.wait(lambda: len(_bound(space)) == 1, "the Deployment's pod has a card")
     ((web, first),) = _bound(space).items()
     said = cardwise(cluster, "cordon", f"{node}/{first}", "--reason", "it smokes")
@@ -121,7 +119,7 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     cardwise(cluster, "uncordon", f"{node}/{1 - first}")
     space.wait(lambda: _bound(space).get("waits") == 1 - first, "it is tried again")
 
-    drained = cardwise(cluster, "drain", f"{node}/{first}", "--timeout", "120s", timeout=180)
+    drained = cardwise(cluster, "drain", f"{node}/{first}", "--timeout", "120s")
     assert drained.returncode == 0, drained.stdout + drained.stderr
     assert f"evicting pod {space.name}/{web}\n" in drained.stdout
     space.wait(lambda: [card for name, card in _bound(space).items() if name.startswith("web")] == [1 - first], "moved")
@@ -161,7 +159,7 @@ def test_inspect_shows_every_card_and_its_holder(cluster, crowded):
 
 
 def test_kubectl_inspect_cardwise_is_the_same(cluster, crowded):
-    plugin = cardwise(cluster, "inspect", "cardwise", program=str(cluster.bin_dir / "kubectl"))
+    plugin = process(cluster, str(cluster.bin_dir / "kubectl"), "inspect", "cardwise")
     assert plugin.stdout == cardwise(cluster, "inspect").stdout
 
 
@@ -169,9 +167,7 @@ def test_kubectl_completes_our_commands_and_the_cards_of_the_cluster(cluster, cr
     """By what its completion in a shell runs."""
 
     def completed(*words: str) -> list[str]:
-        return cardwise(
-            cluster, "__complete", "cardwise", *words, program=str(cluster.bin_dir / "kubectl")
-        ).stdout.split()
+        return process(cluster, str(cluster.bin_dir / "kubectl"), "__complete", "cardwise", *words).stdout.split()
 
     assert "uncordon" in completed("un")
     assert f"{crowded.own_nodes[3]}/1" in completed("cordon", "")

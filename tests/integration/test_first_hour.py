@@ -8,9 +8,9 @@ import pytest
 from cardwise.core.api import names
 from tests import build
 from tests.cluster.cards import TestCard
+from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
-from tests.integration.test_cli import cardwise
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
@@ -85,21 +85,22 @@ def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space
     assert "no node with cards meets it now" in told(known, mine(build.pod("p", gpu_mem=4000), **nowhere))
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "CronJob", "ReplicaSet"])
-def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space, kind: str) -> None:
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": build.pod(gpu_mem=90000)["spec"]}
-    selector = {"matchLabels": {"a": "b"}}
-    if kind in ("Job", "CronJob"):
-        template["spec"]["restartPolicy"] = "Never"
-    spec: Json = {"template": template} if kind in ("Job", "CronJob") else {"template": template, "selector": selector}
-    at = "spec.template"
-    if kind == "CronJob":
-        spec, at = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": spec}}, "spec.jobTemplate.spec.template"
-    version = "batch/v1" if kind in ("Job", "CronJob") else "apps/v1"
-    said = told(known, {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec})
-    assert f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said
-    assert f"ask for at most {build.P100}" in said
-    assert "its pods will be refused" in said
+def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space) -> None:
+    for kind in ("Deployment", "StatefulSet", "Job", "CronJob", "ReplicaSet"):
+        template = {"metadata": {"labels": {"a": "b"}}, "spec": build.pod(gpu_mem=90000)["spec"]}
+        spec: Json = {"template": template}
+        if kind in ("Job", "CronJob"):
+            template["spec"]["restartPolicy"] = "Never"
+        else:
+            spec["selector"] = {"matchLabels": {"a": "b"}}
+        at = "spec.template"
+        if kind == "CronJob":
+            spec, at = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": spec}}, "spec.jobTemplate.spec.template"
+        version = "batch/v1" if kind in ("Job", "CronJob") else "apps/v1"
+        said = told(known, {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec})
+        assert f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said
+        assert f"ask for at most {build.P100}" in said
+        assert "its pods will be refused" in said
 
 
 TEMPLATE = {"spec": build.pod(gpu_mem=90000)["spec"]}
@@ -137,7 +138,6 @@ def test_kinds_of_others_are_told_too(known: Space, of: tuple[str, str, str], sp
     obj = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": "r"}, "spec": spec}
     api.ok("create", "-f", "-", stdin=crd)
     try:
-        api.ok("wait", "--for=condition=Established", f"crd/{crd_name}", "--timeout=60s")
 
         def said() -> str:
             return api.run("create", "--dry-run=server", "-n", known.name, "-f", "-", stdin=obj).stderr
@@ -175,10 +175,10 @@ def explained(space: Space, *what: str) -> str:
 
 
 def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> None:
-    known.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("wide", 1, gpu_mem=90000)))
+    known.apply(deployment("wide", 1, gpu_mem=90000))
     known.wait(lambda: "is more than the largest card" in explained(known, "deploy/wide"), "the refusal is told")
     assert f"deployment {known.name}/wide has no pod." in explained(known, "wide")
-    known.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("web", 2, gpu_mem=4000)))
+    known.apply(deployment("web", 2, gpu_mem=4000))
     known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/web"), "they run")
 
 
@@ -214,11 +214,11 @@ def test_explain_says_who_keeps_a_pod_from_its_card(known: Space) -> None:
 
 def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
     made = deployment("own", 2, gpu_mem=10000)
-    known.kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    known.apply(made)
     known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/own"), "they run")
     made["spec"]["template"]["metadata"]["annotations"]["changed"] = "1"
     made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    known.kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    known.apply(made)
     known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")
 
 

@@ -306,7 +306,7 @@ def test_pods_in_no_gang_never_wait_for_the_webhook(api: Api, member: Json) -> N
     "example", sorted((CHART.parents[1] / "examples" / "gangs").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_the_examples_are_admitted(api: Api, example: Path) -> None:
-    done = api.run("apply", DRY, "-n", SPACE, "-f", str(example))
+    done = api.kubectl("apply", DRY, "-n", SPACE, "-f", str(example))
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line]
     assert all("right where other workloads make the other" in line for line in warnings)

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
@@ -144,7 +143,7 @@ def test_a_job_of_parameter_servers_and_workers_as_plain_yaml(space):
         }
         spec = {"replicas": count, "selector": {"matchLabels": {"app": role}}, "template": template}
         manifests.append({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": role}, "spec": spec})
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
+    space.apply(*manifests)
     space.wait(lambda: len(bound(space)) == 6, "all are bound")
     space.wait(lambda: groups(space).get("tf", {}).get("bound") == 6, "the PodGroup counts them")
     # A member that is made anew while the gang runs is placed alone.
@@ -167,7 +166,7 @@ def test_two_gangs_of_which_one_fits(space):
 def test_a_podgroup_says_how_many_and_more_follow(space):
     spec = {"minMember": 3, "timeoutSeconds": 10, "priority": 5}
     group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
-    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(group))
+    space.ask("create", stdin=group)
     for i in range(2):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: groups(space)["g"].get("members") == 2, "two are there")
@@ -176,12 +175,12 @@ def test_a_podgroup_says_how_many_and_more_follow(space):
     for i in range(2, 5):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: len(bound(space)) == 5, "all five are bound")
-    table = space.kubectl("get", "gang").splitlines()
-    assert table[0].split()[:5] == ["NAME", "PHASE", "MIN-MEMBER", "MEMBERS", "BOUND"]
-    space.wait(
-        lambda: space.kubectl("get", "gang").splitlines()[1].split()[:5] == ["g", "Running", "3", "5", "5"], "so"
-    )
-    space.kubectl("delete", "gang", "g")
+    told = lambda: [groups(space)["g"].get(key) for key in ("phase", "members", "bound")]  # noqa: E731
+    space.wait(lambda: told() == ["Running", 5, 5], "its status says so")
+    heads, row = (line.split()[:5] for line in space.kubectl("get", "gang").splitlines())
+    assert heads == ["NAME", "PHASE", "MIN-MEMBER", "MEMBERS", "BOUND"]
+    assert row == ["g", "Running", "3", "5", "5"]
+    space.ask("delete", "gang", "g")
 
 
 def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster, space):

@@ -1,12 +1,10 @@
 """GPUQuota under concurrency: many clients, three webhooks, two extenders that are killed; and its edges one by one."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import yaml
 
 from cardwise.core.api import assignment, names
 from cardwise.kube import paths
@@ -38,7 +36,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 
 def put_quota(space: Space, *hard: Json, name: str = "team", **spec: object) -> None:
     quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": name}}
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": list(hard)} | spec}))
+    space.apply(quota | {"spec": {"hard": list(hard)} | spec})
 
 
 def used(space: Space, name: str = "team") -> list[Json]:
@@ -157,7 +155,7 @@ def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     space.placed("third")
     space.create(workload("fourth", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("fourth"), "fourth waits")
-    space.kubectl("delete", "gpuquota", "team")
+    space.ask("delete", "gpuquota", "team")
     space.placed("fourth")
 
 
@@ -192,26 +190,27 @@ def test_a_request_beyond_every_limit_is_refused_at_once(space):
     # Which quota it is, and what is left of it, is told to an API server with a certificate (T54 of docs/security.md).
     put_quota(space, {"memoryMiB": 1000})
     with pytest.raises(CommandFailed, match=r"GPUQuota.*memoryMiB asked 1001; ask for less"):
-        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(workload("big", gpu_mem=1001)))
+        space.ask("create", stdin=workload("big", gpu_mem=1001))
     put_quota(space, {"shares": 1}, onExceed="Refuse")
     space.put(workload("one", gpu_mem=10))
     assert re.search(r"GPUQuota.*shares asked", space.rejected(workload("two", gpu_mem=10)))
 
 
-@pytest.mark.parametrize(
-    ("hard", "says"),
-    [
-        ([{"class": "a", "model": "b", "shares": 1}], "class|model"),
-        ([{"class": "a"}], "shares|limit"),
-        ([{"class": "a", "shares": -1}], "shares"),
-        ([{"class": "a", "memoryMiB": "much"}], "memoryMiB"),
-        ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "two entries select the same cards"),
-        ([], "hard"),
-    ],
-)
-def test_a_quota_that_cannot_be_read_is_refused(space, hard, says):
-    with pytest.raises(CommandFailed, match=says):
-        put_quota(space, *hard, name="bad")
+UNREADABLE = [
+    ([{"class": "a", "model": "b", "shares": 1}], "class|model"),
+    ([{"class": "a"}], "shares|limit"),
+    ([{"class": "a", "shares": -1}], "shares"),
+    ([{"class": "a", "memoryMiB": "much"}], "memoryMiB"),
+    ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "two entries select the same cards"),
+    ([], "hard"),
+]
+
+
+def test_a_quota_that_cannot_be_read_is_refused(cluster, request):
+    for made in spaces(cluster, request):
+        for hard, says in UNREADABLE:
+            with pytest.raises(CommandFailed, match=says):
+                put_quota(made, *hard, name="bad")
 
 
 def test_the_tables_read_well(space):
@@ -222,9 +221,7 @@ def test_the_tables_read_well(space):
     assert table[0].split() == ["NAME", "SUMMARY", "AGE"]
     assert f"{K80_CLASS}: 1/3 shares" in table[1]
     space.wait(
-        lambda: (
-            json.loads(space.kubectl("get", "resourceclass", K80_CLASS, "-o", "json"))["status"].get("usedMiB") == 4000
-        ),
+        lambda: space.ask("get", "resourceclass", K80_CLASS)["status"].get("usedMiB") == 4000,
         "the class counts it",
     )
     head, line = space.kubectl("get", "resourceclass", K80_CLASS).splitlines()

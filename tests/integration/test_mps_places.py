@@ -82,7 +82,7 @@ def test_users_and_pods_without_mps_find_cards_of_their_own(space: Space) -> Non
     space.create(pod("without", "off"))
     waits(space, "third", Refusal.MPS_USER)
     waits(space, "without", Refusal.MPS_MIXED)
-    space.kubectl("delete", "pod", "another", "--wait")
+    space.ask("delete", "pod", "another")
     space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("third", "without")), "a card is free")
 
 

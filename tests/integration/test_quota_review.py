@@ -2,21 +2,19 @@
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
+from tests.integration.commands import typed
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, wait_for_classes, where, workload
+from tests.integration.sharing import Json, Space, binding, wait_for_classes, where, workload
 from tests.integration.test_types import K80, K80_CLASS
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
@@ -33,7 +31,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 
 def put_quota(space: Space, *hard: Json) -> None:
     quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": list(hard)}}))
+    space.apply(quota | {"spec": {"hard": list(hard)}})
 
 
 def placed(space: Space) -> list[str]:
@@ -93,7 +91,7 @@ def test_a_quota_holds_while_an_automatic_class_that_was_deleted_comes_again(spa
     refused(space, "before")
     space.wait(lambda: resource_class(space, K80_CLASS), "there is a class")
     uid = resource_class(space, K80_CLASS)["metadata"]["uid"]
-    space.kubectl("delete", "resourceclass", K80_CLASS)
+    space.cluster.api.delete(paths.resourceclasses(K80_CLASS))
     for i in range(3):
         refused(space, f"meanwhile{i}")
     space.wait(lambda: resource_class(space, K80_CLASS).get("metadata", {}).get("uid", uid) != uid, "it comes again")
@@ -103,12 +101,12 @@ def test_a_quota_holds_while_an_automatic_class_that_was_deleted_comes_again(spa
 
 def test_an_entry_without_its_class_does_not_look_like_a_limit(space):
     put_quota(space, {"class": "p100", "shares": 1})
-    space.wait(
-        lambda: "p100: no such class" in space.kubectl("get", "gpuquota", "team", "-o", "wide"), "the summary says it"
-    )
+    summary = lambda: space.ask("get", "gpuquota", "team").get("status", {}).get("summary", "")  # noqa: E731
+    space.wait(lambda: "p100: no such class" in summary(), "the summary says it")
+    assert "p100: no such class" in space.kubectl("get", "gpuquota", "team", "-o", "wide")
 
     def events() -> list[Json]:
-        found = json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
+        found = space.ask("get", "events")["items"]
         return [one for one in found if one["reason"] == "NoSuchClass"]
 
     space.wait(events, "an event says it")
@@ -123,7 +121,7 @@ def test_a_whole_card_above_every_limit_of_memory_says_that_it_never_runs(space)
     space.create(workload("whole", gpu_count=1))
 
     def told() -> str:
-        found = json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
+        found = space.ask("get", "events")["items"]
         return next((one["message"] for one in found if one["reason"] == "WaitingForQuota"), "")
 
     space.wait(told, "the pod is told")
@@ -157,7 +155,7 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_pat
         lambda: "other namespaces/pods (3000 MiB)" in cardwise(jane, "explain", "pod", "waits"), "others are counted"
     )
     assert "beside other namespaces/pods" in cardwise(jane, "explain", "pod", "mine")
-    space.kubectl("delete", "clusterrolebinding", space.name)
+    space.ask("delete", "clusterrolebinding", space.name)
     space.wait(lambda: "beside" not in cardwise(jane, "explain", "pod", "mine"), "cards may not be read any more")
     assert "container main: 1000 of 11441 MiB" in cardwise(jane, "explain", "pod", "mine")
 
@@ -165,15 +163,12 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_pat
 def user_of(space: Space, folder: Path) -> Path:
     """The kubeconfig of somebody who may edit in the namespace, and look at cards, classes and quotas."""
     found = space.editor("jane", folder)
-    account = f"--serviceaccount={space.name}:jane"
-    space.kubectl("create", "clusterrolebinding", space.name, "--clusterrole=cardwise-view", account)
+    space.ask("create", stdin=binding(space.name, "cardwise-view", account=f"{space.name}:jane"))
     return found
 
 
 def cardwise(kubeconfig: Path, *args: str) -> str:
     """What the command prints."""
-    program = Path(sys.executable).parent / "cardwise"
-    command = [program, *args, "--kubeconfig", kubeconfig]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = typed({}, *args, "--kubeconfig", str(kubeconfig))
     assert done.returncode == 0, done.stderr
     return done.stdout

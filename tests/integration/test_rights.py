@@ -157,7 +157,7 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.apply(without_nodes)
-        cluster.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(roles))
+        cluster.ask("delete", stdin=roles)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What manifests that are applied again, by kubectl and on the server, leave on the real API server."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -21,14 +20,17 @@ P100_KEY = names.CLASS_PREFIX + P100
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     for made in spaces(cluster, request):
-        made.nodes(4)
-        cluster.wait(lambda: P100 in cluster.kubectl("get", "resourceclasses", "-o", "name"), "the automatic class")
+        made.nodes()
+        cluster.wait(lambda: P100 in str(cluster.api.get(paths.resourceclasses())), "the automatic class")
         yield made
-        made.kubectl("delete", "resourcequotas", "--all")
+        made.ask("delete", "resourcequotas", "--all")
 
 
-def apply(space: Space, made: Json, *flags: str) -> str:
-    return space.kubectl("apply", *flags, "-f", "-", stdin=yaml.safe_dump(made))
+def apply(space: Space, made: Json, *flags: str) -> None:
+    if flags:
+        space.ask("apply", *flags, stdin=made)
+    else:
+        space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(made))
 
 
 def pod(name: str, limits: Json, **settings: object) -> Json:
@@ -41,7 +43,7 @@ def hard(space: Space, limits: Json, *flags: str) -> Json:
     """Of a ResourceQuota that is applied."""
     made = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": limits}}
     apply(space, made, *flags)
-    found: Json = json.loads(space.kubectl("get", "resourcequota", "q", "-o", "json"))["spec"]["hard"]
+    found: Json = space.ask("get", "resourcequota", "q")["spec"]["hard"]
     return found
 
 
@@ -55,7 +57,7 @@ def test_server_side_apply_of_a_workload_leaves_no_stale_key(space: Space) -> No
         return kept
 
     assert limits({P100: "1", names.GPU_MEM: "2Gi"}, "--server-side") == {P100_KEY: "1", names.GPU_MEM: "2Gi"}
-    space.kubectl("label", "deployment", "d", "touched=yes")
+    space.ask("label", "deployment", "d", "touched=yes")
     assert limits({P100: "2", names.GPU_MEM: "2Gi"}, "--server-side") == {P100_KEY: "2", names.GPU_MEM: "2Gi"}
     assert limits({names.GPU_MEM: "2Gi"}, "--server-side") == {names.GPU_MEM: "2Gi"}
     assert limits({P100: "1"}, "--server-side") == {P100_KEY: "1"}
@@ -65,7 +67,7 @@ def test_server_side_apply_of_a_workload_leaves_no_stale_key(space: Space) -> No
 def test_server_side_apply_of_a_resource_quota_leaves_no_stale_key(space: Space) -> None:
     key = f"requests.{P100_KEY}"
     assert hard(space, {P100: "5"}, "--server-side") == {key: "5"}
-    space.kubectl("patch", "resourcequota", "q", "--type=merge", "-p", '{"spec": {"hard": {"secrets": "9"}}}')
+    space.ask("patch", "resourcequota", "q", "--type=merge", "-p", '{"spec": {"hard": {"secrets": "9"}}}')
     assert hard(space, {P100: "6"}, "--server-side") == {key: "6", "secrets": "9"}
     assert hard(space, {"some.other": "5"}, "--server-side") == {
         "requests.cardwise.dev/some.other": "5", "secrets": "9"
@@ -84,7 +86,7 @@ def test_server_side_apply_of_a_resource_quota_leaves_no_stale_key(space: Space)
 def test_a_resource_quota_on_our_names_limits(space: Space, written: Json, stored: Json, asked: Json) -> None:
     assert hard(space, written) == stored
     space.wait(
-        lambda: "used" in json.loads(space.kubectl("get", "resourcequota", "q", "-o", "json")).get("status", {}),
+        lambda: "used" in space.ask("get", "resourcequota", "q").get("status", {}),
         "the quota is counted",
     )
     apply(space, pod("first", asked))

@@ -13,7 +13,7 @@ from tests.build import P100, container
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, assigned, deployment, inspect, where, workload
+from tests.integration.sharing import Json, Space, account, assigned, binding, deployment, inspect, where, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
@@ -47,7 +47,7 @@ def beside(cluster: Cluster, space: Space, request: pytest.FixtureRequest) -> It
 
 
 def counts_gib(space: Space) -> None:
-    space.cluster.kubectl("label", "namespace", space.name, f"{names.GPU_MEM_UNIT}=GiB")
+    space.ask("label", "namespace", space.name, f"{names.GPU_MEM_UNIT}=GiB")
     # Admission learns of labels by a watch.
     space.wait(lambda: mem(dry(space, workload("probe", gpu_mem=2))) == "2048", "the API server knows the label")
 
@@ -104,7 +104,7 @@ def test_what_was_stored_stays_what_it_is(space, beside):
     manifest = yaml.safe_dump(on(space, name="p", gpu_mem=2))
     space.kubectl("apply", "-f", "-", stdin=manifest)
     space.kubectl("apply", "-f", "-", stdin=manifest)
-    space.kubectl("label", "pod", "p", "seen=again")
+    space.ask("label", "pod", "p", "seen=again")
     stored = space.get("p")
     assert mem(stored) == "2048"
     with pytest.raises(CommandFailed, match="is not what the pod was created with"):
@@ -119,15 +119,13 @@ def test_what_was_stored_stays_what_it_is(space, beside):
         "containers": stored["spec"]["containers"],
         "volumes": stored["spec"].get("volumes"),
     }
-    space.kubectl("create", "-f", "-", stdin=json.dumps(template))
+    space.ask("create", stdin=template)
     space.wait(lambda: [mem(pod) for pod in space.pods() if pod["metadata"]["name"] != "p"] == ["2048"], "its pod")
 
 
 def test_the_samples_of_gpushare(space):
     for name, amount in SAMPLES.items():
-        space.kubectl(
-            "apply", "-f", "-", stdin=json.dumps(deployment(name, 1, gpu_mem=amount, node=space.own_nodes[0]))
-        )
+        space.apply(deployment(name, 1, gpu_mem=amount, node=space.own_nodes[0]))
 
     def placed() -> dict[str, Json]:
         return {pod["metadata"]["labels"]["app"]: pod for pod in space.pods() if where(pod)[0]}
@@ -151,9 +149,9 @@ def test_quotas_count_what_the_pods_get(space):
     gpu_quota["spec"] = {"hard": [{"memoryMiB": "8Gi"}]}
     for obj in (quota, quota, gpu_quota):  # applied again, it is the same
         space.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
-    stored = json.loads(space.kubectl("get", "resourcequota", "cards", "-o", "json"))
+    stored = space.ask("get", "resourcequota", "cards")
     assert stored["spec"]["hard"] == {KEY: "5120"}
-    space.kubectl("label", "resourcequota", "cards", "seen=again")
+    space.ask("label", "resourcequota", "cards", "seen=again")
     space.wait(lambda: used(space) == {"hard": "5120", "used": "0"}, "Kubernetes counts")
     space.put(on(space, name="first", gpu_mem=2))
     space.put(on(space, name="second", gpu_mem="2Gi"))
@@ -169,7 +167,7 @@ def test_quotas_count_what_the_pods_get(space):
 
 
 def used(space: Space) -> dict[str, str]:
-    status = json.loads(space.kubectl("get", "resourcequota", "cards", "-o", "json"))["status"]
+    status = space.ask("get", "resourcequota", "cards")["status"]
     return {kind: status.get(kind, {}).get(KEY, "") for kind in ("hard", "used")}
 
 
@@ -179,8 +177,8 @@ def test_a_limit_range_gives_and_bounds_what_it_says(bare):
     made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "bounds"}, "spec": {"limits": limits}}
     for _ in range(2):
         bare.kubectl("apply", "-f", "-", stdin=json.dumps(made))
-    bare.kubectl("label", "limitrange", "bounds", "seen=again")
-    (item,) = json.loads(bare.kubectl("get", "limitrange", "bounds", "-o", "json"))["spec"]["limits"]
+    bare.ask("label", "limitrange", "bounds", "seen=again")
+    (item,) = bare.ask("get", "limitrange", "bounds")["spec"]["limits"]
     assert {item[kind][names.GPU_MEM] for kind in ("default", "defaultRequest")} == {"2048"}
     assert item["max"][names.GPU_MEM] == "4096"
     plain, three = workload("plain"), workload("three", gpu_mem=3)
@@ -195,64 +193,44 @@ def test_a_limit_range_gives_and_bounds_what_it_says(bare):
 
 
 def test_a_template_is_warned_about_by_the_unit_of_its_namespace(space, beside):
-    def warned(of: Space, amount: object) -> str:
-        made = json.dumps(deployment("d", 0, gpu_mem=amount))
-        done = of.kubectl("create", "--dry-run=server", "-f", "-", "--warnings-as-errors=false", stdin=made)
-        return str(done)
+    def warned(of: Space, amount: int) -> str:
+        made = deployment("d", 0, gpu_mem=amount)
+        done = of.cluster.verbs.run("create", "--dry-run=server", "-n", of.name, stdin=made)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
 
-    assert warned(space, 2)
-    with pytest.raises(CommandFailed, match="more than the largest card has"):
-        space.kubectl(
-            "create",
-            "--dry-run=server",
-            "--warnings-as-errors",
-            "-f",
-            "-",
-            stdin=json.dumps(deployment("d", 0, gpu_mem=8138)),
-        )
-    with pytest.raises(CommandFailed, match="2 is 2 MiB, less than most programs need"):
-        beside.kubectl(
-            "create",
-            "--dry-run=server",
-            "--warnings-as-errors",
-            "-f",
-            "-",
-            stdin=json.dumps(deployment("d", 0, gpu_mem=2)),
-        )
+    assert warned(space, 2) == ""
+    assert "more than the largest card has" in warned(space, 8138)
+    assert "2 is 2 MiB, less than most programs need" in warned(beside, 2)
 
 
 def test_the_unit_is_said_by_those_who_may_change_the_rules(bare):
     """Else who may create or label namespaces would change what numbers in administrators' quotas mean."""
-    role, kubectl = f"{bare.name}-namespaces", bare.cluster.kubectl
-    bare.kubectl("create", "serviceaccount", "user")
-    kinds = "namespaces,namespaces/status,namespaces/finalize"
-    kubectl("create", "clusterrole", role, "--verb=get,create,update,patch", f"--resource={kinds}")
-    kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", f"--serviceaccount={bare.name}:user")
+    role = f"{bare.name}-namespaces"
+    kinds = ["namespaces", "namespaces/status", "namespaces/finalize"]
+    rule = {"apiGroups": [""], "resources": kinds, "verbs": ["get", "create", "update", "patch"]}
+    may = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": role}}
+    made = [account("user"), may | {"rules": [rule]}, binding(role, role, account=f"{bare.name}:user")]
+    bare.ask("create", stdin=made)
     who = f"--as=system:serviceaccount:{bare.name}:user"
     try:
-        made = {"apiVersion": "v1", "kind": "Namespace"}
-        made["metadata"] = {"name": f"{bare.name}-own", "labels": {names.GPU_MEM_UNIT: "GiB"}}
-        refused(bare, "create", who, "--dry-run=server", "-f", "-", stdin=json.dumps(made))
+        namespace: Json = {"apiVersion": "v1", "kind": "Namespace"}
+        namespace["metadata"] = {"name": f"{bare.name}-own", "labels": {names.GPU_MEM_UNIT: "GiB"}}
+        refused(bare, "create", who, "--dry-run=server", stdin=namespace)
         for sub in ("", "/status", "/finalize"):
             namespace = bare.cluster.api.get(paths.namespaces(bare.name))
             for labels in ({names.GPU_MEM_UNIT: "MiB"}, {}):
                 namespace["metadata"]["labels"] = labels
                 path = f"{paths.namespaces(bare.name)}{sub}"
-                refused(bare, "replace", who, "--raw", path, "-f", "-", stdin=json.dumps(namespace))
-        kubectl("annotate", "namespace", bare.name, who, "mine=yes")
+                refused(bare, "replace", who, "--raw", path, stdin=namespace)
+        bare.ask("annotate", "namespace", bare.name, who, "mine=yes")
     finally:
-        kubectl("delete", "clusterrolebinding,clusterrole", role)
+        bare.ask("delete", stdin=made)
 
 
-def refused(space: Space, *command: str, stdin: str) -> None:
-    def so() -> bool:
-        try:
-            space.cluster.kubectl(*command, stdin=stdin)
-        except CommandFailed as error:
-            return "it says what the numbers in this namespace's quotas mean" in str(error)
-        return False
-
-    space.wait(so, "the policy refuses")
+def refused(space: Space, *command: str, stdin: Json) -> None:
+    says = "it says what the numbers in this namespace's quotas mean"
+    space.wait(lambda: says in space.cluster.verbs.run(*command, stdin=stdin).stderr, "the policy refuses")
 
 
 def test_a_unit_that_is_none_is_refused(bare):
