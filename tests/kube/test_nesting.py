@@ -60,7 +60,7 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("python")
-@pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER, 10**6])
+@pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER])
 def test_no_depth_is_too_much(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
     assert following(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"

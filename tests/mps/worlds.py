@@ -49,9 +49,13 @@ class Pods:
     def __init__(self, api: ApiServer) -> None:
         self.synced = True
         self._api = api
+        self._read: tuple[int, list[PodView]] = (0, [])  # at the revision of the API server
 
     def all(self) -> list[PodView]:
-        return [view(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
+        if self._read[0] != self._api.revision:
+            read = [view(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
+            self._read = self._api.revision, read
+        return self._read[1]
 
     def stop(self) -> None:
         pass

@@ -313,4 +313,4 @@ class Machine(LateWorld, RuleBasedStateMachine):
 
 
 TestState = Machine.TestCase
-TestState.settings = settings(max_examples=examples(80, soak=2000), stateful_step_count=40, deadline=None)
+TestState.settings = settings(max_examples=examples(24, soak=2000), stateful_step_count=40, deadline=None)

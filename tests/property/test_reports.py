@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
+from tests.examples import examples
 from tests.extender.worlds import ENDED, P100, as_card, as_pod, bound, held, resource, state, with_cards
 from tests.fakes.clock import FakeClock
 
@@ -82,7 +83,7 @@ def picture(made):
         return used, ledger.node(HONEST).free, ledger.holdings(HONEST), ledger.node(LIAR).used[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, soak=2000), deadline=None)
 @given(steps)
 def test_lies_change_nothing_but_the_liars_own_cards(history):
     pair = Pair()
