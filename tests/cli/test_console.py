@@ -53,6 +53,17 @@ def test_no_command_prints_any(monkeypatch, api, words):
     assert harmless(said.output)
 
 
+def test_nobody_writes_a_line_of_ours(monkeypatch, api):
+    """What somebody has written is a part of one."""
+    forged = "no\nIt runs."
+    api.change("pods", "p", "team-a", status={"conditions": [{"type": "PodScheduled", "message": forged}]})
+    assert "kube-scheduler says: no It runs.\n" in run(monkeypatch, api, "explain", "p").stdout
+    api.change("pods", "p", "team-a", status={"phase": "Failed", "reason": "R", "message": forged})
+    assert "R: no It runs.\n" in run(monkeypatch, api, "explain", "p").stdout
+    api.change("extendedresources", "gpu-n1-0", spec={"unschedulable": True, "cordon": {"reason": forged}})
+    assert run(monkeypatch, api, "cordon", "n1/0").stdout.endswith("already cordoned: no It runs.\n")
+
+
 @pytest.mark.parametrize("words", [("explain", "p"), ("inspect",)])
 def test_programs_get_what_is_there(monkeypatch, api, words):
     said = run(monkeypatch, api, *words, "-o", "json").stdout

@@ -38,4 +38,4 @@ def uncordon(kubeconfig: Path | None, card: str) -> None:
 def _why(card: ExtendedResource) -> str:
     said = card.spec.cordon
     by = f" by {said.by}" if said.by else ""
-    return f"{by}{f' at {said.at}' if said.at else ''}{f': {said.reason}' if said.reason else ''}"
+    return console.line(f"{by}{f' at {said.at}' if said.at else ''}{f': {said.reason}' if said.reason else ''}")

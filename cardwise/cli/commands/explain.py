@@ -94,7 +94,7 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tu
         lines[0] = f"{kind} {namespace}/{obj['metadata']['name']} has no pod."
     if made.refused:
         lines.append(f"Kubernetes could not create one: {made.refused}")
-    text = "".join(f"{line}\n" for line in lines)
+    text = sentences.text(lines)
     data: dict[str, Any] = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
     if pods:
         inner, of_pod = _of_pod(client, pods[0], namespace)

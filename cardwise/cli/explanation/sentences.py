@@ -3,7 +3,7 @@
 It asks the engine that the extender asks, under the policy that is in force for the pod.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cardwise.cli.cluster import published, snapshots
@@ -57,14 +57,14 @@ def explain(
     if status.get("phase") in names.FINISHED_PHASES:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *([why] if why else []), *_exits(pod)]
-        return "".join(f"{line}\n" for line in lines)
+        return text(lines)
     try:
         # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
         asked = request.parse(pod) if node else request.parse_mutated(pod)
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
-    together = "".join(f"{line}\n" for line in gang)
+    together = text(gang)
     if asked is None and gang:
         at = f"is on node {node}" if node else "is placed together with its gang"
         other = next(iter(around.partners), "")
@@ -73,12 +73,17 @@ def explain(
     if asked is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
-        foreign = "".join(f"{line}\n" for line in holdups.foreign(pod, around, list(classes)))
+        foreign = text(holdups.foreign(pod, around, list(classes)))
         return f"{where} asks for no GPU and no device of Cardwise ({known}).\n{foreign}"
-    text = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
+    asks = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
     if node:
-        return text + _placed("It", pod, node, survey)
-    return text + _waiting(pod, asked, survey, told or Published(), engine, around=around)
+        return asks + _placed("It", pod, node, survey)
+    return asks + _waiting(pod, asked, survey, told or Published(), engine, around=around)
+
+
+def text(lines: Iterable[str]) -> str:
+    """A sentence is one line, whatever somebody has written that is told in it."""
+    return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
 
 
 def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
@@ -129,7 +134,7 @@ def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) 
         runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
         not_yet = "It runs." if runs else "The node has not granted it yet: its container is not up."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
-    return "\n".join([*lines, *_states(pod)]) + "\n"
+    return text([*lines, *_states(pod)])
 
 
 def _states(pod: Mapping[str, Any]) -> list[str]:
@@ -217,7 +222,7 @@ def _waiting(
     lines += foreign
     if survey is None:
         lines += holdups.no_node(pod, (), around)
-        return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
+        return text(lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
     headroom = [left for _, left in survey.headroom(namespace)]
     with_cards = [node.name for node in survey.ledger.nodes()]
@@ -253,7 +258,7 @@ def _waiting(
             lines += [_card(card, known.get(card.uuid, _UNTOLD)) for card in view.cards]
     away = [name for name in with_cards if name not in nodes]
     lines += remedies.remedies(pod, asked, survey, views, policy, away=away, around=around)
-    return "\n".join(lines) + "\n"
+    return text(lines)
 
 
 def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
