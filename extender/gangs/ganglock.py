@@ -9,6 +9,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Foreign, Group, Rank
+from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
@@ -19,7 +20,9 @@ from extender.gangs.gangwords import Hold, Work
 from extender.queue.reserve import Reserve
 
 _TOLD_AT_ONCE: Final = 50  # gangs
+_TENDED_AT_ONCE: Final = 200  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next
+_RECOVER_SECONDS: Final = 3.0  # before a term begins; whose turn has not come then is planned in it, as others
 
 
 class LockedGangs:
@@ -82,8 +85,10 @@ class LockedGangs:
     def recover(self) -> None:
         """A term begins: the rest of what is bound in part is planned before anything else is placed."""
         with self._lock:
-            self._cache.count_cards()
             self._gangs.recover()
+        until = self._clock.now() + _RECOVER_SECONDS
+        while self._recover_some() and self._clock.now() < until:
+            give_way(self._clock)
 
     def stop(self, reason: str) -> None:
         """Nobody may wait any more."""
@@ -92,13 +97,25 @@ class LockedGangs:
 
     def step(self) -> Work:
         """One round of what time does; for the extender that leads."""
+        work, due = Work([], []), list[Gang]()
+        with self._lock:
+            keys = self._gangs.keys()
+        for some in slices(keys, _TENDED_AT_ONCE, self._clock):
+            with self._lock:
+                self._cache.count_cards()
+                self._gangs.tend(some, work, due)
         with self._lock:
             self._cache.count_cards()
-            work = self._gangs.step()
+            self._gangs.tended(due)
         until = self._clock.now() + _ROUND_SECONDS
         while self._plan_some() and self._clock.now() < until:
             give_way(self._clock)
         return work
+
+    def _recover_some(self) -> bool:
+        with self._lock:
+            self._cache.count_cards()
+            return self._gangs.recover_some()
 
     def _plan_some(self) -> bool:
         with self._lock:

@@ -4,7 +4,7 @@ Part of the state, whose lock guards it. How far one gang is, `cardwise.core.gan
 `gangplaces`. Nothing here waits: a bind that waits does so on a `Hold`.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -19,6 +19,7 @@ from extender.gangs.bindturns import BindTurns
 from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwords import Hold, Parts, Settings, Work
+from extender.gangs.line import Line, Walk
 from extender.gangs.requeue import Requeue
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
@@ -44,7 +45,9 @@ class Gangs:
         self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
         self._requeue = Requeue(parts.cache.unschedulable)
-        self._round: deque[Gang] = deque()  # those that are still to be looked at
+        self._line = Line()
+        self._round = Walk(iter(()))  # those that are still to be looked at
+        self._halves = Walk(iter(()))  # those that `recover_some` has still to look at
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
         self._next_round = float("-inf")
@@ -84,6 +87,7 @@ class Gangs:
         self._stand_back(gang, now)
         if not gang.members:
             del self._gangs[key]
+            self._line.drop(key)
             self._places.drop(key)
             self._requeue.drop(key)
 
@@ -204,14 +208,21 @@ class Gangs:
         self._places.forget()
 
     def recover(self) -> None:
-        """A term begins: the rest of what is bound in part is planned before anything else is placed."""
+        """A term begins: `recover_some` plans the rest of what is bound in part before anything else is placed."""
         now, wall = self._clock.now(), self._clock.wall().timestamp()
         for gang in self._gangs.values():
             gang.taken_over(now, wall)
-        for gang in self._in_order():
-            missing = gang.missing_in_plan() if gang.forward else []
+        self._halves = self._line.in_order()
+
+    def recover_some(self) -> bool:
+        """Goes on with `recover` for one turn. Whether some of it is left for the next."""
+        until, now = self._clock.cpu() + TURN, self._clock.now()
+        while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
+            missing = gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else []
             if missing:
                 self._places.place(gang, missing, now)
+            self._halves.go_on()
+        return gang is not None
 
     def stop(self, reason: str) -> None:
         """Nobody may wait any more."""
@@ -219,11 +230,10 @@ class Gangs:
         for hold in list(self._holds.values()):
             self._end(self._gangs[hold.key], reason)
 
-    def step(self) -> Work:
-        """One round of what time does."""
+    def tend(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
+        """What time does to these gangs, of which there may be thousands. `due`: those that have waited too long."""
         now = self._clock.now()
-        work = Work([], [])
-        for gang in list(self._gangs.values()):
+        for gang in [self._gangs[key] for key in keys if key in self._gangs]:
             late = gang.expired(
                 now, others_short=bool(gang.plan) and self._bind_turns.others_short(gang.namespace, now)
             )
@@ -234,20 +244,26 @@ class Gangs:
                 self._requeue.after_backoff(gang.key)
             work.free.extend(waiter(gang, member) for member in gang.to_free())
             work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
+            if gang.reserves(now):
+                due.append(gang)
+
+    def tended(self, due: Iterable[Gang]) -> None:
+        """What time does once all were tended: who keeps cards from others, and who is planned in the next turns."""
+        now = self._clock.now()
         self._requeue.step(self._gangs, now)
-        self._look_at_reserve(now)
-        if now >= self._next_round and not self._round:
-            self._round, self._unasked, self._round_cost = deque(self._in_order()), [], 0.0
-        return work
+        if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
+            self._requeue.all(now)
+        if now >= self._next_round and self._round.gang is None:
+            self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
 
     def plan_some(self) -> bool:
-        """Goes on with the round of `step` for one turn. Whether some of it is left for the next."""
+        """Goes on with the round that `tended` has begun for one turn. Whether some of it is left for the next."""
         began, now = self._clock.cpu(), self._clock.now()
         self._plan_in_order(self._round, self._unasked, now, began + TURN)
         self._round_cost += self._clock.cpu() - began
-        if not self._round and self._round_cost > CHEAP:
+        if self._round.gang is None and self._round_cost > CHEAP:
             self._next_round = now + yielding.rest(self._round_cost)
-        return bool(self._round)
+        return self._round.gang is not None
 
     def evicts(self, uid: str) -> bool:
         """Whether the member is still to be evicted."""
@@ -272,7 +288,7 @@ class Gangs:
 
     def foreign(self) -> list[tuple[Foreign, str]]:
         """The gangs whose minimum somebody else's PodGroup says, and whose."""
-        return [(kind, key) for key, gang in self._gangs.items() for kind in _kinds(gang.there)]
+        return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
 
     # Everything below is what they are made of.
 
@@ -320,30 +336,24 @@ class Gangs:
             self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
 
-    def _in_order(self) -> list[Gang]:
-        """Those that are not running, in the order in which they are planned."""
-        waiting = [gang for gang in self._gangs.values() if not gang.ran]
-        return sorted(waiting, key=lambda gang: (not gang.forward, gang.rank()))
-
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
         """Who comes before this one, which is planned next, and fits is held before it. Whether all were looked at; who
         is left is planned by `plan_some`, and so is this one then.
         """
-        rank, unasked, until = gang.rank(), list[Gang](), self._clock.cpu() + TURN
-        earlier = deque(other for other in self._in_order() if other.forward or other.rank() < rank)
-        if not self._plan_in_order(earlier, unasked, now, until):
+        unasked, until = list[Gang](), self._clock.cpu() + TURN
+        if not self._plan_in_order(self._line.before(gang), unasked, now, until):
             return False
         return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
 
-    def _plan_in_order(self, gangs: deque[Gang], unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_in_order(self, gangs: Walk, unasked: list[Gang], now: float, until: float) -> bool:
         """Plans what waits, if something has changed since it did not fit; those of whom nobody has asked yet only
         before a later one, since nothing is known of where they may go. No more is begun after `until`, by the
         thread's CPU: whether it has come to the end. What is left of both stays in them.
         """
-        while gangs:
-            if self._clock.cpu() >= until or not self._look_at(gangs[0], unasked, now, until):
+        while gangs.gang is not None:
+            if self._clock.cpu() >= until or not self._look_at(gangs.gang, unasked, now, until):
                 return False
-            gangs.popleft()
+            gangs.go_on()
         return True
 
     def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
@@ -352,7 +362,7 @@ class Gangs:
             return True
         if gang.forward:
             return not gang.missing_in_plan() or self._try(gang, now) is not None
-        if gang.plan or any(member.gated for member in gang.wanted()):
+        if gang.plan or gang.closed:
             return True
         if not self._places.knows(gang):
             unasked.append(gang)
@@ -401,6 +411,7 @@ class Gangs:
             self._end(gang, broken)
             return
         gang.commit(now)
+        self._line.put(gang)
         del self._holds[gang.key]
         hold.settle(go=True)  # before anything that may fail: threads wait for it
         self.observe("bound", now - hold.since)
@@ -409,15 +420,15 @@ class Gangs:
     def _stand_back(self, gang: Gang, now: float) -> None:
         if not gang.forsaken:
             return
-        there = [member.uid for member in gang.there]
-        if not any(self._reservations.decided(uid) is not None for uid in there):
+        if not any(self._reservations.decided(member.uid) is not None for member in gang.there):
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:
         self._void(gang, gang.end(reason, self._clock.now()))
 
     def _void(self, gang: Gang, reason: str) -> None:
-        """A transition has ended the gang's plan for this reason; "" for none."""
+        """After each transition. It has ended the gang's plan for this reason; "" for none."""
+        self._line.put(gang)
         if not reason:
             return
         self._places.freed()
@@ -426,11 +437,6 @@ class Gangs:
         if hold is not None:
             hold.settle(go=False, reason=reason)
             self.observe("ended", self._clock.now() - hold.since)
-
-    def _look_at_reserve(self, now: float) -> None:
-        due = sorted((gang for gang in self._gangs.values() if gang.reserves(now)), key=Gang.rank)
-        if self._places.reserve(due, now):
-            self._requeue.all(now)
 
     def _changed(self, key: str) -> None:
         """Something is said of the gang."""
@@ -442,7 +448,9 @@ class Gangs:
                 self._requeue.all(self._clock.now())
 
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:
-        kinds = _kinds(gang.there if member is None else [*gang.there, member])
+        kinds = set(gang.foreign)
+        if member is not None and member.foreign is not None:
+            kinds.add(member.foreign)
         group = self._groups.get(gang.key, Group())
         if Foreign.KUBERNETES in kinds:
             # Whatever ours says: kube-scheduler starts it with no fewer. It counts pods that ask for nothing as well.
@@ -453,8 +461,3 @@ class Gangs:
             other = self._foreign.get((Foreign.COSCHEDULING, gang.key), Group())
             group = replace(group, minimum=other.minimum, hold=other.hold)
         self._void(gang, gang.regroup(group, self._clock.now()))
-
-
-def _kinds(members: Iterable[Member]) -> set[Foreign]:
-    """Whose PodGroups they name, where not ours."""
-    return {member.foreign for member in members if member.foreign is not None}

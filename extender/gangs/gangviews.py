@@ -1,23 +1,29 @@
 """How far a gang is, as PodGroups, events and metrics say it."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cardwise.core.gangs.gangs import Member, Phase
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
 
+_TOLD: Final = 20  # members that are told; all of a gang of 500 would be 500 events
+
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A gang as it is told. `held`: node, members and cards of the plan."""
+    """A gang as it is told. `there`: members that count; `oldest`: those that are told. `held`: node, members and cards
+    of the plan.
+    """
 
     namespace: str
     name: str
     phase: Phase
     reason: str
     minimum: int
-    there: tuple[PodRef, ...]
+    there: int
+    oldest: tuple[PodRef, ...]
     bound: int
     waiting_for: tuple[str, ...]
     held: tuple[tuple[str, int, int], ...]
@@ -38,12 +44,13 @@ def view(gang: Gang, ledger: Ledger) -> View:
         gang.phase,
         "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.barred or gang.reason,
         gang.minimum,
-        tuple(waiter(gang, member) for member in gang.there),
+        len(gang.there),
+        tuple(waiter(gang, member) for member in gang.there[:_TOLD]),
         len(gang.bound),
         tuple(gang.missing()),
         tuple((node, *counts) for node, counts in sorted(held.items())),
-        any(member.minimum is not None for member in gang.there),
-        any(member.foreign is not None for member in gang.there),
+        gang.numbered,
+        bool(gang.foreign),
     )
 
 

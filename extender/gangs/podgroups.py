@@ -82,7 +82,7 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Object:
         "phase": str(phase),
         "reason": reason,
         "minMember": view.minimum if view is not None else seen.minimum,
-        "members": len(view.there) if view is not None else 0,
+        "members": view.there if view is not None else 0,
         "bound": view.bound if view is not None else 0,
         "since": since or now,
         "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],

@@ -35,7 +35,6 @@ _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # until what the API server refused is tried again
 _ODD_SECONDS = 2.0  # until what was made or taken away is to be seen
 _SETTLED = 1.0  # seconds that a state lasts before pods are told of it
-_TOLD = 20  # members that are told; all of a gang of 500 would be 500 events
 
 
 class _Told(NamedTuple):
@@ -161,13 +160,13 @@ class PodGroupWriter:
         if seen is not None:
             about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
             self._events.record(about, before.reason, before.text, kind)
-        for pod in view.there[:_TOLD]:
+        for pod in view.oldest:
             self._events.record(_ref(pod), before.reason, before.text, kind)
 
 
 def _words(view: View) -> tuple[str, str] | None:
     """What pods are told of the state of their gang: reason and text. A gang whose pods are ending lacks nothing."""
-    name, there = f"gang {view.name}", len(view.there)
+    name, there = f"gang {view.name}", view.there
     if not there:
         return None
     if view.phase is Phase.PENDING:

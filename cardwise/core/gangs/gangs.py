@@ -210,11 +210,16 @@ def rank_of(members: Iterable[Member], priority: int | None, key: str) -> Rank:
 
     `priority`: the PodGroup's place in the queue, where the oldest member says none.
     """
-    oldest, highest = None, None
+    oldest, highest = None, 0
     for member in members:
+        highest = member.priority if oldest is None else max(highest, member.priority)
         oldest = member if oldest is None else oldest
-        highest = member.priority if highest is None else max(highest, member.priority)
-    if oldest is None or highest is None:
+    return rank_by(oldest, highest, priority, key)
+
+
+def rank_by(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
+    """As `rank_of`, of a gang of which the oldest member and the highest priority are known."""
+    if oldest is None:
         return 0, 0, "", key
     queued = oldest.queue_priority if oldest.queue_priority is not None else priority or 0
     return -highest, -queued, oldest.created, key

@@ -6,12 +6,11 @@ gives it up, and answers the reason, for those who wait in bind.
 """
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 
 from cardwise.core.api import names
-from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import (
     MOST_KINDS,
     MOST_MEMBERS,
@@ -21,8 +20,9 @@ from cardwise.core.gangs.gangs import (
     Member,
     Phase,
     Rank,
-    rank_of,
+    rank_by,
 )
+from cardwise.core.gangs.roster import Roster
 from cardwise.core.values import wording
 from cardwise.core.values.refusals import Refusal
 
@@ -41,50 +41,30 @@ class Plan(Mapping[str, str]):
         """These members are no part of it any more; what is posted of them stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """`minimum`: how many must be there, 0 where nobody says it. `problem`: why it can never be complete, or ""."""
-
-    minimum: int
-    problem: str
-    there: list[Member]  # that count, the oldest first
-    ready: list[Member]  # of those: no gate of somebody else's keeps them
-    bound: list[Member]  # of those
-    gated: list[Member]
-
-
-def count(name: str, group: Group, members: Iterable[Member]) -> Counted:
-    """What follows from the members and the PodGroup of gang `name` alone."""
-    there = sorted((m for m in members if m.there), key=lambda m: (m.created, m.name))
-    minimum, problem = _minimum(name, group, there)
-    ready = [m for m in there if not m.barred]
-    return Counted(minimum, problem, there, ready, [m for m in there if m.node], [m for m in there if m.gated])
-
-
-def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str]:
-    """And what is wrong with it."""
-    if not there:
+def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
+    """How many must be there in gang `name`, 0 where nobody says it; and why it can never be complete, or ""."""
+    if not roster.there:
         return group.minimum or 0, "all its pods are ending"
-    said = {member.minimum for member in there if member.minimum is not None}
-    problem = next((f"{member.name}: {member.problem}" for member in there if member.problem), "")
-    native = {member.foreign is Foreign.KUBERNETES for member in there}
-    if len(native) > 1:
+    problem = next((f"{member.name}: {member.problem}" for member in roster.wrong), "")
+    native = Foreign.KUBERNETES in roster.foreign
+    if native and len(roster.foreign) > 1:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
     if group.minimum is not None:
         minimum = group.minimum
         if not 1 <= minimum <= MOST_MEMBERS:
             problem = problem or f"its PodGroup asks for {minimum} members, a gang has 1 to {MOST_MEMBERS}"
         return minimum, problem
+    said = roster.minimums
     if len(said) > 1:
         numbers = ", ".join(str(number) for number in sorted(said))
         return max(said), problem or f"its pods do not agree on {names.GROUP_NUM}: {numbers}"
-    if True in native and not group.basic:
+    if native and not group.basic:
         return 0, problem or f"the PodGroup {name} of {Foreign.KUBERNETES}/v1beta1 that its pods name is not there"
     if group.basic:
         return 1, problem
     if not said:
         return 0, problem or f"nobody says how many pods it has: add {names.GROUP_NUM}, or a PodGroup {name}"
-    return said.pop(), problem
+    return next(iter(said)), problem
 
 
 @dataclass(slots=True, eq=False)
@@ -118,9 +98,9 @@ class Gang:
     _refused_since: float | None = None
     _refused_at: float = 0.0
     _refusals: int = 0
-    _kinds: Counter[tuple[PodRequest | None, Load]] = field(default_factory=Counter)  # of those without a node
-    _counted: Counted | None = None
-    _ranked: tuple[Counted, Rank] | None = None  # of which count
+    _roster: Roster = field(default_factory=Roster)
+    _asked: tuple[int, str] | None = None  # minimum and problem
+    _ranked: Rank | None = None
 
     @property
     def key(self) -> str:
@@ -134,7 +114,7 @@ class Gang:
         if before == member:
             return ""
         self.members[member.uid] = member
-        self._tally(before, member)
+        self._tell(before, member)
         if before is None or before.there != member.there:
             self._start_over(now)
         if not member.there:
@@ -149,7 +129,7 @@ class Gang:
         member = self.members.pop(uid, None)
         if member is None:
             return ""
-        self._counted = None
+        self._tell(member, None)
         self._late.discard(uid)
         if member.there:
             self._start_over(now)
@@ -160,7 +140,7 @@ class Gang:
         if group == self.group:
             return ""
         before, self.group = self.group, group
-        self._counted = None
+        self._asked = self._ranked = None
         if before.minimum == group.minimum or not self.plan or self.forward:
             return self._settle(now)
         return self.end("the minimum of the gang has changed", now)
@@ -168,35 +148,44 @@ class Gang:
     @property
     def minimum(self) -> int:
         """How many must be there; 0 where nobody says it."""
-        return self._count().minimum
+        return self._needs()[0]
 
     @property
     def problem(self) -> str:
         """Why it can never be complete as it is, or ""."""
-        return self._count().problem
+        return self._needs()[1]
 
     @property
-    def there(self) -> list[Member]:
-        """The members that count, the oldest first."""
-        return self._count().there
+    def there(self) -> Sequence[Member]:
+        """The members that count, the oldest first, as of now; so are others of its sequences."""
+        return self._roster.there
 
     @property
-    def bound(self) -> list[Member]:
+    def bound(self) -> Sequence[Member]:
         """Those of them that have a node."""
-        return self._count().bound
+        return self._roster.bound
+
+    @property
+    def foreign(self) -> Collection[Foreign]:
+        """Whose PodGroups they name, where not ours."""
+        return {kind for kind in self._roster.foreign if kind is not None}
+
+    @property
+    def numbered(self) -> bool:
+        """Whether any says the minimum itself."""
+        return bool(self._roster.minimums)
 
     @property
     def complete(self) -> bool:
-        counted = self._count()
-        return not counted.problem and len(counted.ready) >= counted.minimum
+        minimum, problem = self._needs()
+        return not problem and len(self._roster.ready) >= minimum
 
     @property
     def barred(self) -> str:
         """Which gate of somebody else's keeps it from being complete, or ""."""
-        counted = self._count()
-        if self.complete or len(counted.there) < counted.minimum:
+        if self.complete or len(self.there) < self.minimum:
             return ""
-        return next((f"{m.name} has the scheduling gate {m.barred}" for m in counted.there if m.barred), "")
+        return next((f"{m.name} has the scheduling gate {m.barred}" for m in self._roster.barred), "")
 
     @property
     def phase(self) -> Phase:
@@ -210,10 +199,14 @@ class Gang:
             return Phase.HELD
         return Phase.WAITING if self.complete else Phase.PENDING
 
-    def to_free(self) -> list[Member]:
-        """The members whose gates are to be taken away."""
-        gated = self._count().gated
-        return gated if gated and (self.ran or self.complete) else []
+    def to_free(self) -> Sequence[Member]:
+        """The members whose gates are to be taken away; of thousands the oldest, the others follow."""
+        return self._roster.gated[:MOST_MEMBERS] if self.ran or self.complete else ()
+
+    @property
+    def closed(self) -> bool:
+        """Whether a member that a plan must have is not shown to the scheduler yet."""
+        return bool(self._roster.gated) and any(member.gated for member in self.wanted())
 
     def missing(self) -> list[str]:
         """The names of those who have not reached bind yet, of the plan."""
@@ -221,10 +214,11 @@ class Gang:
 
     def rank(self) -> Rank:
         """The order of gangs: the smallest goes first."""
-        counted = self._count()
-        if self._ranked is None or self._ranked[0] is not counted:  # asked thousands of times between two changes
-            self._ranked = counted, rank_of(counted.there, self.group.priority, self.key)
-        return self._ranked[1]
+        if self._ranked is None:  # asked thousands of times between two changes
+            oldest = self.there[0] if self.there else None
+            highest = max(self._roster.priorities, default=0)
+            self._ranked = rank_by(oldest, highest, self.group.priority, self.key)
+        return self._ranked
 
     @property
     def priority(self) -> int:
@@ -255,11 +249,11 @@ class Gang:
 
         Those who let a hold end come after the others, where there are more than are needed.
         """
-        counted = self._count()
-        free = [member for member in counted.ready if not member.node]
-        if self._late:
-            free.sort(key=lambda member: member.uid in self._late)
-        return free[: max(0, counted.minimum - len(counted.bound))]
+        free, most = self._roster.free, max(0, self.minimum - len(self.bound))
+        if not self._late:
+            return list(free[:most])
+        first = list(islice((member for member in free if member.uid not in self._late), most))
+        return first + list(islice((member for member in free if member.uid in self._late), most - len(first)))
 
     def missing_in_plan(self) -> list[Member]:
         """Those of `wanted` who have no place in the plan yet."""
@@ -404,45 +398,44 @@ class Gang:
 
     # Everything below keeps what follows from the rest.
 
-    def _count(self) -> Counted:
-        if self._counted is None:
-            self._counted = count(self.name, self.group, self.members.values())
-            if len(self._kinds) > MOST_KINDS and not self._counted.problem:
-                asked = f"its pods ask for {len(self._kinds)} different things (cards, cpu, memory)"
-                self._counted = replace(self._counted, problem=f"{asked}, those of a gang for {MOST_KINDS} at most")
-        return self._counted
+    def _needs(self) -> tuple[int, str]:
+        """`minimum` and `problem`."""
+        if self._asked is None:
+            minimum, problem = _minimum(self.name, self.group, self._roster)
+            kinds = len(self._roster.kinds)
+            if kinds > MOST_KINDS and not problem:
+                problem = f"its pods ask for {kinds} different things (cards, cpu, memory)"
+                problem = f"{problem}, those of a gang for {MOST_KINDS} at most"
+            self._asked = minimum, problem
+        return self._asked
 
-    def _tally(self, before: Member | None, member: Member | None) -> None:
-        """A member is another now. Those with a node need no place any more."""
-        self._counted = None
-        for one, sign in ((before, -1), (member, 1)):
-            if one is not None and one.there and not one.node:
-                kind = one.request, one.load
-                self._kinds[kind] += sign
-                if not self._kinds[kind]:
-                    del self._kinds[kind]
+    def _tell(self, before: Member | None, member: Member | None) -> None:
+        """A member is another now."""
+        self._roster.change(before, member)
+        self._asked = self._ranked = None
 
     def _settle(self, now: float) -> str:
         """After who is there has changed: whether it runs, or has come to be half bound."""
         if self.group.basic:
             return "" if self.ran else self._run(now)
-        counted = self._count()
-        self.evicting &= {member.uid for member in counted.bound}
-        if self.ran and not counted.bound:
+        minimum, problem = self._needs()
+        if self.evicting:
+            self.evicting = {uid for uid in self.evicting if (m := self.members.get(uid)) and m.there and m.node}
+        if self.ran and not self.bound:
             self.ran = False
             self.since = now
-        if not self.ran and counted.bound and (self.forward or not self.evicting):
-            whole = not counted.problem and len(counted.bound) >= counted.minimum
+        if not self.ran and self.bound and (self.forward or not self.evicting):
+            whole = not problem and len(self.bound) >= minimum
             if whole or (self.group.running and not self.forward):
                 return self._run(now)
         if self.ran or self.evicting:
             return ""
-        if counted.bound and not self.forward and not counted.problem:  # who knows no minimum knows no half
+        if self.bound and not self.forward and not problem:  # who knows no minimum knows no half
             ended = self.end("a member was bound by somebody else", now)
             self.forward = True
             self.since = self._progress = now
             return ended
-        if self.forward and not counted.bound and not self.plan:
+        if self.forward and not self.bound and not self.plan:
             self.forward = self.committed = False
             self.since = now
         return ""

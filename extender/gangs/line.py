@@ -1,0 +1,84 @@
+"""The order in which waiting gangs are planned, kept while they change.
+
+Gangs that are bound in part come first, then the smallest rank. But one tenant can have thousands of gangs, which the
+extender would all look at before those of others: so of one namespace only so many come before others' next ones. Not
+thread-safe: the state locks.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import merge
+from itertools import count
+from typing import Final
+
+from cardwise.core.gangs.gangs import Rank
+from cardwise.core.gangs.gangstate import Gang
+
+AT_A_TIME: Final = 32  # gangs of a namespace, after which it is the next one's turn
+
+_Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
+
+
+class Line:
+    """Of the gangs that do not run."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[_Place]] = {}  # by namespace, in order
+        self._places: dict[str, _Place] = {}  # by gang
+
+    def put(self, gang: Gang) -> None:
+        """The gang is so now."""
+        key, before = gang.key, self._places.get(gang.key)
+        now = None if gang.ran else (not gang.forward, gang.rank(), gang)
+        if now == before:
+            return
+        self.drop(key)
+        if now is not None:
+            self._places[key] = now
+            insort(self._of.setdefault(gang.namespace, []), now)
+
+    def drop(self, key: str) -> None:
+        """The gang is no more."""
+        before = self._places.pop(key, None)
+        if before is None:
+            return
+        namespace = before[2].namespace
+        places = self._of[namespace]
+        del places[bisect_left(places, before)]
+        if not places:
+            del self._of[namespace]
+
+    def in_order(self) -> "Walk":
+        """All of them. Those that change meanwhile may be left out or come twice."""
+        return Walk(self._laps())
+
+    def before(self, gang: Gang) -> "Walk":
+        """Those that come before this one. Nothing may change meanwhile."""
+        return Walk(self._laps(self._places[gang.key]))
+
+    def _laps(self, until: _Place | None = None) -> Iterator[Gang]:
+        last = None
+        if until is not None:
+            last = bisect_left(self._of[until[2].namespace], until) // AT_A_TIME
+        for lap in count():
+            some = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._of.values()]
+            if lap == last and until is not None:
+                some = [places[: bisect_left(places, until)] for places in some]
+            if not any(some):
+                return
+            for _, _, gang in merge(*some):
+                yield gang
+            if lap == last:
+                return
+
+
+class Walk:
+    """Goes along some gangs, over several turns."""
+
+    def __init__(self, gangs: Iterator[Gang]) -> None:
+        self._rest = gangs
+        self.gang = next(gangs, None)  # to be looked at; None: that was all
+
+    def go_on(self) -> None:
+        """That one is done with."""
+        self.gang = next(self._rest, None)

@@ -1,0 +1,53 @@
+"""The members of a gang, counted while they change: the same as if they were counted anew."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api.request import Load
+from cardwise.core.gangs.gangs import Foreign, Member
+from cardwise.core.gangs.roster import Roster
+from tests.examples import examples
+
+some = st.sampled_from
+members = st.builds(
+    Member,
+    uid=some("abcdefgh"),
+    name=some("xyz"),
+    created=some(["1", "2"]),
+    there=some([True, True, False]),
+    gated=st.booleans(),
+    barred=some(["", "", "a.example/gate"]),
+    node=some(["", "", "n1"]),
+    minimum=some([None, 2, 3]),
+    foreign=some([None, *Foreign]),
+    priority=some([0, 5]),
+    load=some([Load(1, 1, 1), Load(2, 1, 1)]),
+    problem=some(["", "", "it is wrong"]),
+)
+
+
+@settings(max_examples=examples(60, soak=1000), deadline=None)
+@given(st.lists(st.one_of(members, some("abcdefgh")), max_size=30))
+def test_it_is_what_counting_anew_says(changes):
+    """`changes`: a member is so now, or the one with that UID is no more."""
+    roster, known = Roster(), {}
+    for change in changes:
+        uid = change if isinstance(change, str) else change.uid
+        before, now = known.pop(uid, None), None if isinstance(change, str) else change
+        if now is not None:
+            known[uid] = now
+        roster.change(before, now)
+        there = sorted((m for m in known.values() if m.there), key=lambda m: (m.created, m.name, m.uid))
+        assert roster.there == there
+        assert roster.ready == [m for m in there if not m.barred]
+        assert roster.free == [m for m in there if not m.barred and not m.node]
+        assert roster.bound == [m for m in there if m.node]
+        assert roster.gated == [m for m in there if m.gated]
+        assert roster.barred == [m for m in there if m.barred]
+        assert roster.wrong == [m for m in there if m.problem]
+        assert roster.minimums == Counter(m.minimum for m in there if m.minimum is not None)
+        assert roster.foreign == Counter(m.foreign for m in there)
+        assert roster.priorities == Counter(m.priority for m in there)
+        assert roster.kinds == Counter((m.request, m.load) for m in there if not m.node)

@@ -1,0 +1,164 @@
+"""Gangs of many pods, and many gangs: what one event, call or turn does does not grow with them."""
+
+import pytest
+
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangs import MOST_KINDS
+from extender.gangs import gangs
+from extender.gangs.line import AT_A_TIME
+from tests.extender.gangworlds import World, member
+from tests.extender.worlds import P100
+from tests.working import work
+
+
+def crowd(count):
+    """A gang of two with many pods beside those."""
+    world = World({"n1": 2})
+    world.create(*(member(f"g{i:04}", minimum=2, created=i) for i in range(count)))
+    return world
+
+
+def ungated(world):
+    pod = world.pods["g0007"]
+    del pod["spec"]["schedulingGates"]
+    world.tell(pod)
+
+
+def gone(world):
+    world.delete("g0007")
+
+
+def added(world):
+    world.create(member("new", minimum=2, created=3000))
+
+
+def ended(world):
+    world.terminate("g0007")
+
+
+@pytest.mark.parametrize("event", [ungated, gone, added, ended])
+def test_an_event_of_a_member_costs_the_same_in_a_gang_of_thousands(event):
+    steps = []
+    for count in (50, 2000):
+        world = crowd(count)
+        with work() as done:
+            event(world)
+        steps.append(done.steps)
+    small, big = steps
+    assert big < 1.5 * small
+
+
+def test_of_thousands_some_are_shown_to_the_scheduler_at_a_time():
+    world = crowd(2000)
+    world.keep()
+    shown = [name for name, pod in world.pods.items() if "schedulingGates" not in pod["spec"]]
+    assert shown[:2] == ["g0000", "g0001"]
+    assert len(shown) < 1000
+    for _ in range(4):
+        world.keep()
+    assert not any("schedulingGates" in pod["spec"] for pod in world.pods.values())
+
+
+def test_what_pods_that_are_gone_have_asked_for_is_forgotten():
+    world = World({"n1": 2})
+    world.create(*(member(f"g{i}", minimum=2, gpu_mem=100) for i in range(2)))
+    for i in range(MOST_KINDS + 1):
+        world.create(member("other", minimum=2, gpu_mem=200 + i))
+        world.delete("other")
+    world.run(3)
+    assert set(world.bound()) == {"g0", "g1"}
+
+
+def greedy(count, **how):
+    """Gangs of one tenant that come before all others and never fit, since no card is wholly free."""
+    world = World({"n1": 2}, max_waiting=1000, **how)
+    world.create(*(member(f"x{i}", "x", 2, gated=False, gpu_mem=100, gpu_count=2) for i in range(2)))
+    world.run(2)
+    first = {"cardwise.dev/queue-priority": "999999999"}
+    for gang in range(count):
+        pods = (
+            member(f"e{gang}-{i}", f"e{gang}", 2, namespace="evil", gated=False, annotations=first, gpu_mem=P100)
+            for i in range(2)
+        )
+        world.create(*pods)
+    return world
+
+
+def asks(world, count):
+    for gang in range(count):
+        world.filter(f"e{gang}-0")
+
+
+def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_another(monkeypatch):
+    steps = []
+    for count in (2 * AT_A_TIME, 20 * AT_A_TIME):
+        world = greedy(count)
+        asks(world, count)
+        world.state._gangs._places.freed()  # so that each may fit again
+        world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
+        with work() as done:
+            assert world.filter("v0")[0] == ["n1"]
+        steps.append(done.steps)
+    few, many = steps
+    assert many < 1.5 * few
+
+
+def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
+    """Each look costs a whole turn."""
+    world = greedy(2 * AT_A_TIME)
+    asks(world, 2 * AT_A_TIME)
+    world.create(*(member(f"v{i}", "v", 2, namespace="other", created=9, gated=False, gpu_mem=P100) for i in range(2)))
+    world.filter("v0")
+    world.clock.advance(10)
+    world.state._gangs._places.freed()
+    looked = []
+    look_at = world.state._gangs._look_at
+
+    def costly(gang, *how):
+        looked.append(gang.name)
+        world.clock.worked += 2 * gangs.TURN
+        return look_at(gang, *how)
+
+    monkeypatch.setattr(world.state._gangs, "_look_at", costly)
+    world.keep()
+    assert looked.index("v") == AT_A_TIME
+    assert len(looked) == 2 * AT_A_TIME + 1, "the others have their turn after it"
+
+
+def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
+    halves = 4
+    world = World({f"n{i}": 2 for i in range(halves)}, max_waiting=1000)
+    for gang in range(halves):
+        world.create(*(member(f"h{gang}{i}", f"h{gang}", 2, gated=False, created=gang, gpu_mem=P100) for i in range(2)))
+        for i in range(2):
+            world.schedule(f"h{gang}{i}")
+        world.settle(only=f"h{gang}0")
+    plan, planned, turns = gangplan.plan, [], []
+
+    def costly(ledger, nodes, members, terms):
+        planned.append(members[0].name)
+        world.clock.worked += 2 * gangs.TURN
+        return plan(ledger, nodes, members, terms)
+
+    some = gangs.Gangs.recover_some
+
+    def turn(self):
+        before = len(planned)
+        left = some(self)
+        turns.append(len(planned) - before)
+        return left
+
+    monkeypatch.setattr(gangplan, "plan", costly)
+    monkeypatch.setattr(gangs.Gangs, "recover_some", turn)
+    world.restart()
+    assert planned == ["h01", "h11", "h21", "h31"]
+    assert max(turns) == 1
+
+
+def test_before_a_term_only_so_much_time_goes_into_that(monkeypatch):
+    """The Lease is ours meanwhile, and nobody is placed."""
+    world = World({"n1": 2})
+    monkeypatch.setattr(gangs.Gangs, "recover_some", lambda self: True)
+    began = world.clock.now()
+    world.restart()
+    assert world.clock.now() - began < 4
