@@ -5,6 +5,7 @@ One lock; nothing here waits or does I/O. Who has room, and for which reason, is
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.assignment import Assignment
@@ -20,6 +21,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
+from extender.cache.longsearch import LongSearch
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import NominatedPods
 from extender.cache.placing import Ask, Placing
@@ -27,6 +29,7 @@ from extender.cache.policies import Policies
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
+from extender.cache.yielding import give_way
 from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
 from extender.gangs.gangs import Gangs
@@ -40,6 +43,8 @@ from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
+
+_WARMED: Final = 250  # nodes in one turn
 
 
 class State:
@@ -57,6 +62,7 @@ class State:
         of_ahead: ahead.Settings | None = None,
     ) -> None:
         self.patience = patience or Patience()
+        self._clock = clock
         self._lock = StateLock(clock)
         self._ledger = Ledger(kept_back=kept_back, max_clients=max_clients, core=core)
         self._cache = cache = Cache(self._ledger, self.patience, clock)
@@ -67,6 +73,7 @@ class State:
         settings = of_gangs or gangwords.Settings()
         nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
+        self._long = LongSearch(self._lock, cache, self._placing, clock)
         turns, reserve = Turns(), Reserve(cache, clock)
         self.ahead = Ahead(
             self._lock,
@@ -100,8 +107,12 @@ class State:
 
     def warm(self) -> None:
         """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
+        while self._warm_some():
+            give_way(self._clock)
+
+    def _warm_some(self) -> bool:
         with self.view() as ledger:
-            ledger.index()
+            return ledger.index_some(_WARMED)
 
     def held(self) -> float:
         """Seconds for which somebody has had the state, 0 for nobody; see `statelock`. Waits for nobody."""
@@ -216,6 +227,7 @@ class State:
         `created`: when the pod was.
         """
         uid = ask.pod.uid
+        ask = self._long.look(ask)
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
@@ -226,7 +238,7 @@ class State:
                 placed = self.ahead.place(ask, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.give_up(uid)
-                self._cache.refused(uid)
+                self._cache.refused(uid, ask.since)
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
                 self._cache.unschedulable.satisfied(uid)
@@ -235,6 +247,7 @@ class State:
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
         """As `plan`, but all nodes that fit with their scores, and nothing is held."""
         uid = ask.pod.uid
+        ask = self._long.look(ask)
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
@@ -243,11 +256,12 @@ class State:
             scores, refusals = self.ahead.score(ask, created)
             if scores:
                 return scores
-            self._cache.refused(uid)
+            self._cache.refused(uid, ask.since)
             return Unplaceable(refusals=refusals)
 
     def scores(self, ask: Ask) -> dict[str, int]:
         """The policy's score of each node that fits. What the pod holds itself is no obstacle."""
+        ask = self._long.look(ask)
         with self._lock:
             return self._placing.score(ask)[0]
 

@@ -90,10 +90,16 @@ class Cache:
         self.unschedulable.freed(node, self._clock.now(), seen=seen)
         self.freed += 1
 
-    def refused(self, uid: str) -> None:
-        """No card has enough room for this pod: it waits for what only we may see."""
-        if uid:
-            self.unschedulable.refused(uid, self._clock.now())
+    def refused(self, uid: str, since: int | None = None) -> None:
+        """No card has enough room for this pod: it waits for what only we may see. `since`: of `freed`, when the first
+        node was asked; room that has come after that may do.
+        """
+        if not uid:
+            return
+        now = self._clock.now()
+        self.unschedulable.refused(uid, now)
+        if since is not None and since != self.freed:
+            self.unschedulable.freed("", now, seen=False)
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
         """Meanwhile the pod holds nothing: it is no obstacle to itself."""

@@ -3,13 +3,15 @@
 Runs under the state's lock; the state decides what follows from the answer.
 """
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.placement.searching import Effort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
@@ -19,14 +21,37 @@ from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 
 
+_STEPS: Final = 512  # of the decision after a search in turns, see `Effort`
+
+
+class Looked(NamedTuple):
+    """What a search in turns has found, see `longsearch`. `best`: some nodes that took the pod, the best first; then
+    some where others hold something ahead, which may give way. `scores` and `refusals` are of all nodes. `freed`: the
+    cache's, when it began.
+    """
+
+    best: Sequence[str]
+    scores: dict[str, int]
+    refusals: dict[str, Refusal]
+    freed: int
+
+
 class Ask(NamedTuple):
-    """What a pod asks, of which nodes. `load`: what it takes of its node beside cards; None where no policy asks."""
+    """What a pod asks, of which nodes. `load`: what it takes of its node beside cards; None where no policy asks.
+    `looked`: None where no turns were needed.
+    """
 
     pod: PodRef
     request: PodRequest
     nodes: Collection[str]
     policy: str
     load: Load | None = None
+    looked: Looked | None = None
+
+    @property
+    def since(self) -> int | None:
+        """When the search began, of the cache's `freed`; None: now."""
+        return self.looked.freed if self.looked is not None else None
 
 
 class Placing:
@@ -40,6 +65,8 @@ class Placing:
 
     def place(self, ask: Ask) -> Placement | Unplaceable:
         """The best node, held by nobody yet."""
+        if ask.looked is not None:
+            return self._first(ask, ask.looked)
         headroom = self._cache.headroom(ask.pod.namespace)
         with self._nominated.kept((ask.pod.uid,), ask.request.priority):
             if ask.load is not None:
@@ -47,6 +74,13 @@ class Placing:
                 if best is not None:
                     return best
             return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, headroom)
+
+    @contextmanager
+    def asking(self, ask: Ask, effort: Effort) -> Iterator[Scorer]:
+        """Asks single nodes, with what is left of the effort. What the pod holds itself is no obstacle."""
+        self._cache.count_cards()
+        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority):
+            yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
         """The cards of one node."""
@@ -56,6 +90,11 @@ class Placing:
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
+        if ask.looked is not None and ask.looked.scores:
+            return ask.looked.scores, ask.looked.refusals
+        if ask.looked is not None:
+            placed = self._first(ask, ask.looked)
+            return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.count_cards()
         with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority):
             headroom = self._cache.headroom(ask.pod.namespace)
@@ -87,3 +126,14 @@ class Placing:
             load=pod.load,
             prospect=pod,
         )
+
+    def _first(self, ask: Ask, looked: Looked) -> Placement | Unplaceable:
+        """The first of the best nodes that takes the pod now: what was found in earlier turns may be over."""
+        effort, refusals = Effort(_STEPS), dict(looked.refusals)
+        with self.asking(ask, effort) as scorer:
+            for name in looked.best:
+                placed = scorer.place_on(self._ledger.node(name), effort)
+                if not isinstance(placed, Refusal):
+                    return placed
+                refusals[name] = placed
+        return Unplaceable(refusals=refusals)

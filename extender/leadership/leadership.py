@@ -216,9 +216,9 @@ class ByLease:
         if still() and (self._settled_in == epoch or self._settle(token, word, still)):
             self._settled_in = epoch
             self._state.forget_plans()
+            self._state.warm()
             self._state.gangs.recover()
             self._state.preemption.begin()
-            self._state.warm()
             self._state.waiting_pods.wake_all()
             self._word, self._token, self._void = (epoch, word), token, ("", set())
             self._again = self._clock.now() + _AGAIN_SECONDS

@@ -17,6 +17,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
+from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
@@ -322,6 +323,7 @@ class Ahead:
         self._cache.count_cards()
         if (
             not (self._settings.one_best_node or prospect.insists)
+            or fitting.several(prospect.request)  # that is searched in turns, as filter does
             or self._cache.ledger.holding(uid) is not None
             or not self._turns.has("", prospect.request.priority, self._clock.now())
             or self._doubts.get(prospect.constraints, (0, 0.0))[1] > self._clock.now()

@@ -18,10 +18,13 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.placement import Scorer
+from cardwise.core.placement.searching import Effort
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes for members who are alike
+_MOST_SEARCHED: Final = 500  # nodes for all members of several claims, each of which is searched by itself
+_STEPS: Final = 1024  # of such searches, see `Effort`
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
 
 
@@ -134,6 +137,7 @@ class _Ground:
         self.ledger = ledger
         self.terms = terms
         self.limited = bool(terms.headroom())
+        self.effort = Effort(_STEPS)
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         self._roomy: dict[tuple[int, Load], list[str]] = {}
@@ -144,9 +148,11 @@ class _Ground:
         for member in members:
             told = member.shape in self.terms.offers or self.terms.avoided or self.terms.closed is not None
             alike.setdefault((member.request, member.load, member.shape if told else ""), []).append(member)
+        several = sum(fitting.several(r) for some in alike.values() if (r := some[0].request) is not None)
         found: dict[str, _Kind] = {}
         for some in alike.values():
-            found |= dict.fromkeys([member.uid for member in some], self._look(some[0], len(some)))
+            kind = self._look(some[0], len(some), _MOST_SEARCHED // max(1, several))
+            found |= dict.fromkeys([member.uid for member in some], kind)
         return found
 
     def left(self, node: str) -> Load | None:
@@ -170,15 +176,15 @@ class _Ground:
         return len(kind.candidates)
 
     def scorer(self, request: PodRequest) -> Scorer:
-        return Scorer(request, request.policy or self.terms.policy, self.terms.headroom())
+        return Scorer(request, request.policy or self.terms.policy, self.terms.headroom(), self.effort)
 
     def _harm(self, node: str) -> int:
         """For a pod that needs no card: nodes with cards are for others as long as there are other nodes."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
-    def _look(self, member: Member, count: int) -> _Kind:
-        """For so many members like this one."""
+    def _look(self, member: Member, count: int, searches: int) -> _Kind:
+        """For so many members like this one. `searches`: nodes that may be searched for several claims."""
         offers = self.terms.offers.get(member.shape)
         avoided, closed, shape = self.terms.avoided, self.terms.closed, member.shape
 
@@ -202,6 +208,8 @@ class _Ground:
         if plain and len(candidates) > _CHEAPER * count:
             return _Kind(member.load, allowed, scorer, candidates, None)
         spreads = (member.request.policy or self.terms.policy) == "spread"
+        if fitting.several(member.request) and len(candidates) > searches:
+            candidates = _both_ends(candidates, vacant or {}, searches, spreads=spreads)
         known = self._scores(scorer, candidates, vacant, count, spreads=spreads)
         return _Kind(member.load, allowed, scorer, known.keys(), known)
 
@@ -232,6 +240,14 @@ class _Ground:
             found = sorted(node for node in among if takes(self.left(node), _NO_LOAD, load))
             self._roomy[key] = found
         return found
+
+
+def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int, *, spreads: bool) -> Sequence[str]:
+    """So many: half of them those that the policy likes, as far as is known, and half of them the emptiest, since the
+    others may have cards for each claim and not for all together.
+    """
+    in_order = sorted(candidates, key=lambda node: (-vacant.get(node, 0), node))
+    return sorted(in_order[:count] if spreads else [*in_order[: count // 2], *in_order[count // 2 - count :]])
 
 
 class _Queue(Protocol):
@@ -342,7 +358,7 @@ class _Attempt:
             if scorer is None:
                 self._put(member, node, None)
                 return True
-            placed = scorer.place_on(self._ground.ledger.node(node))
+            placed = scorer.place_on(self._ground.ledger.node(node), self._ground.effort)
             if not isinstance(placed, Refusal):
                 self._put(member, node, placed.assignment)
                 return True

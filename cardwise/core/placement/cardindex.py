@@ -16,6 +16,7 @@ from cardwise.core.placement.mpstaints import BITS
 Entry = tuple[int, str, int, int]
 
 _MANY = 2000  # changed nodes from which sorting anew is cheaper than moving their cards
+_NEW = 64  # new nodes from which sorting is cheaper than to put each card in its place
 
 
 class CardIndex:
@@ -32,6 +33,9 @@ class CardIndex:
             self._of.update(changed)
             self._sort()
             return
+        new = [(name, now) for name, now in changed if now and name not in self._of]
+        if len(new) > _NEW:
+            self._add(new)
         for name, now in changed:
             before = self._of.get(name, [])
             for entry in before:
@@ -76,6 +80,17 @@ class CardIndex:
         del entries[bisect_left(entries, entry)]
         if not entries:
             del self._entries[entry[3]]
+
+    def _add(self, new: Iterable[tuple[str, list[Entry]]]) -> None:
+        """To lists that are in order, which are sorted anew in hardly more time than it takes to read them."""
+        groups: set[int] = set()
+        for name, entries in new:
+            self._of[name] = entries
+            for entry in entries:
+                groups.add(entry[3])
+                self._entries.setdefault(entry[3], []).append(entry)
+        for group in groups:
+            self._entries[group].sort()
 
     def _sort(self) -> None:
         self._entries = {}

@@ -83,6 +83,11 @@ def claims(request: PodRequest) -> list[Claim]:
     return sorted(found, key=lambda claim: (not claim.device_class, not claim.whole, -claim.mem, -claim.cards))
 
 
+def several(request: PodRequest) -> bool:
+    """Whether it has several claims, so that each node is to be searched for cards for all of them."""
+    return len(claims(request)) > 1
+
+
 def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
     """A part of the card, or with None the whole of it."""
     card = node.cards[i]

@@ -12,6 +12,7 @@ GPUs are counted by UUID, whether the node has them or not.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
@@ -97,6 +98,13 @@ class Ledger:
             self._index.refresh((name, self._open_cards(name)) for name in self._touched)
             self._touched.clear()
         return self._index
+
+    def index_some(self, nodes: int) -> bool:
+        """Brings the index up to date about so many nodes; whether others are left."""
+        some = list(islice(self._touched, nodes))
+        self._index.refresh((name, self._open_cards(name)) for name in some)
+        self._touched.difference_update(some)
+        return bool(self._touched)
 
     def watch(self) -> set[str]:
         """The nodes that have changed, all to begin with; whoever asks for it empties it."""

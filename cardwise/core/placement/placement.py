@@ -116,15 +116,21 @@ _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] |
 class Scorer:
     """Scores nodes for one request, without building the assignment: what filter asks of every node.
 
-    For the ledger as it is; not to be kept.
+    For the ledger as it is; not to be kept. `effort`: what scores may cost, if that began before.
     """
 
-    def __init__(self, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()) -> None:
+    def __init__(
+        self,
+        request: PodRequest,
+        policy: str,
+        headroom: Sequence[Headroom] = (),
+        effort: searching.Effort | None = None,
+    ) -> None:
         self._policy = policies.POLICIES[policy]
         self._walk = _INDEXED.get(policy)
         self._request = request
         self._claims = fitting.claims(request)
-        self._effort = searching.Effort()
+        self._effort = effort or searching.Effort()
         self._headroom = headroom
         self._plan: fitting.Plan | None = None
         # Devices are asked for before cards, node by node: few nodes have them.
@@ -238,8 +244,8 @@ class Scorer:
                 refusals[name] = fitting.refusal(node, claim, typed)
         return refusals
 
-    def place_on(self, node: NodeState | None) -> Placement | Refusal:
-        """The cards and devices of the node, or why there are none."""
+    def place_on(self, node: NodeState | None, effort: searching.Effort | None = None) -> Placement | Refusal:
+        """The cards and devices of the node, or why there are none. `effort`: of this and other such calls."""
         if node is None:
             return Refusal.NOT_OURS if self._devices is None else Refusal.NO_SUCH_DEVICE
         granted: Granted = {}
@@ -250,7 +256,8 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        found = searching.fit(node, plan, self._policy, searching.Effort())  # what was found is found again
+        effort = effort or searching.Effort()  # what was found is found again
+        found = searching.fit(node, plan, self._policy, effort)
         if isinstance(found, Refusal):
             return found
         score, positions = found

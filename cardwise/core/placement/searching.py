@@ -35,8 +35,8 @@ _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 class Effort:
     """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes."""
 
-    def __init__(self) -> None:
-        self.left = _STEPS_IN_ALL
+    def __init__(self, steps: int | None = None) -> None:
+        self.left = _STEPS_IN_ALL if steps is None else steps
 
 
 def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: Effort) -> _Found | Refusal:
@@ -70,6 +70,8 @@ def _search(
     Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
     each would have cards if it were alone, are other choices tried, as long as the effort lasts.
     """
+    if len(wants) > 1 and _too_little(node, wants):
+        return _hopeless(node, wants, headroom, policy)
     scratch, left = node, headroom
     score = 0
     positions: list[list[int]] = []
@@ -93,6 +95,20 @@ def _hopeless(
 ) -> Want | None:
     """The first that finds no card even alone."""
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
+
+
+def _too_little(node: NodeState, wants: Sequence[Want]) -> bool:
+    """Whether the cards have too little memory for all of them, wherever each goes: seen in a tenth of a search."""
+    shares = [(one.claim.mem, one.claim.cards) for one in wants if not one.claim.whole]
+    free = [room for code in node.ascending() if (room := code >> POSITION) > 0]
+    if sum(free) < sum(mem * cards for mem, cards in shares):
+        return True
+    for least, _ in shares:
+        # A card takes no more shares of that size or a bigger one.
+        places = sum(cards for mem, cards in shares if mem >= least)
+        if least and sum(room // least for room in free) < places:
+            return True
+    return False
 
 
 def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:

@@ -5,8 +5,9 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement import searching
 from tests.build import P100, container, pod
 from tests.core.placement.test_placement_limits import ledger_with_free
 
@@ -31,3 +32,41 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(found, Planned)
     assert found.nodes == {"u": chosen}
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("known", [True, False])
+def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(monkeypatch, policy, known):
+    """Each of thousands is a search of its own, under a lock; those that are emptiest are among them."""
+    monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 40)
+    nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
+    searched = []
+    fit = searching.fit
+
+    def counted(node, *how):
+        searched.append(node.name)
+        return fit(node, *how)
+
+    monkeypatch.setattr(searching, "fit", counted)
+    some = [
+        request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
+        for mem in (8000, 8001)
+    ]
+    vacant = dict.fromkeys(nodes, 1) | {"n000": 2}
+    terms = Terms(namespace="default", policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i, asked in enumerate(some)]
+    ledger = ledger_with_free(**nodes)
+
+    class Many:
+        def left(self, node):
+            return Load(64_000, 1 << 40, 100)
+
+        def names(self):
+            return list(nodes)
+
+    found = gangplan.plan(ledger, Many(), members[:1], terms)
+    assert isinstance(found, Planned)
+    assert found.nodes == {"u0": "n000"}
+    searched.clear()
+    assert isinstance(gangplan.plan(ledger, Many(), members, terms), Unplanned)
+    assert len(searched) < 60

@@ -18,6 +18,7 @@ changes = st.lists(
         st.tuples(st.just("hold"), st.sampled_from(NODES), st.integers(0, 3), st.integers(1, 60), st.integers(0, 15)),
         st.tuples(st.just("release"), st.integers(0, 15)),
         st.tuples(st.just("look")),
+        st.tuples(st.just("look at some"), st.integers(1, 3)),
     ),
     max_size=40,
 )
@@ -51,6 +52,8 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
             ledger.hold(holding(str(uid), mem, index, node=node))
         elif kind == "release":
             ledger.release(str(how[0]))
+        elif kind == "look at some":
+            ledger.index_some(how[0])
         else:
             ledger.index()
     wanted = request.parse(pod(containers=[wanted]))
@@ -73,3 +76,17 @@ def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
     ledger.release("a")
     found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
     assert (found.node, found.assignment.indices()) == ("n0000", [1])
+
+
+def test_a_new_index_is_made_a_part_at_a_time():
+    ledger = Ledger()
+    names = [f"n{i:03}" for i in range(300)]
+    for i, name in enumerate(names):
+        ledger.set_cards(name, cards(100 + i, 200, node=name))
+    turns = 1
+    while ledger.index_some(100):
+        turns += 1
+    assert turns == 3
+    wanted = request.parse(pod(gpu_mem=150))
+    assert placement.place(ledger, names, wanted, "binpack").node == "n050"
+    assert placement.place(ledger, names, wanted, "spread").node == "n299"

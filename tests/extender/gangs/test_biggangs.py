@@ -7,7 +7,7 @@ from cardwise.core.gangs.gangs import MOST_KINDS
 from extender.gangs import gangs
 from extender.gangs.line import AT_A_TIME
 from tests.extender.gangworlds import World, member
-from tests.extender.worlds import P100
+from tests.extender.worlds import P100, as_pod, bound
 from tests.working import work
 
 
@@ -72,8 +72,8 @@ def test_what_pods_that_are_gone_have_asked_for_is_forgotten():
 def greedy(count, **how):
     """Gangs of one tenant that come before all others and never fit, since no card is wholly free."""
     world = World({"n1": 2}, max_waiting=1000, **how)
-    world.create(*(member(f"x{i}", "x", 2, gated=False, gpu_mem=100, gpu_count=2) for i in range(2)))
-    world.run(2)
+    for card in range(2):
+        world.state.set_pod(as_pod(bound(f"r{card}", 100, card)))
     first = {"cardwise.dev/queue-priority": "999999999"}
     for gang in range(count):
         pods = (

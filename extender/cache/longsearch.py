@@ -1,0 +1,59 @@
+"""The search for a place for pods of several claims, in turns at the state.
+
+Each node is searched by itself for them, which for thousands of nodes takes longer than others may wait for the state.
+What an earlier turn has found may be over by the last one. So that one takes the first of the best nodes that still
+takes the pod (`Placing`), and what is decided is right at the moment when it is reserved.
+"""
+
+from typing import Final
+
+from cardwise.clock import Clock
+from cardwise.core.placement import fitting
+from cardwise.core.placement.searching import Effort
+from cardwise.core.values.refusals import Refusal
+from extender.cache.cache import Cache
+from extender.cache.placing import Ask, Looked, Placing
+from extender.cache.reservations import Phase
+from extender.cache.statelock import StateLock
+from extender.cache.yielding import give_way
+
+TURN: Final = 0.004  # seconds of CPU, after which a turn begins no further node
+FEW: Final = 16  # nodes that one turn may search, and of which the last one has one
+
+
+class LongSearch:
+    """May be called from any thread, without the lock."""
+
+    def __init__(self, lock: StateLock, cache: Cache, placing: Placing, clock: Clock) -> None:
+        self._lock = lock
+        self._cache = cache
+        self._placing = placing
+        self._clock = clock
+
+    def look(self, ask: Ask) -> Ask:
+        """With what all nodes say, where that takes more than one turn."""
+        if len(ask.nodes) <= FEW or not fitting.several(ask.request):
+            return ask
+        nodes, effort = list(dict.fromkeys(ask.nodes)), Effort()
+        scores: dict[str, int] = {}
+        refusals: dict[str, Refusal] = {}
+        with self._lock:
+            self._cache.count_cards()
+            freed = self._cache.freed
+        while (at := len(scores) + len(refusals)) < len(nodes):
+            if at:
+                give_way(self._clock)
+            with self._lock, self._placing.asking(ask, effort) as scorer:
+                until, by_name = self._clock.cpu() + TURN, self._cache.ledger.by_name()
+                for name in nodes[at:]:
+                    found = scorer.score(by_name.get(name))
+                    if isinstance(found, Refusal):
+                        refusals[name] = found
+                    else:
+                        scores[name] = found
+                    if self._clock.cpu() >= until:
+                        break
+        best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
+        with self._lock:
+            ahead = {one.node for one in self._cache.reservations.among(Phase.NOMINATED)}
+        return ask._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))

@@ -1,0 +1,169 @@
+"""Pods of several claims are searched for in turns, and what is decided is right when it is reserved."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import request
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.values.refusals import Refusal
+from extender.cache import longsearch
+from extender.cache.longsearch import FEW
+from extender.cache.placing import Ask
+from extender.cache.statelock import StateLock
+from extender.records.podref import PodRef
+from tests.build import P100, asking, container, pod
+from tests.examples import examples
+from tests.extender.aheadworlds import World
+from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, resource, state
+from tests.fakes.clock import FakeClock
+
+NODES = [f"n{i:03}" for i in range(FEW + 4)]
+
+
+class Busy(FakeClock):
+    """A clock of which others use the pauses."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = []
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        if self.others:
+            self.others.pop(0)()
+
+
+def cluster(clock, frees, cards=2):
+    """Nodes with so much free on each of their cards."""
+    made = state(clock)
+    for name, free in frees.items():
+        made.set_node(name)
+        for i in range(cards):
+            made.set_card(*as_card(resource(i, node=name)))
+            if free[i] < P100:
+                made.set_pod(as_pod(bound(f"r-{name}-{i}", P100 - free[i], i, node=name)))
+    return made
+
+
+def ask(name="p", whole=1, mem=8000):
+    """A whole card, and a part of another."""
+    asked = request.parse(pod(containers=[container("a", gpu_count=whole), container("b", gpu_mem=mem)]))
+    return Ask(PodRef(f"uid-{name}", "default", name), asked, NODES, "binpack")
+
+
+def take(made, name, index, mem):
+    made.set_pod(as_pod(bound(f"other-{name}-{index}", mem, index, node=name)))
+
+
+@pytest.fixture
+def costly(monkeypatch):
+    """Each node costs a whole turn."""
+    clocks, turns = [], []
+    score, enter = Scorer.score, StateLock.__enter__
+
+    def scored(self, node):
+        clocks[0].worked += 2 * longsearch.TURN
+        turns[-1] += 1
+        return score(self, node)
+
+    def entered(self):
+        turns.append(0)
+        enter(self)
+
+    monkeypatch.setattr(Scorer, "score", scored)
+    monkeypatch.setattr(StateLock, "__enter__", entered)
+    return clocks, turns
+
+
+def test_it_gives_the_state_up_between_nodes(costly):
+    clocks, turns = costly
+    clock = Busy()
+    clocks.append(clock)
+    made = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    turns.clear()
+    found = made.plan(ask())
+    assert isinstance(found, Unplaceable)
+    assert set(found.refusals.values()) == {Refusal.TOGETHER}
+    assert found.refusals.keys() == set(NODES)
+    assert (max(turns), sum(turns)) == (1, len(NODES))
+
+
+def test_what_others_take_meanwhile_is_theirs(costly):
+    clocks, _ = costly
+    clock = Busy()
+    clocks.append(clock)
+    frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
+    made = cluster(clock, frees)
+    clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1)]
+    found = made.plan(ask())
+    assert isinstance(found, Placement)
+    assert found.node == "n001"
+    with made.view() as ledger:
+        assert ledger.violations() == []
+
+
+def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
+    clocks, _ = costly
+    clock = Busy()
+    clocks.append(clock)
+    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
+    ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
+    clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1), lambda: made.set_pod(ended)]
+    clock.advance(10)
+    assert made.waiting_pods.touch_due() is None
+    found = made.plan(ask())
+    assert isinstance(found, Unplaceable)
+    assert made.waiting_pods.touch_due() is not None, "room has come on a node that was looked at before"
+
+
+def test_nobody_is_woken_where_nothing_has_come():
+    clock = Busy()
+    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
+    clock.advance(10)
+    assert isinstance(made.plan(ask()), Unplaceable)
+    assert made.waiting_pods.touch_due() is None
+
+
+def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(costly):
+    clocks, turns = costly
+    clock = Busy()
+    clocks.append(clock)
+    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
+    turns.clear()
+    assert made.fitting(ask()).keys() == {"n000", "n001"}
+    assert made.scores(ask()).keys() == {"n000", "n001"}
+    assert max(turns) == 1
+
+
+def test_they_are_not_decided_ahead_of_filter():
+    """That would be one turn for all nodes."""
+    world = World()
+    world.node("n2", cards=4)
+    made = asking("two", gpu_mem=100)
+    made["metadata"] |= {"resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    made["spec"]["priority"] = 0
+    made["spec"]["containers"].append(container("b", gpu_count=1, share=1))
+    world.tell(made)
+    world.create("one", 100)
+    assert world.ahead().keys() == {"one"}
+
+
+frees = st.lists(st.tuples(*[st.sampled_from([0, 4000, 8000, P100])] * 2), min_size=3, max_size=6)
+
+
+@settings(max_examples=examples(40, soak=500), deadline=None)
+@given(frees, st.sampled_from([1, 2]), st.sampled_from([1, 8000]), st.booleans())
+def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
+    answers = []
+    for few in (1, 100):
+        made = cluster(FakeClock(), {f"n{i}": free for i, free in enumerate(frees)})
+        if limited:
+            made.set_quota(*as_quota({"memoryMiB": sum(P100 - one for some in frees for one in some) + 20_000}))
+        asked = ask(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
+        most, longsearch.FEW = longsearch.FEW, few
+        try:
+            answers.append((made.plan(asked), made.scores(asked)))
+        finally:
+            longsearch.FEW = most
+    assert answers[0] == answers[1]
