@@ -242,7 +242,7 @@ class _Ground:
         return found
 
 
-def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int, *, spreads: bool) -> Sequence[str]:
+def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int, *, spreads: bool) -> list[str]:
     """So many: half of them those that the policy likes, as far as is known, and half of them the emptiest, since the
     others may have cards for each claim and not for all together.
     """
