@@ -23,7 +23,8 @@ from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes for members who are alike
-_MOST_SEARCHED: Final = 500  # nodes for all members of several claims, each of which is searched by itself
+_MOST_SEARCHED: Final = 256  # nodes for all members of several claims, each of which is searched by itself, but
+_AT_LEAST: Final = 2  # so many for each member
 _STEPS: Final = 1024  # of such searches, see `Effort`
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
 
@@ -208,6 +209,7 @@ class _Ground:
         if plain and len(candidates) > _CHEAPER * count:
             return _Kind(member.load, allowed, scorer, candidates, None)
         spreads = (member.request.policy or self.terms.policy) == "spread"
+        searches = max(searches, _AT_LEAST * count)
         if fitting.several(member.request) and len(candidates) > searches:
             candidates = _both_ends(candidates, vacant or {}, searches, spreads=spreads)
         known = self._scores(scorer, candidates, vacant, count, spreads=spreads)

@@ -34,6 +34,23 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     assert found.nodes == {"u": chosen}
 
 
+class Many:
+    """Nodes with room beside cards."""
+
+    def __init__(self, nodes):
+        self._nodes = nodes
+
+    def left(self, node):
+        return Load(64_000, 1 << 40, 100)
+
+    def names(self):
+        return list(self._nodes)
+
+
+def of_two_claims(mem):
+    return request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
+
+
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("known", [True, False])
 def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(monkeypatch, policy, known):
@@ -48,25 +65,24 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
         return fit(node, *how)
 
     monkeypatch.setattr(searching, "fit", counted)
-    some = [
-        request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
-        for mem in (8000, 8001)
-    ]
+    some = [of_two_claims(mem) for mem in (8000, 8001)]
     vacant = dict.fromkeys(nodes, 1) | {"n000": 2}
     terms = Terms(namespace="default", policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
     members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i, asked in enumerate(some)]
     ledger = ledger_with_free(**nodes)
-
-    class Many:
-        def left(self, node):
-            return Load(64_000, 1 << 40, 100)
-
-        def names(self):
-            return list(nodes)
-
-    found = gangplan.plan(ledger, Many(), members[:1], terms)
+    found = gangplan.plan(ledger, Many(nodes), members[:1], terms)
     assert isinstance(found, Planned)
     assert found.nodes == {"u0": "n000"}
     searched.clear()
-    assert isinstance(gangplan.plan(ledger, Many(), members, terms), Unplanned)
+    assert isinstance(gangplan.plan(ledger, Many(nodes), members, terms), Unplanned)
     assert len(searched) < 60
+
+
+def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
+    monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 10)
+    nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
+    asked, terms = of_two_claims(9000), Terms(namespace="default", policy="binpack")
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(60)]
+    found = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
+    assert isinstance(found, Planned)
+    assert len(set(found.nodes.values())) == 60

@@ -143,7 +143,7 @@ def test_they_are_not_decided_ahead_of_filter():
     made = asking("two", gpu_mem=100)
     made["metadata"] |= {"resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z"}
     made["spec"]["priority"] = 0
-    made["spec"]["containers"].append(container("b", gpu_count=1, share=1))
+    made["spec"]["containers"].append(container("b", whole_gpu=1, share=1))
     world.tell(made)
     world.create("one", 100)
     assert world.ahead().keys() == {"one"}

@@ -39,7 +39,7 @@ def ended(world):
 @pytest.mark.parametrize("event", [ungated, gone, added, ended])
 def test_an_event_of_a_member_costs_the_same_in_a_gang_of_thousands(event):
     steps = []
-    for count in (50, 2000):
+    for count in (50, 1000):
         world = crowd(count)
         with work() as done:
             event(world)
@@ -49,12 +49,12 @@ def test_an_event_of_a_member_costs_the_same_in_a_gang_of_thousands(event):
 
 
 def test_of_thousands_some_are_shown_to_the_scheduler_at_a_time():
-    world = crowd(2000)
+    world = crowd(1200)
     world.keep()
     shown = [name for name, pod in world.pods.items() if "schedulingGates" not in pod["spec"]]
     assert shown[:2] == ["g0000", "g0001"]
-    assert len(shown) < 1000
-    for _ in range(4):
+    assert len(shown) < 600
+    for _ in range(2):
         world.keep()
     assert not any("schedulingGates" in pod["spec"] for pod in world.pods.values())
 
@@ -97,7 +97,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
         world.state._gangs._places.freed()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
-            assert world.filter("v0")[0] == ["n1"]
+            assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
         steps.append(done.steps)
     few, many = steps
     assert many < 1.5 * few
