@@ -77,7 +77,7 @@ def greedy(count, **how):
     first = {"cardwise.dev/queue-priority": "999999999"}
     for gang in range(count):
         pods = (
-            member(f"e{gang}-{i}", f"e{gang}", 2, namespace="evil", gated=False, annotations=first, gpu_mem=P100)
+            member(f"e{gang:03}-{i}", f"e{gang:03}", 2, namespace="evil", gated=False, annotations=first, gpu_mem=P100)
             for i in range(2)
         )
         world.create(*pods)
@@ -86,7 +86,7 @@ def greedy(count, **how):
 
 def asks(world, count):
     for gang in range(count):
-        world.state.gangs.filter(f"uid-e{gang}-0", ["n1"])
+        world.state.gangs.filter(f"uid-e{gang:03}-0", ["n1"])
 
 
 def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_another(monkeypatch):
