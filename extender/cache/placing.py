@@ -20,7 +20,6 @@ from extender.cache.reservations import Phase
 from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 
-
 _STEPS: Final = 512  # of the decision after a search in turns, see `Effort`
 
 
