@@ -603,7 +603,7 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_i
         two.a.state.set_pod(as_pod(bound_))
     gives_back(two.a)
     takes(two.b)
-    assert changed(two) == ([] if seen else ["p", "q"])
+    assert sorted(changed(two)) == ([] if seen else ["p", "q"])
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
