@@ -21,7 +21,7 @@ def flags(folder: Path, node: str) -> list[str]:
         f"--root={root(folder)}",
         f"--control={CONTROL}",
         f"--driver={DRIVER}",
-        "--probe-interval=500ms",
+        "--probe-interval=1s",
         "--probe-timeout=10s",  # a daemon on a machine under load is not taken for frozen
         "--metrics-bind=127.0.0.1:0",
     ]

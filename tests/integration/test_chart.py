@@ -30,7 +30,7 @@ Json = dict[str, Any]
 SYSTEM = names.NAMESPACE
 VALUES: Json = {
     "webhook": {"shareAgent": "never"},
-    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=500ms", "--probe-timeout=20s"]},
+    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=1s", "--probe-timeout=20s"]},
     "scheduler": {"replicas": 1, "image": partsimage.SCHEDULER},
 }
 ANOTHER: Json = {"node": "elsewhere", "index": 0, "model": "Tesla P100", "memoryMiB": 16276}
