@@ -1,17 +1,17 @@
 """What tests of whole clusters say over and over: make a pod, wait for it, see its card from outside and inside."""
 
 import functools
-import json
 import os
 import signal
 import ssl
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
 
+import urllib3
 import yaml
 
 from cardwise.core.api import assignment, names
@@ -293,9 +293,13 @@ def probed(numbers: dict[str, str], index: str) -> list[str]:
 
 def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str, int]]]:
     """The extender's ledger as its users see it: total, used and MiB by pod, for each (node, card)."""
-    url = f"{cluster.parts.url('extender')}{names.EXTENDER_PREFIX}/inspect"
-    with urllib.request.urlopen(url, context=scheduler_tls(cluster.parts.tls_dir), timeout=PATIENCE) as answer:
-        nodes = json.loads(answer.read())["nodes"]
+    pool = _extender(cluster.parts.ports["extender"], cluster.parts.tls_dir)
+    try:
+        answer = pool.request("GET", f"{names.EXTENDER_PREFIX}/inspect", timeout=PATIENCE, retries=False)
+    except urllib3.exceptions.HTTPError as error:
+        raise OSError(f"the extender does not answer: {error}") from error
+    assert answer.status == HTTPStatus.OK, answer.data
+    nodes = answer.json()["nodes"]
     return {
         (node["name"], card["id"]): (
             card["totalGPU"],
@@ -305,6 +309,12 @@ def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str,
         for node in nodes
         for card in node["devs"]
     }
+
+
+@functools.cache
+def _extender(port: int, tls: Path) -> urllib3.HTTPSConnectionPool:
+    """It is asked many times a second, so the connections stay."""
+    return urllib3.HTTPSConnectionPool("127.0.0.1", port, ssl_context=scheduler_tls(tls))
 
 
 @functools.cache
