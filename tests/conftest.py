@@ -4,12 +4,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import structlog
 
 from tests.examples import SOAK, examples
+
+if TYPE_CHECKING:
+    from tests.cluster.controlplane import ControlPlane
+    from tests.integration.conftest import Clusters
 
 # Images of Python set it. All that is imported would be compiled anew by each of the many programs that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,3 +46,29 @@ def logging_as_before() -> Iterator[None]:
     structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+_SHARED: "pytest.StashKey[Clusters]" = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def clusters(pytestconfig: pytest.Config) -> "Iterator[Clusters]":
+    """Those of this process that files share: tests/cluster/README.md."""
+    from tests.integration.conftest import Clusters
+
+    pytestconfig.stash[_SHARED] = made = Clusters()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def plane(clusters: "Clusters") -> "ControlPlane":
+    """That of the kind `api`."""
+    made: ControlPlane = clusters.of("api")
+    return made
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if shared := item.config.stash.get(_SHARED, None):
+        mark = item.get_closest_marker("cluster")
+        shared.leave(str(mark.args[0]) if mark and mark.args else "")

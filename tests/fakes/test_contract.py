@@ -17,7 +17,6 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.eviction import evict
-from tests.cluster import binaries
 from tests.cluster.controlplane import ETCD, ControlPlane
 from tests.cluster.parts import CHART
 from tests.fakes.apiserver import ApiServer
@@ -26,8 +25,7 @@ from tests.fakes.clock import FakeClock
 Json = dict[str, Any]
 
 REAL = [
-    pytest.mark.cluster,
-    pytest.mark.xdist_group("contract"),  # one API server for all of them
+    pytest.mark.cluster("api"),
     pytest.mark.timeout(1200),  # the first run of all builds the programs
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -77,10 +75,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"), binaries.kube(print))
-    plane.write_credentials([])
-
+def real(plane: ControlPlane) -> Iterator[Server]:
     def compact() -> None:
         def ask(what: str, body: Json) -> Json:
             url = f"http://127.0.0.1:{plane.ports[ETCD]}/v3/kv/{what}"
@@ -89,20 +84,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
         ask("compaction", {"revision": ask("range", {"key": "AA=="})["header"]["revision"]})
 
-    try:
-        # Of Secrets what etcd has forgotten is forgotten, as nothing is kept of them in memory.
-        plane.start_api(["--watch-cache-sizes=secrets#0"])
-        client = KubeClient.load(plane.kubeconfig("admin"))
-        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        for file in (CHART / "files" / "crds").glob("*.yaml"):
-            client.create(definitions, yaml.safe_load(file.read_text()))
-        for definition in client.get(definitions)["items"]:
-            await_kind(client, definition)
-        yield Server(client, compact)
-        client.close()
-    finally:
-        for name in ("kube-apiserver", "etcd"):
-            plane.process(name).stop()
+    client = KubeClient.load(plane.kubeconfig("admin"))
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for file in (CHART / "files" / "crds").glob("*.yaml"):
+        client.create(definitions, yaml.safe_load(file.read_text()))
+    for definition in client.get(definitions)["items"]:
+        await_kind(client, definition)
+    yield Server(client, compact)
+    client.close()
 
 
 def await_kind(client: KubeClient, definition: Json) -> None:

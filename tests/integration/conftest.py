@@ -8,16 +8,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cardwise.core.api.policies import BY_CARDS
-from tests.cluster import Cluster, ClusterSpec
+from tests.cluster import Cluster, ClusterSpec, binaries
+from tests.cluster.controlplane import APISERVER, ETCD, ControlPlane
 from tests.integration import untouched
 from tests.integration.progress import Progress
-from tests.integration.scheduling import ByCluster, group
+from tests.integration.scheduling import NONE, ByCluster, group
 from tests.integration.sharing import Space
 
 SOAK = bool(os.environ.get("CARDWISE_SOAK"))
@@ -53,11 +56,26 @@ class SpecOf:
         return ClusterSpec(state_dir=state, **self._settings)  # type: ignore[arg-type]
 
 
+def api_alone() -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver, without controllers."""
+    with tempfile.TemporaryDirectory(prefix="cw-", dir="/tmp") as folder:
+        plane = ControlPlane(Path(folder), binaries.kube(print))
+        plane.write_credentials([])
+        try:
+            # Of Secrets what etcd has forgotten is forgotten, as nothing is kept of them in memory.
+            plane.start_api(["--watch-cache-sizes=secrets#0"])
+            yield plane
+        finally:
+            for name in (APISERVER, ETCD):
+                plane.process(name).kill()
+
+
 # The clusters that files share, by the name that they give to `pytest.mark.cluster`; the order is that of the run.
-KINDS: Mapping[str, SpecOf] = {
-    "bare": SpecOf(nodes=2 if os.geteuid() == 0 else 0, parts=False),
-    "nodes": SpecOf(nodes=2, rdma_devices=2),
-    "sim": SpecOf(),
+KINDS: Mapping[str, Callable[[], Iterator[Cluster | ControlPlane]]] = {
+    "api": api_alone,
+    "bare": partial(started, SpecOf(nodes=2 if os.geteuid() == 0 else 0, parts=False)),
+    "nodes": partial(started, SpecOf(nodes=2, rdma_devices=2)),
+    "sim": partial(started, SpecOf()),
 }
 
 
@@ -66,35 +84,33 @@ class Clusters:
 
     def __init__(self) -> None:
         self._kind = ""
-        self._running: Iterator[Cluster] | None = None
-        self._cluster: Cluster | None = None
+        self._running: Iterator[Cluster | ControlPlane] | None = None
+        self._made: Cluster | ControlPlane | None = None
 
-    def of(self, kind: str) -> Cluster:
-        if kind != self._kind or self._cluster is None:
+    def of(self, kind: str) -> Any:
+        if kind != self._kind or self._made is None:
             self.stop()
-            self._running = started(KINDS[kind])
-            self._cluster = next(self._running)
+            self._running = KINDS[kind]()
+            self._made = next(self._running)
             self._kind = kind
-        return self._cluster
+        return self._made
+
+    def leave(self, kind: str) -> None:
+        """Whoever needs this kind, or none, comes next: what runs beside him takes a tenth of a core."""
+        if kind != self._kind:
+            self.stop()
 
     def stop(self) -> None:
         """Asserts that nothing is left."""
-        running, self._running, self._cluster = self._running, None, None
+        running, self._running, self._made = self._running, None, None
         if running is not None:
             assert next(running, None) is None
-
-
-@pytest.fixture(scope="session")
-def clusters() -> Iterator[Clusters]:
-    made = Clusters()
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")
 def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The shared one that the file names: `pytestmark = pytest.mark.cluster("sim")`. The file leaves it as it was."""
-    made = clusters.of(_kind(request.node))
+    made = clusters.of(kind_of(request.node))
     found = untouched.state(made)
     yield made
     untouched.leaves_as_found(made, found)
@@ -113,7 +129,7 @@ def spaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         yield made
 
 
-def _kind(node: pytest.Item | pytest.Collector) -> str:
+def kind_of(node: pytest.Item | pytest.Collector) -> str:
     """Of the shared cluster; empty for files with one of their own."""
     mark = node.get_closest_marker("cluster")
     return str(mark.args[0]) if mark and mark.args else ""
@@ -133,7 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def rank(item: pytest.Item) -> tuple[bool, int, bool]:
         mark = item.get_closest_marker("cluster")
-        return mark is None, ranks.index(_kind(item)), bool(mark and mark.kwargs.get("last"))
+        return mark is None, ranks.index(kind_of(item)), bool(mark and mark.kwargs.get("last"))
 
     items.sort(key=rank)
     for item in items:
@@ -141,7 +157,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
         if item.get_closest_marker("soak") and not SOAK:
             item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
-        kind = _kind(item) or item.path.stem if item.get_closest_marker("cluster") else "none"
+        kind = kind_of(item) or item.path.stem if item.get_closest_marker("cluster") else NONE
         item.add_marker(pytest.mark.xdist_group(group(kind, item.nodeid.partition("::")[0])))
 
 

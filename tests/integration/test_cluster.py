@@ -338,19 +338,25 @@ def cli(*arguments: str) -> str:
 
 @pytest.mark.node
 class TestKilledHarness:
-    def test_down_leaves_nothing_after_kill_9(self, state_dir: Path) -> None:
+    def test_up_clears_what_was_killed_half_way_and_down_leaves_nothing_after_kill_9(self, state_dir: Path) -> None:
         machine = outside()
-        harness = subprocess.Popen(
-            [sys.executable, "-c", HARNESS, str(state_dir), "1"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", HARNESS, str(state_dir), "1"]
+        harness = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
+        try:
+            # In the middle of the start: containerd runs, no kubelet yet.
+            assert wait_for((state_dir / "run" / "containerd-n1.json").exists)
+        finally:
+            harness.send_signal(signal.SIGKILL)
+            harness.communicate()
+        half = processes.marked(state_dir)
+        assert half
+        harness = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert harness.stdout is not None
             assert harness.stdout.readline() == "up\n"
+            assert [pid for pid in half if processes.start_time(pid)] == []
             cluster = Cluster.attach(state_dir)
+            assert cluster.kubectl("get", "nodes", "-o", "name").split() == ["node/n1", "node/sim-1"]
             space = Space(cluster, "left")
             for made in (pod("left", node="n1"), pod("sim-left", node="sim-1")):
                 space.create(made)
@@ -376,22 +382,6 @@ class TestKilledHarness:
         # Others on the machine may have mounted something meanwhile; all that is the cluster's lies in its folder.
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         assert [mount for mount in mounts if str(state_dir) in mount] == []
-
-    def test_up_clears_what_an_earlier_run_left_half_way(self, state_dir: Path) -> None:
-        command = [sys.executable, "-c", HARNESS, str(state_dir), "1"]
-        harness = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-        try:
-            # In the middle of the start: containerd runs, no kubelet yet.
-            assert wait_for((state_dir / "run" / "containerd-n1.json").exists)
-        finally:
-            harness.send_signal(signal.SIGKILL)
-            harness.communicate()
-        survivors = processes.marked(state_dir)
-        assert survivors
-        with Cluster.start(ClusterSpec(state_dir=state_dir, nodes=0, parts=False)) as cluster:
-            assert [pid for pid in survivors if processes.start_time(pid)] == []
-            assert cluster.kubectl("get", "nodes", "-o", "name") == ""
-        assert Cluster.leftovers(state_dir) == []
 
     def test_down_clears_an_up_that_was_killed_half_way(self, state_dir: Path) -> None:
         up = [sys.executable, "-m", "tests.cluster", "up", "--state-dir", str(state_dir), "--no-parts"]

@@ -16,31 +16,16 @@ from cardwise.runtime.tls import filesets
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.certstore import SecretStore
 from cardwise.runtime.tls.tls import Rotator
-from tests.cluster import binaries
-from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import PATIENCE, wait_for
 from tests.fakes.clock import FakeClock
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.cluster("api"),
     pytest.mark.timeout(1200),  # the first run of all builds the programs
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory):
-    state = tmp_path_factory.mktemp("plane")
-    plane = ControlPlane(state, binaries.kube(print))
-    plane.write_credentials([])
-    try:
-        plane.start_api()
-        yield plane
-    finally:
-        for name in ("kube-apiserver", "etcd"):
-            plane.process(name).stop()
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,11 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.leases.lease import LeaderElector, identity
-from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import wait_for
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.cluster("api"),
     pytest.mark.timeout(1200),  # the first run of all builds the programs
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -25,18 +24,6 @@ pytestmark = [
 ]
 
 DURATION, EVERY = 3.0, 0.4
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory):
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"), binaries.kube(print))
-    plane.write_credentials([])
-    try:
-        plane.start_api()
-        yield plane
-    finally:
-        for name in ("kube-apiserver", "etcd"):
-            plane.process(name).stop()
 
 
 @pytest.fixture

@@ -34,14 +34,14 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def api_b(cluster: Cluster) -> Iterator[Process]:
     """The second API server, which `extender-b` uses alone; all others use the first."""
     with cluster.control_plane.second_api(cluster.state_dir / "kubeconfig" / "cardwise-extender") as process:
         yield process
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pair(cluster: Cluster, api_b: Process) -> Iterator[Pair]:
     with two_extenders(cluster, cluster.state_dir / "kubeconfig" / "cardwise-extender-b") as made:
         yield made
