@@ -403,7 +403,7 @@ def test_nor_does_that_of_inspect():
 
 
 def test_and_inspect_itself_for_no_more_of_the_cluster_than_it_shows(tmp_path):
-    """Half a second of a core with the official client, a quarter without."""
+    """Half a second of a core with the official client, a quarter of one without."""
     api, path = lists(), tmp_path / "config"
     clusters = [{"name": "c", "cluster": {"server": api.serve()}}]
     contexts = [{"name": "c", "context": {"cluster": "c"}}]
