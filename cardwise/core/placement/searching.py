@@ -70,13 +70,13 @@ def _search(
     Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
     each would have cards if it were alone, are other choices tried, as long as the effort lasts.
     """
-    if len(wants) > 1 and _too_little(node, wants):
-        return _hopeless(node, wants, headroom, policy)
     scratch, left = node, headroom
     score = 0
     positions: list[list[int]] = []
     for want in wants:
         if positions:
+            if len(positions) == 1 and _too_little(node, wants):
+                return _hopeless(node, wants, headroom, policy)
             scratch = without(scratch, wants[len(positions) - 1].claim, positions[-1])
         found = choose(scratch, want, left, policy)
         if found is None:
