@@ -3,5 +3,6 @@
 The rooms, in the order in which a call goes through them; none imports from one above it: `process` (the parts and
 their order), `informers` (watches), `api` (verbs over HTTP), `controllers` (loops that write), `reporting` (what people
 see), `binding` (the write of a decision), `leadership` (who answers), `state` (the one edge, with its lock),
-`preemption`, `gangs`, `queue` (who waits), `cache` (what is held), `records` (what is read).
+`preemption`, `gangs`, `ahead` (what is held before somebody asks), `cache` (what is held), `queue` (who waits),
+`records` (what is read).
 """

@@ -30,9 +30,9 @@ from cardwise.runtime.settings import (
     starting,
 )
 from cardwise.runtime.tls import tls
+from extender.ahead.ahead import NODES, When
 from extender.api.app import MOST_BYTES
 from extender.process import Process, Settings
-from extender.queue.ahead import NODES, When
 
 _log = structlog.get_logger(__name__)
 

@@ -24,12 +24,12 @@ from cardwise.runtime.http.health import HealthServer, Shown
 from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
+from extender.ahead import ahead
 from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.cache import statelock
-from extender.cache.requests import Requests
 from extender.cache.reservations import Patience
 from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.evictions import Evictions
@@ -47,7 +47,6 @@ from extender.leadership import leadership
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone, Leadership
 from extender.leadership.marking import LeaderMark
-from extender.queue import ahead
 from extender.reporting.listers import Listers
 from extender.state import State
 
@@ -107,7 +106,6 @@ class Extender:
             of_ahead=_of_ahead(settings),
             clock=clock,
         )
-        self._requests = Requests(clock=clock)
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
         seen = Listers()
         self._informers = Informers(client, self._state, seen, self._events, clock, listed=listed)
@@ -129,7 +127,6 @@ class Extender:
         self._binder = Binder(
             client,
             self._state,
-            self._requests,
             policy=settings.policy,
             seconds=settings.bind_deadline,
             leadership=self._leadership,
@@ -176,7 +173,7 @@ class Extender:
         sources = Sources(
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
-            waiting=self._state.waiting_pods.by_reason,
+            waiting=self._state.waiting,
             disagreements=self._check.counts,
             staleness=self._informers.staleness,
             leads=self._leads,
@@ -188,7 +185,6 @@ class Extender:
         self._state.ahead.observe = metrics.ahead
         parts = Parts(
             state=self._state,
-            requests=self._requests,
             binder=self._binder,
             metrics=metrics,
             preferences=self._preferences,

@@ -3,6 +3,7 @@
 One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -19,6 +20,9 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
+from extender.ahead import ahead
+from extender.ahead.ahead import Ahead
+from extender.ahead.reserve import Reserve
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
 from extender.cache.longsearch import LongSearch
@@ -34,17 +38,15 @@ from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
-from extender.queue import ahead
-from extender.queue.ahead import Ahead, Nominee
-from extender.queue.reserve import Reserve
-from extender.queue.turns import Turns
-from extender.queue.waitingpods import WaitingPods
+from extender.queue.schedulingqueue import Asked, SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 _WARMED: Final = 250  # nodes in one turn
+_SCORED_SECONDS: Final = 1.0
+_NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
 
 class State:
@@ -64,31 +66,28 @@ class State:
         self.patience = patience or Patience()
         self._clock = clock
         self._lock = StateLock(clock)
+        self._scored = _NO_SCORES  # by `fitting`: whose, when, and what
         self._ledger = Ledger(kept_back=kept_back, max_clients=max_clients, core=core)
         self._cache = cache = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
-        self._loads = cache.loads
-        self.waiting_pods = WaitingPods(self._lock, cache, clock)
+        self._loads, self._queue = cache.loads, cache.queue
         self.policies = Policies(self._lock, self._ledger, self._loads, cache.count_cards)
         settings = of_gangs or gangwords.Settings()
         nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)
-        turns, reserve = Turns(), Reserve(cache, clock)
+        reserve = Reserve(cache, clock)
         self.ahead = Ahead(
             self._lock,
             cache=cache,
             placing=self._placing,
             reserve=reserve,
-            turns=turns,
             settings=of_ahead or ahead.Settings(),
             clock=clock,
         )
-        self._gangs = Gangs(gangwords.Parts(cache, nominated, turns, reserve, self.ahead), settings, clock)
+        self._gangs = Gangs(gangwords.Parts(cache, nominated, reserve, self.ahead), settings, clock)
         self.gangs = LockedGangs(self._lock, cache, self._gangs, reserve, clock)
-        self.preemption = Preemption(
-            self._lock, cache=cache, nominated=nominated, turns=turns, gangs=self._gangs, clock=clock
-        )
+        self.preemption = Preemption(self._lock, cache=cache, nominated=nominated, gangs=self._gangs, clock=clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._unplaced: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
 
@@ -104,6 +103,12 @@ class State:
         """As `view`, with what nodes have left beside cards."""
         with self.view() as ledger:
             yield ledger, self._loads
+
+    @contextmanager
+    def queue(self) -> Iterator[SchedulingQueue]:
+        """Who waits, and why, locked."""
+        with self._lock:
+            yield self._queue
 
     def warm(self) -> None:
         """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
@@ -129,12 +134,10 @@ class State:
                 self._gangs.drop(pod.uid)
             self._gangs.beside(pod.uid, pod.group)
             if not pod.node:
-                self.waiting_pods.waits(pod)
+                self._queue.waits(pod)
                 if pod.claimant is not None and not self._is_on_its_way(pod):
                     self.preemption.heard(pod.claimant, pod.nominated)
-                self.preemption.turned_away(pod.uid, pod.turned_away)
-                named = Nominee(pod.ref, "", pod.named) if pod.named else None
-                self.ahead.waits(pod.uid, pod.prospect, refused=pod.refused, named=named)
+                self.ahead.waits(pod)
             else:
                 self._set_bound(pod)
 
@@ -144,8 +147,7 @@ class State:
             self._gangs.drop(pod.uid)
             self._gangs.beside(pod.uid, "")
             self._unplaced.pop(pod.uid, None)
-            self.waiting_pods.over(pod.uid)
-            self.preemption.over(pod.uid)
+            self._queue.over(pod.uid)
             self._reservations.left(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
             self.ahead.over(pod.uid)
@@ -241,8 +243,21 @@ class State:
                 self._cache.refused(uid, ask.since)
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
-                self._cache.unschedulable.satisfied(uid)
+                self._queue.placed(uid)
             return placed
+
+    def tries(self, uid: str, asked: Asked | None, *, grouped: bool) -> bool:
+        """Filter is asked about the pod. Whether it may be placed; see `SchedulingQueue.tries`."""
+        with self._lock:
+            return self._queue.tries(uid, asked, grouped=grouped)
+
+    def has_turn(self, uid: str, priority: int) -> bool:
+        """Whether the pod may be placed now, or comes again once those before it have been here."""
+        with self._lock:
+            if self._queue.has_turn(priority):
+                return True
+            self._queue.refused(uid)
+            return False
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
         """As `plan`, but all nodes that fit with their scores, and nothing is held."""
@@ -255,12 +270,21 @@ class State:
             self.ahead.comes(uid, ask.nodes)
             scores, refusals = self.ahead.score(ask, created)
             if scores:
+                self._scored = uid, self._clock.now(), scores
                 return scores
             self._cache.refused(uid, ask.since)
             return Unplaceable(refusals=refusals)
 
     def scores(self, ask: Ask) -> dict[str, int]:
-        """The policy's score of each node that fits. What the pod holds itself is no obstacle."""
+        """The policy's score of each node that fits; what `fitting` has found, if that was a moment ago, and once: bind
+        looks at the cards again. What the pod holds itself is no obstacle.
+        """
+        with self._lock:
+            uid, at, scores = self._scored
+            if uid and uid == ask.pod.uid:
+                self._scored = _NO_SCORES
+                if self._clock.now() - at < _SCORED_SECONDS:
+                    return scores
         ask = self._long.look(ask)
         with self._lock:
             return self._placing.score(ask)[0]
@@ -317,7 +341,7 @@ class State:
         """Another extender decides from now on, or has until now: what is planned here and not posted ends."""
         with self._lock:
             self._gangs.forget()
-            self.preemption.forget()
+            self._queue.forget_fragmented()
             self._reservations.drop_plans()
 
     # What time does.
@@ -329,7 +353,7 @@ class State:
             for one in over.rows:
                 if one.phase is Phase.NOMINATED:
                     self.ahead.expired(one.pod.uid)
-            if self.preemption.step() or over.nomination:
+            if self._queue.end_turns() or over.nomination:
                 self._cache.free()
             return self._reservations.unconfirmed()
 
@@ -344,6 +368,12 @@ class State:
         with self._lock:
             self._reservations.look_up_failed(uid)
 
+    def touch_due(self) -> str | None:
+        """A node to touch so that waiting pods are tried again, at most one a second; see `schedulingqueue`."""
+        with self._lock:
+            self._cache.count_cards()
+            return self._queue.due(self._inventory.nodes)
+
     def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry of a quota that a pod waits for."""
         with self._lock:
@@ -353,7 +383,7 @@ class State:
         """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
         with self._lock:
             self._cache.count_cards()
-            if self.waiting_pods.any_asks_for(name):
+            if next(self._queue.asking_for(name), None) is not None:
                 return True
             kinds = self._ledger.kinds
             used = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
@@ -401,6 +431,16 @@ class State:
         with self._lock:
             return self._reservations.marks()
 
+    def waiting(self) -> dict[str, int]:
+        """Pods that filter found no node for, by the most frequent reason among the nodes, for metrics."""
+        with self._lock:
+            return self._queue.reasons()
+
+    def waiting_for(self, device_class: str) -> list[PodRef]:
+        """The pods that wait for this class, also those that the scheduler refused without asking us."""
+        with self._lock:
+            return list(self._queue.asking_for(device_class))
+
     # Everything below runs under the lock.
 
     def _given_twice(self, node: str) -> dict[str, int]:
@@ -418,8 +458,7 @@ class State:
         return one is not None and one.node == pod.nominated
 
     def _set_bound(self, pod: PodRecord) -> None:
-        self.waiting_pods.over(pod.uid)
-        self.preemption.over(pod.uid)
+        self._queue.over(pod.uid)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)
         else:

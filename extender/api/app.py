@@ -25,7 +25,6 @@ from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder, Failed
 from extender.cache import statelock
-from extender.cache.requests import Requests
 from extender.leadership.leadership import Alone, Leadership
 from extender.records import wire
 from extender.records.wire import BindResult, FilterResult, Malformed
@@ -48,7 +47,6 @@ class Parts:
     """
 
     state: State
-    requests: Requests
     binder: Binder
     metrics: Metrics
     preferences: Preferences
@@ -179,7 +177,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     try:
         args = wire.filter_args(_body(environ))
         uid = _name_in_log(args)
-        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, args, parts.notice)
+        answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice)
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
@@ -189,7 +187,8 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     if reasons:
         reason = most_frequent(reasons)
         parts.metrics.refused(reason)
-        parts.state.waiting_pods.refused_because(uid, reason)
+        with parts.state.queue() as queue:
+            queue.because(uid, reason)
     return answer
 
 
@@ -200,7 +199,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     try:
         args = wire.filter_args(_body(environ))
         _name_in_log(args)
-        return verbs.prioritize(parts.state, parts.requests, parts.preferences, args)
+        return verbs.prioritize(parts.state, parts.preferences, args)
     except Malformed as error:
         _log.info("unreadable prioritize call", error=str(error))
         raise
@@ -241,7 +240,8 @@ def _bind(parts: Parts, environ: Environ) -> str:
         outcome, text = "malformed", str(error)
     except Failed as error:
         outcome, text = error.outcome, str(error)
-        parts.requests.bind_failed(args.pod_uid)
+        with parts.state.queue() as queue:
+            queue.bind_failed(args.pod_uid)
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("bind failed")
     parts.metrics.bound(outcome)

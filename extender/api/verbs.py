@@ -13,12 +13,12 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
+from extender.ahead.ahead import YOUNGEST
 from extender.cache.nominations import Seen
 from extender.cache.placing import Ask
 from extender.cache.quotas import FullEntry
-from extender.cache.requests import Requests
 from extender.cache.reservations import MARKS, Decided, Phase
-from extender.queue.ahead import YOUNGEST
+from extender.queue.schedulingqueue import Asked
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import (
@@ -52,7 +52,7 @@ Notice = Callable[[PodRef, FullEntry], None]
 
 
 def filter_nodes(
-    state: State, requests: Requests, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
+    state: State, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
 ) -> FilterResult:
     """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself.
 
@@ -64,20 +64,19 @@ def filter_nodes(
         asked = pod.request
     except InvalidRequest as error:
         return FilterResult(error=str(error))
-    if asked is not None:
-        requests.put(uid, asked, pod.version)
     if not candidates:
         return _fits(args, [])
-    if pod.grouped and (seconds := requests.rests(uid)):
-        state.waiting_pods.rests(uid, seconds)
-        return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
+    if uid:
+        for_bind = Asked(asked, pod.version) if asked is not None and pod.version else None
+        if not state.tries(uid, for_bind, grouped=pod.grouped):
+            return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     if uid and pod.gang:
         answer = _member(state, args, pod, candidates)
         if answer is not None:
             return answer
     if asked is None:
         return _fits(args, candidates)  # it came by its marker only
-    if uid and not state.preemption.has_turn(uid, asked.priority):
+    if uid and not state.has_turn(uid, asked.priority):
         return _refused(dict.fromkeys(candidates, Refusal.NOT_ITS_TURN))
     state.ahead.serves(pod.scheduler)
     created = pod.created or YOUNGEST
@@ -97,7 +96,8 @@ def filter_nodes(
         if preferences.preempt_fragmented and uid and pod.may_preempt:
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
             if nodes:
-                state.preemption.refused(pod.claimant(), policy, nodes)
+                with state.queue() as queue:
+                    queue.fragmented(pod.claimant(), policy, nodes)
         found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             full = state.full_entry(pod.ref.namespace, asked)
@@ -106,25 +106,20 @@ def filter_nodes(
         return _refused(found.refusals)
     if not isinstance(found, dict):
         return _fits(args, [found.node])
-    if uid:
-        requests.put_scores(uid, found)
     return _fits(args, list(found))
 
 
-def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
+def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
     pod, candidates = args.parsed, args.names() or []
-    uid = pod.uid
     try:
         asked = pod.request
     except InvalidRequest:
         asked = None  # filter has said it; the scheduler ignores errors here
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
-    scored = requests.take_scores(uid)
-    if scored is None:
-        policy = asked.policy or preferences.policy
-        scored = state.scores(Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
+    policy = asked.policy or preferences.policy
+    scored = state.scores(Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
     found = [scored.get(name) for name in candidates]
     known = [score for score in found if score is not None]
     if not known:

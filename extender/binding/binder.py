@@ -22,7 +22,6 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding.permit import Line, WaitingBinds
 from extender.binding.throttle import BindThrottle
-from extender.cache.requests import Requests
 from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
 from extender.leadership.leadership import Alone, Leadership
@@ -95,7 +94,6 @@ class Binder:
         self,
         client: KubeClient,
         state: State,
-        requests: Requests,
         *,
         policy: str,
         seconds: float,
@@ -104,7 +102,6 @@ class Binder:
     ) -> None:
         self._client = client
         self._state = state
-        self._requests = requests
         self._policy = policy
         self._seconds = seconds
         self._leadership = leadership or Alone()
@@ -148,7 +145,9 @@ class Binder:
         decided = self._state.decided(args.pod_uid)
         if decided is not None and decided.phase in _DONE:
             return _already(decided, args)
-        asked, version = self._requests.take(args.pod_uid) or self._read_request(args)
+        with self._state.queue() as queue:
+            known = queue.take_asked(args.pod_uid)
+        asked, version = known or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (asked.policy if asked is not None else None) or self._policy
         begun = self._state.begin_bind(pod, asked, args.node, policy, term=term)

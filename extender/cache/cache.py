@@ -20,7 +20,7 @@ from extender.cache.inventory import Inventory, Report
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
 from extender.cache.reservations import Patience, Reservations, stray_uid
-from extender.cache.unschedulable import UnschedulablePods
+from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import Placed
 
 
@@ -33,10 +33,9 @@ class Cache:
         self.loads = NodeLoads()
         self.reservations = Reservations(self.inventory, self.loads, self._follow, patience, clock)
         self.limits = Quotas()
-        self.unschedulable = UnschedulablePods()
+        self.queue = SchedulingQueue(clock)
         self.freed = 0
         self.changed: set[str] = set()
-        self._clock = clock
 
     def headroom(self, namespace: str) -> list[Headroom]:
         """What quotas leave to the namespace."""
@@ -87,19 +86,16 @@ class Cache:
 
     def free(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node; on "" that is any. `seen`: the scheduler sees the cause itself."""
-        self.unschedulable.freed(node, self._clock.now(), seen=seen)
+        self.queue.move_all(node, seen=seen)
         self.freed += 1
 
     def refused(self, uid: str, since: int | None = None) -> None:
         """No card has enough room for this pod: it waits for what only we may see. `since`: of `freed`, when the first
         node was asked; room that has come after that may do.
         """
-        if not uid:
-            return
-        now = self._clock.now()
-        self.unschedulable.refused(uid, now)
-        if since is not None and since != self.freed:
-            self.unschedulable.freed("", now, seen=False)
+        self.queue.refused(uid)
+        if uid and since is not None and since != self.freed:
+            self.queue.move_all()
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
         """Meanwhile the pod holds nothing: it is no obstacle to itself."""

@@ -1,4 +1,4 @@
-"""Writes the nodes that `queue.ahead` has decided into the statuses of pods, and takes them back.
+"""Writes the nodes that `ahead.ahead` has decided into the statuses of pods, and takes them back.
 
 One thread decides, some write. A write that comes too late does no harm: it names the version of the pod that it is
 for, so it never replaces a node that kube-scheduler has named meanwhile.
@@ -13,7 +13,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.queue.ahead import Ahead, Nominee
+from extender.ahead.ahead import Ahead, Nominee
 from extender.records.podref import PodRef
 from extender.reporting.schedule import Pace
 

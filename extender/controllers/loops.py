@@ -106,11 +106,13 @@ class Loops:
         if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
             # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
-            self._state.waiting_pods.wake_all()
+            with self._state.queue() as queue:
+                queue.move_all_of_others()
         binder.look_up(self._fence, self._state, self._leadership, clock=self._clock)
-        node = self._state.waiting_pods.touch_due()
+        node = self._state.touch_due()
         if node is not None and not touch(self._client, node, self._clock):
-            self._state.waiting_pods.touch_failed(node)
+            with self._state.queue() as queue:
+                queue.failed(node)
         self._rests_since = self._clock.now()
 
 

@@ -36,7 +36,7 @@ class Reporters:
         leads: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
-        self.pod_events = PodEvents(events, seen, active=leads, waiting_for=state.waiting_pods.asking_for, clock=clock)
+        self.pod_events = PodEvents(events, seen, active=leads, waiting_for=state.waiting_for, clock=clock)
         classes = ClassController(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
         no_class = self.pod_events.quota_without_class
         writer = StatusWriter(client, state, seen, active=leads, no_class=no_class, clock=clock)

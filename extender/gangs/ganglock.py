@@ -11,13 +11,13 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Foreign, Group, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
+from extender.ahead.reserve import Reserve
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View
 from extender.gangs.gangwords import Hold, Work
-from extender.queue.reserve import Reserve
 
 _TOLD_AT_ONCE: Final = 50  # gangs
 _TENDED_AT_ONCE: Final = 200  # gangs

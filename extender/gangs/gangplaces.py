@@ -16,10 +16,10 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, Plan
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
+from extender.ahead.reserve import no_place
 from extender.cache import yielding
 from extender.cache.reservations import Phase, Reservations
 from extender.gangs.gangwords import Parts
-from extender.queue.reserve import no_place
 from extender.records.podref import PodRef
 
 CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once

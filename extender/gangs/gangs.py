@@ -20,7 +20,6 @@ from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwords import Hold, Parts, Settings, Work
 from extender.gangs.line import Line, Walk
-from extender.gangs.requeue import Requeue
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
 
@@ -32,9 +31,8 @@ class Gangs:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
         self._cache = parts.cache
-        self._unschedulable = parts.cache.unschedulable
+        self._queue = parts.cache.queue
         self._reservations = parts.cache.reservations
-        self._turns = parts.turns
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
@@ -44,7 +42,6 @@ class Gangs:
         self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that are none of ours
         self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
-        self._requeue = Requeue(parts.cache.unschedulable)
         self._line = Line()
         self._round = Walk(iter(()))  # those that are still to be looked at
         self._halves = Walk(iter(()))  # those that `recover_some` has still to look at
@@ -73,9 +70,10 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
-        came_late = before is None and member.uid in self._unschedulable  # the scheduler knew of it before we did
+        # The scheduler may have known of it before we did.
+        came_late = before is None and self._queue.is_unschedulable(member.uid)
         if gang.complete > was_complete or gang.ran > was_running or came_late:
-            self._requeue.all(now)
+            self._queue.move_all()
 
     def drop(self, uid: str) -> None:
         """The pod is no more, or is in no gang any more. As with `put`."""
@@ -89,7 +87,6 @@ class Gangs:
             del self._gangs[key]
             self._line.drop(key)
             self._places.drop(key)
-            self._requeue.drop(key)
 
     def set_group(self, key: str, group: Group | None) -> None:
         """Our PodGroup, "namespace/name", is so now; None: it is no more."""
@@ -132,15 +129,15 @@ class Gangs:
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
-            self._unschedulable.refused(uid, now)
+            self._queue.refused(uid)
             return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
         if gang.ran:
             return None
         found = self._filter(gang, uid, nodes, now)
         if isinstance(found, Refusal):
-            self._unschedulable.refused(uid, now)
+            self._queue.refused(uid)
             return found
-        self._unschedulable.satisfied(uid)
+        self._queue.placed(uid)
         gang.passes(uid, now)
         return found
 
@@ -241,7 +238,6 @@ class Gangs:
                 self._end(gang, late)
             if gang.rollback_due(now):
                 self._void(gang, gang.roll_back(now))
-                self._requeue.after_backoff(gang.key)
             work.free.extend(waiter(gang, member) for member in gang.to_free())
             work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
             if gang.reserves(now):
@@ -250,9 +246,8 @@ class Gangs:
     def tended(self, due: Iterable[Gang]) -> None:
         """What time does once all were tended: who keeps cards from others, and who is planned in the next turns."""
         now = self._clock.now()
-        self._requeue.step(self._gangs, now)
         if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
-            self._requeue.all(now)
+            self._queue.move_all()
         if now >= self._next_round and self._round.gang is None:
             self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
 
@@ -328,7 +323,7 @@ class Gangs:
         # Who has passed filter may be on its way to bind; and what is posted is posted.
         moving = [uid] if gang.forward else [each for each in gang.plan if each == uid or each not in gang.passed]
         if self._places.place(gang, [gang.members[each] for each in moving], now):
-            self._requeue.members(gang, now)
+            self._wake(gang)
             return gang.plan[uid]
         if gang.forward:
             gang.unplan(uid)
@@ -383,7 +378,7 @@ class Gangs:
 
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
-        if not gang.forward and not self._turns.has("", gang.priority, now):
+        if not gang.forward and not self._queue.has_turn(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
         if not gang.forward:
@@ -397,8 +392,13 @@ class Gangs:
         if not gang.forward:
             self._holds[gang.key] = Hold(gang.key, now)
             self._bind_turns.given(gang, now)
-        self._requeue.members(gang, now)
+        self._wake(gang)
         return True
+
+    def _wake(self, gang: Gang) -> None:
+        """Some of the plan may have been refused before there was one."""
+        if any(map(self._queue.is_unschedulable, gang.plan)):
+            self._queue.move_all()
 
     def _waits(self) -> int:
         """Threads that holds have taken, or may take."""
@@ -432,7 +432,8 @@ class Gangs:
         if not reason:
             return
         self._places.freed()
-        self._requeue.after_backoff(gang.key)
+        if not (gang.ran or gang.forward):
+            self._queue.move_all_at(gang.backoff_until)
         hold = self._holds.pop(gang.key, None)
         if hold is not None:
             hold.settle(go=False, reason=reason)
@@ -445,7 +446,7 @@ class Gangs:
             was_complete = gang.complete
             self._regroup(gang)
             if gang.complete > was_complete:
-                self._requeue.all(self._clock.now())
+                self._queue.move_all()
 
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:
         kinds = set(gang.foreign)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.gangs.gangs import GangPatience
+from extender.ahead.ahead import Ahead
+from extender.ahead.reserve import Reserve
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
-from extender.queue.ahead import Ahead
-from extender.queue.reserve import Reserve
-from extender.queue.turns import Turns
 from extender.records.podref import PodRef
 
 
@@ -46,7 +45,6 @@ class Parts(NamedTuple):
 
     cache: Cache
     nominated: NominatedPods
-    turns: Turns
     reserve: Reserve
     ahead: Ahead
 

@@ -23,6 +23,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.leases.lease import LeaderElector, identity
 from extender.cache import statelock
 from extender.leadership.fence import Fence
+from extender.records.podref import PodRef
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -218,8 +219,9 @@ class ByLease:
             self._state.forget_plans()
             self._state.warm()
             self._state.gangs.recover()
-            self._state.preemption.begin()
-            self._state.waiting_pods.wake_all()
+            with self._state.queue() as queue:
+                queue.begin_turns()
+                queue.move_all_of_others()
             self._word, self._token, self._void = (epoch, word), token, ("", set())
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
@@ -231,11 +233,16 @@ class ByLease:
         """
         if not self._unproven or self._clock.now() < self._again:
             return
-        waiting = [pod for pod in self._state.waiting_pods.bindable() if pod.uid in self._unproven]
+        waiting = [pod for pod in self._waiting() if pod.uid in self._unproven]
         swept = self._fence.void_all(waiting, self._word[1], still, again=False, at_once=_PROVES_AT_ONCE)
         if swept is not None:
             self._unproven = swept.unproven
         self._again = self._clock.now() + _AGAIN_SECONDS
+
+    def _waiting(self) -> list[PodRef]:
+        """The pods that an extender may have been asked to bind."""
+        with self._state.queue() as queue:
+            return queue.bindable()
 
     def _settle(self, token: str, word: str, still: Callable[[], bool]) -> bool:
         """Whether all is known that was bound in former terms, and nothing of them lands from now on, but what is
@@ -248,7 +255,7 @@ class ByLease:
             return False
         if self._elector is not None and self._elector.heir and not self._term:
             return True  # the one before has heard the answers to all that it sent, and knew likewise
-        waiting, before = self._state.waiting_pods.bindable(), frozenset[str]()
+        waiting, before = self._waiting(), frozenset[str]()
         if token != self._void[0]:
             self._void = token, set()
         void = self._void[1]

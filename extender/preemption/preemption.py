@@ -2,7 +2,7 @@
 
 Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`. kube-scheduler asks
 only about nodes whose sums want victims. Pods for which there is room in the sums and on no card are remembered in
-`fragmented`, for `evictions`.
+the scheduling queue, for `evictions`.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,8 +20,6 @@ from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
 from extender.preemption.search import VictimSearch
-from extender.queue.fragmented import FragmentedPods
-from extender.queue.turns import Turns
 from extender.records.pod import Claimant
 from extender.records.podref import PodRef
 
@@ -43,17 +41,14 @@ class Eviction:
 class Preemption:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(
-        self, lock: StateLock, *, cache: Cache, nominated: NominatedPods, turns: Turns, gangs: Gangs, clock: Clock
-    ) -> None:
+    def __init__(self, lock: StateLock, *, cache: Cache, nominated: NominatedPods, gangs: Gangs, clock: Clock) -> None:
         self._lock = lock
         self._cache = cache
         self._loads = cache.loads
         self._nominated = nominated
         self._nominations = cache.reservations.nominations
-        self._turns = turns
         self._search = VictimSearch(nominated)
-        self._fragmented = FragmentedPods()
+        self._queue = cache.queue
         self._together = GangPreemption(nominated, self._search, gangs, cache=cache, clock=clock)
         self._clock = clock
 
@@ -72,39 +67,7 @@ class Preemption:
         """The pod waits, and its status names this node, or "". Under the lock."""
         self._nominations.heard(claimant, node, self._clock.now())
 
-    def turned_away(self, uid: str, priority: int | None) -> None:
-        """The pod waits since no extender answered for it, or None: for another reason. Under the lock."""
-        self._turns.heard(uid, priority)
-
-    def over(self, uid: str) -> None:
-        """The pod is bound, or is no more. Under the lock."""
-        self._turns.drop(uid)
-        self._fragmented.drop(uid)
-
-    # What time and leaders do.
-
-    def forget(self) -> None:
-        """Another extender decides from now on, or has until now. Under the lock."""
-        self._fragmented.clear()
-
-    def begin(self) -> None:
-        """A term begins."""
-        with self._lock:
-            self._turns.begin(self._clock.now())
-
-    def step(self) -> bool:
-        """What time does; whether pods that had to wait may come again. Under the lock."""
-        return self._turns.step(self._clock.now())
-
     # What kube-scheduler asks.
-
-    def has_turn(self, uid: str, priority: int) -> bool:
-        """Whether the pod may be placed now, or comes again once those before it have been here."""
-        with self._lock:
-            if self._turns.has(uid, priority, self._clock.now()):
-                return True
-            self._cache.refused(uid)
-            return False
 
     def answer(
         self, claimant: Claimant, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool, seen: Seen
@@ -141,17 +104,12 @@ class Preemption:
 
     # Pods that only cards keep waiting.
 
-    def refused(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
-        """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
-        with self._lock:
-            self._fragmented.refused(claimant, policy, nodes, self._clock.now())
-
     def next_eviction(self) -> Eviction | None:
         """The next that is due, at most one; its cards are kept from now on. Nobody goes whom a disruption budget
         protects.
         """
         with self._lock:
-            due = self._fragmented.due(self._clock.now(), self._is_helped)
+            due = self._queue.next_fragmented(self._is_helped)
         if due is None:
             return None
         found: list[tuple[tuple[object, ...], str]] = []
@@ -169,7 +127,7 @@ class Preemption:
         with self._lock:
             self._cache.count_cards()
             # Much may have happened since the first of them was looked at.
-            if due.claimant.uid not in self._fragmented or self._is_helped(due.claimant.uid):
+            if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
                 return None
             for _, node in found[:_TOGETHER]:
                 victims = self._search.look(due.claimant, due.policy, node)

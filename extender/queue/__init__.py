@@ -1,7 +1,5 @@
-"""The pods that wait: why each waits, what would wake it, whose turn it is, and which node it is nominated for.
+"""The scheduling queue: who waits, since when, why, and what would wake them.
 
-Comes in: records of pods without a node, and refusals. Goes out: who is to be woken, and which node a pod gets ahead.
-
-Read first: `waitingpods`, then `ahead` (pods that have a node before kube-scheduler comes to them) and `reserve` (nodes
-that are kept for a gang that has waited long).
+Comes in: records of pods without a node, refusals of filter, and that room may have come. Goes out: which node to
+touch, so that kube-scheduler tries waiting pods again; and who is next.
 """

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cardwise.core.api.request import Load
+from extender.ahead.ahead import Outcome, Settings, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.cache.reservations import Patience
 from extender.gangs import gangwords
-from extender.queue.ahead import Outcome, Settings, When
 from extender.records import nodeinfo
 from extender.records.nodeinfo import Placed
 from extender.records.wire import FilterArgs, FilterResult
@@ -34,7 +33,6 @@ class World:
         self.clock = FakeClock()
         of_gangs = gangwords.Settings(max_waiting=8)
         self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
-        self.requests = Requests()
         self.outcomes: list[Outcome] = []
         self.state.ahead.observe = self.outcomes.append
         self.pods: dict[str, Json] = {}
@@ -100,7 +98,7 @@ class World:
 
     def answer(self, name: str, *nodes: str) -> FilterResult:
         args = FilterArgs(pod=self.pods[name], node_names=list(nodes or ["n1"]))
-        return verbs.filter_nodes(self.state, self.requests, PREFERENCES, args)
+        return verbs.filter_nodes(self.state, PREFERENCES, args)
 
     def passes(self, seconds: float) -> None:
         self.clock.advance(seconds)

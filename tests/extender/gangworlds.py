@@ -13,7 +13,6 @@ from cardwise.core.gangs.gangs import GangPatience
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
 from extender.gangs.gangwords import Hold, Settings
@@ -131,7 +130,6 @@ class World:
         settings = Settings(patience=self.patience, max_waiting=self.max_waiting)
         patience = Patience(hold=30.0, terminating=0.0, confirm=75.0)
         self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
-        self.requests = Requests()
         for name, spec in self.nodes.items():
             self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
             for i in range(spec.cards):
@@ -274,7 +272,7 @@ class World:
         nodes = self.offered(pod)
         if not nodes:
             return [], "in-tree"
-        found = verbs.filter_nodes(self.state, self.requests, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
+        found = verbs.filter_nodes(self.state, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
         texts = {*found.failed_nodes.values(), *found.failed_and_unresolvable_nodes.values(), found.error} - {""}
         return list(found.node_names or []), "; ".join(sorted(texts))
 

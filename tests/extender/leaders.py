@@ -13,13 +13,12 @@ from cardwise.kube.leases.lease import LeaderElector
 from extender.binding import binder
 from extender.binding.binder import Binder
 from extender.cache.placing import Ask
-from extender.cache.requests import Requests
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import ByLease
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.extender.worlds import as_pod, as_quota, asking, state, with_cards
+from tests.extender.worlds import as_pod, as_quota, asking, comes, state, with_cards
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock
@@ -99,9 +98,8 @@ class Extender:
             "ns/l", self._elect, self.state, catch_up=self.catch_up, fence=self._fence, clock=clock
         )
         self.elector = self.leadership._elector = self._elect(self.leadership)
-        self.requests = Requests(clock=clock)
         self.binder = Binder(
-            self.client, self.state, self.requests, policy="binpack", seconds=600.0, leadership=self.leadership,
+            self.client, self.state, policy="binpack", seconds=600.0, leadership=self.leadership,
             clock=clock,
         )  # fmt: skip
 
@@ -145,7 +143,7 @@ class Extender:
     def filter(self, name: str, *nodes: str) -> object:
         pod = self.api.pods()[name]
         asked = request.parse(pod)
-        self.requests.put(f"uid-{name}", asked, pod["metadata"]["resourceVersion"])
+        comes(self.state, name, asked, pod["metadata"]["resourceVersion"])
         return self.state.plan(Ask(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
 
     def bind(self, name: str, node: str) -> str:

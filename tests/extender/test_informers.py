@@ -148,7 +148,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     ready(feeds, clock)
     refuse(made)  # from now on somebody waits to be woken
     clock.advance(60)
-    made.waiting_pods.touch_due()
+    made.touch_due()
     made.changed_nodes()
     clock.advance(60)
     card, device_class, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
@@ -163,10 +163,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert seen.quotas.values["default/team"].status == {"used": []}
     assert (seen.cards.values[name].status.free, seen.cards.values[name].status.classes) == (9, ("p100",))
     assert made.changed_nodes() == set()
-    assert made.waiting_pods.touch_due() is None
+    assert made.touch_due() is None
     api.put(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
-    assert made.waiting_pods.touch_due() == "n1"
+    assert made.touch_due() == "n1"
     card["status"]["health"] = "Unhealthy"
     api.put(CARDS, card)
     all_told(clock)

@@ -9,7 +9,6 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
-from extender.cache.requests import Requests
 from extender.cache.reservations import Begun
 from extender.gangs.gangwords import Settings
 from extender.records import wire
@@ -88,12 +87,12 @@ def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     tell(world, 0, state="Down")
     place(world, "waits")
     clock.advance(5)
-    world.waiting_pods.touch_due()
+    world.touch_due()
     clock.advance(5)
     tell(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
-    assert world.waiting_pods.touch_due() is None, "only another reason: nobody fits for that"
+    assert world.touch_due() is None, "only another reason: nobody fits for that"
     tell(world, 0, state="Ready")
-    assert world.waiting_pods.touch_due() == "n1"
+    assert world.touch_due() == "n1"
 
 
 def test_a_node_without_a_manager_takes_all_but_who_requires_mps(world):
@@ -278,7 +277,7 @@ def test_what_the_scheduler_reads_is_the_constant_text(world):
     tell(world, 0, state="Down", reason="the control program is missing")
     body = wire.encode({"Pod": asking("a", gpu_mem=1000), "NodeNames": ["n1"]})
     args = wire.filter_args(body)
-    answer = verbs.filter_nodes(world, Requests(), Preferences(policy="binpack", one_best_node=True), args)
+    answer = verbs.filter_nodes(world, Preferences(policy="binpack", one_best_node=True), args)
     assert answer.failed_and_unresolvable_nodes == {"n1": "MPS is not ready on the GPU cards that would do"}
 
 

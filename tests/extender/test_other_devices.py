@@ -101,7 +101,7 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
     clock.advance(31)  # the plan of the first ends
     world.tick()
-    assert world.waiting_pods.touch_due() is not None
+    assert world.touch_due() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
 
 

@@ -386,18 +386,18 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     world.remove_pod(last)
     refuse(world)
     clock.advance(5)
-    assert world.waiting_pods.touch_due() is None
+    assert world.touch_due() is None
     clock.advance(30)
     world.tick()
-    assert world.waiting_pods.touch_due() == "n1"
-    assert world.waiting_pods.touch_due() is None
+    assert world.touch_due() == "n1"
+    assert world.touch_due() is None
 
 
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
     clock.advance(31)
     world.tick()
-    assert world.waiting_pods.touch_due() is None
+    assert world.touch_due() is None
 
 
 def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
@@ -405,23 +405,23 @@ def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world
     for expected in ("n1", None):
         world.set_card(*as_card(resource(0, health="Unhealthy")))
         world.set_card(*as_card(resource(0)))
-        assert world.waiting_pods.touch_due() == expected
+        assert world.touch_due() == expected
     clock.advance(1.1)
-    assert world.waiting_pods.touch_due() == "n1"
+    assert world.touch_due() == "n1"
 
 
 def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(world, clock):
     last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
-    world.waiting_pods.touch_due()
+    world.touch_due()
     world.set_pod(last)
     refuse(world)
     clock.advance(10)
     world.remove_pod(last)
-    assert world.waiting_pods.touch_due() is None
+    assert world.touch_due() is None
     world.set_pod(last)
     refuse(world)
     world.remove_pod(last)
-    assert world.waiting_pods.touch_due() == "n1"
+    assert world.touch_due() == "n1"
 
 
 def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
@@ -451,30 +451,30 @@ def waiting(clock):
     plan(made, "a", P100, ["n1"])
     assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
     clock.advance(5)
-    made.waiting_pods.touch_due()
+    made.touch_due()
     clock.advance(5)
-    assert made.waiting_pods.touch_due() is None
+    assert made.touch_due() is None
     return made
 
 
 def test_a_plan_that_moves_to_another_node_wakes(waiting):
     assert plan(waiting, "a", P100, ["n2"]).node == "n2"
-    assert waiting.waiting_pods.touch_due() == "n1"
+    assert waiting.touch_due() == "n1"
 
 
 def test_a_plan_that_ends_because_no_node_is_left_for_the_pod_wakes(waiting):
     assert isinstance(plan(waiting, "a", P100, ["other"]), Unplaceable)
-    assert waiting.waiting_pods.touch_due() == "n1"
+    assert waiting.touch_due() == "n1"
 
 
 def test_a_plan_that_is_only_repeated_wakes_nobody(waiting):
     assert plan(waiting, "a", P100, ["n1"]).node == "n1"
-    assert waiting.waiting_pods.touch_due() is None
+    assert waiting.touch_due() is None
 
 
 def test_a_plan_that_takes_less_than_before_wakes(waiting):
     assert plan(waiting, "a", P100 - 1, ["n1"]).node == "n1"
-    assert waiting.waiting_pods.touch_due() == "n1"
+    assert waiting.touch_due() == "n1"
 
 
 def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
@@ -484,7 +484,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
     clock.advance(31)
     assert isinstance(plan(world, "c", P100), Unplaceable)
     world.tick()
-    assert world.waiting_pods.touch_due() == "n1"
+    assert world.touch_due() == "n1"
 
 
 def test_a_refusal_among_all_nodes_is_known_too(world, clock):
@@ -494,25 +494,30 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     asked = request.parse(asking("c", gpu_mem=P100))
     assert isinstance(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable)
     world.tick()
-    assert world.waiting_pods.touch_due() == "n1"
+    assert world.touch_due() == "n1"
     assert list(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):
     waiting.remove_node("n1")
     clock.advance(2)
-    assert waiting.waiting_pods.touch_due() == "n2"
+    assert waiting.touch_due() == "n2"
+
+
+def because(world, uid, reason):
+    with world.queue() as queue:
+        queue.because(uid, reason)
 
 
 def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
     refuse(world)
     world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
     refuse(world)  # filter was under way when the pod vanished
-    world.waiting_pods.refused_because("uid-w", "full")
+    because(world, "uid-w", "full")
     clock.advance(601)
     refuse(world, "x")
-    world.waiting_pods.refused_because("uid-x", "full")
-    assert world.waiting_pods.by_reason() == {"full": 1}
+    because(world, "uid-x", "full")
+    assert world.waiting() == {"full": 1}
 
 
 def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):

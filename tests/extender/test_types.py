@@ -68,13 +68,13 @@ def classes_of(made, node="n1"):
 def woken(made, clock):
     """Whether a node is touched now."""
     clock.advance(5)
-    return made.waiting_pods.touch_due() is not None
+    return made.touch_due() is not None
 
 
 def calm(made, clock):
     """All that has happened until now has had its touch."""
     clock.advance(5)
-    made.waiting_pods.touch_due()
+    made.touch_due()
     clock.advance(5)
 
 
@@ -167,7 +167,7 @@ def test_cards_with_equal_labels_share_them():
 
 
 def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
-    world.waiting_pods.touch_due()
+    world.touch_due()
     made = []
     monkeypatch.setattr(
         "extender.cache.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
@@ -181,7 +181,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
 
 
 def test_a_class_that_only_looks_different_changes_nothing(world):
-    world.waiting_pods.touch_due()
+    world.touch_due()
     other = resource_class("k80", model="Tesla K80")
     other["spec"]["share"] = {"memoryMiB": 1000}
     world.changed_nodes()
@@ -229,12 +229,12 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
 def test_who_waits_for_a_class_is_known_by_it(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
         world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", device_class=wanted)))
-    asking_for_k80 = {tuple(pod) for pod in world.waiting_pods.asking_for("k80")}
+    asking_for_k80 = {tuple(pod) for pod in world.waiting_for("k80")}
     assert asking_for_k80 == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
     world.set_pod(as_pod(bound("a", 100, 1)))
-    assert [pod.name for pod in world.waiting_pods.asking_for("k80")] == ["b"]
+    assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
     world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", device_class="k80")))
-    assert world.waiting_pods.asking_for("k80") == []
+    assert world.waiting_for("k80") == []
 
 
 def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
@@ -406,7 +406,8 @@ def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_se
 def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
     calm(world, clock)
     assert not woken(world, clock)
-    world.waiting_pods.wake_all()
+    with world.queue() as queue:
+        queue.move_all_of_others()
     assert woken(world, clock)
     assert not woken(world, clock)
 

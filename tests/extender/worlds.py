@@ -7,10 +7,12 @@ from cardwise.core.api import assignment, classes, quotas, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import GPUQuota
+from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Patience
+from extender.queue.schedulingqueue import Asked
 from extender.records import objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
@@ -101,6 +103,11 @@ def plan(
     asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
     assert asked is not None
     return made.plan(Ask(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
+
+
+def comes(made: State, name: str, asked: PodRequest | None, version: str) -> None:
+    """Filter is asked about the pod."""
+    made.tries(f"uid-{name}", Asked(asked, version) if asked is not None else None, grouped=False)
 
 
 def begin(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cardwise.core.api import assignment, quotas
 from cardwise.kube import errors, paths
 from extender.binding.binder import Binder
-from extender.cache.requests import Requests
 from extender.cache.reservations import Begun
 from tests.extender.worlds import (
     RUNNING,
@@ -40,7 +39,6 @@ class LateWorld:
         super().__init__()
         self.clock = FakeClock()
         self.state = with_cards(state(self.clock), **CARDS)
-        self.requests = Requests()
         self.api = ApiServer(self.clock)
         self.api.admission.append(self._admit)
         self.api.after(self._posted, "create", "*/binding", times=math.inf)
@@ -49,7 +47,7 @@ class LateWorld:
         self._lost = False
         self.client, self.others = self.api.client(user_agent=BINDER), self.api.client()
         self.binder = Binder(
-            self.client, self.state, self.requests, policy="binpack", seconds=4.0,
+            self.client, self.state, policy="binpack", seconds=4.0,
             clock=self.clock,
         )  # fmt: skip
         self.slots = [""] * SLOTS  # names

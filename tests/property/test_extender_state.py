@@ -29,6 +29,7 @@ from tests.extender.worlds import (
     as_pod,
     as_quota,
     asking,
+    comes,
     resource,
     resource_class,
 )
@@ -115,7 +116,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
     def bind_is_asked(self, slot, node, script):
         name = self.slots[slot]
         if name in self.pods:
-            self.requests.put(f"uid-{name}", self.asked[name], self.version(name))
+            comes(self.state, name, self.asked[name], self.version(name))
         self.script = list(script)
         args = BindArgs(pod_name=name, pod_namespace="default", pod_uid=f"uid-{name}", node=node)
         with contextlib.suppress(Failed):
@@ -261,7 +262,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         fault = self.api.fault(Fault(status=refused), "patch", "*/status", times=math.inf if refused else 0)
         binder.look_up(Fence(self.client, self.clock), self.state, Alone(), clock=self.clock)
         fault.end()
-        if self.state.waiting_pods.touch_due() is not None:
+        if self.state.touch_due() is not None:
             self.refused.clear()
 
     # What always holds.
@@ -294,7 +295,8 @@ class Machine(LateWorld, RuleBasedStateMachine):
                 ]
                 if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", headroom), Placement):
                     have_room.append(name)
-        assert not have_room or self.state.waiting_pods.touch_pending(), have_room
+        with self.state.queue() as queue:
+            assert not have_room or queue.moving, have_room
 
     def teardown(self):
         for name in sorted(self.posting):

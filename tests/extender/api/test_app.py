@@ -17,7 +17,6 @@ from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
-from extender.cache.requests import Requests
 from extender.leadership.leadership import Alone, Denial
 from tests.examples import examples
 from tests.extender.worlds import P100, asking, state, with_cards
@@ -32,11 +31,9 @@ def parts(missing=(), leadership=None, clock=None):
     api = ApiServer(clock)
     api.put(paths.pods(), POD)
     made = with_cards(state(clock), n1=2)
-    requests = Requests()
     return Parts(
         state=made,
-        requests=requests,
-        binder=Binder(api.client(), made, requests, policy="binpack", seconds=5, clock=clock),
+        binder=Binder(api.client(), made, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),

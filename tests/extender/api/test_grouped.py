@@ -9,7 +9,6 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.records.wire import FilterArgs
 from tests.extender.api.test_app import parts
 from tests.extender.worlds import P100, as_pod, asking, bound, free, state, with_cards
@@ -22,11 +21,14 @@ class World:
     def __init__(self, **nodes: int) -> None:
         self.clock = FakeClock()
         self.state = with_cards(state(self.clock), **nodes)
-        self.requests = Requests(clock=self.clock)
 
     def filter(self, pod, *nodes):
         args = FilterArgs(pod=pod, node_names=list(nodes))
-        return verbs.filter_nodes(self.state, self.requests, ALL, args)
+        return verbs.filter_nodes(self.state, ALL, args)
+
+    def bind_fails(self, name):
+        with self.state.queue() as queue:
+            queue.bind_failed(f"uid-{name}")
 
 
 def member(name, mem=P100, **annotations):
@@ -66,7 +68,7 @@ def test_one_whose_bind_is_refused_rests_longer_each_time():
     pod = member("m0")
     for seconds in (1, 2, 4, 8, 10, 10):
         assert world.filter(pod, "n1").node_names == ["n1"]
-        world.requests.bind_failed("uid-m0")
+        world.bind_fails("m0")
         world.clock.advance(seconds - 0.1)
         assert world.filter(pod, "n1").failed_and_unresolvable_nodes == {"n1": Refusal.UNSETTLED.text}
         world.clock.advance(0.1)
@@ -77,14 +79,14 @@ def test_one_that_rests_is_woken_when_it_may_be_tried_again():
     """Nothing else may happen in the cluster for minutes, and kube-scheduler comes back to nobody by itself."""
     world = World(n1=1)
     world.filter(member("m0"), "n1")
-    world.requests.bind_failed("uid-m0")
+    world.bind_fails("m0")
     assert world.filter(member("m0"), "n1").node_names == []
-    world.state.waiting_pods.touch_due()  # for the cards that have come
+    world.state.touch_due()  # for the cards that have come
     world.clock.advance(0.9)
-    assert world.state.waiting_pods.touch_due() is None
+    assert world.state.touch_due() is None
     world.clock.advance(0.2)
-    assert world.state.waiting_pods.touch_due() == "n1"
-    assert world.state.waiting_pods.touch_due() is None
+    assert world.state.touch_due() == "n1"
+    assert world.state.touch_due() is None
     assert world.filter(member("m0"), "n1").node_names == ["n1"]
 
 
@@ -92,14 +94,13 @@ def test_other_pods_come_again_when_the_scheduler_likes():
     world = World(n1=1)
     for _ in range(2):
         assert world.filter(asking("p", gpu_mem=100), "n1").node_names == ["n1"]
-        world.requests.bind_failed("uid-p")
-    assert not world.requests.rests("uid-p"), "nothing is noted of it"
+        world.bind_fails("p")
 
 
 @pytest.mark.parametrize("node", ["n1", "nowhere"])
 def test_a_refused_bind_is_remembered(node):
     made = parts()
-    assert not made.requests.rests("uid-p"), "it comes to filter"
+    assert made.state.tries("uid-p", None, grouped=True), "it comes to filter"
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
     answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
-    assert bool(answer["Error"]) == bool(made.requests.rests("uid-p")) == (node == "nowhere")
+    assert bool(answer["Error"]) == (not made.state.tries("uid-p", None, grouped=True)) == (node == "nowhere")

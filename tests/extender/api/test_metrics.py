@@ -14,8 +14,6 @@ from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
-from extender.cache.requests import Requests
-from extender.cache.unschedulable import UnschedulablePods
 from tests.extender.gangworlds import World, member
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer
@@ -32,11 +30,9 @@ class Serving:
         self.registry = CollectorRegistry()
         self.leads = True
         self.state = with_cards(state(clock), n1=1)
-        requests = Requests()
-        binder = Binder(api.client(), self.state, requests, policy="binpack", seconds=5, clock=clock)
+        binder = Binder(api.client(), self.state, policy="binpack", seconds=5, clock=clock)
         parts = Parts(
             state=self.state,
-            requests=requests,
             binder=binder,
             metrics=Metrics(self.registry),
             preferences=Preferences(policy="binpack", one_best_node=True),
@@ -46,7 +42,7 @@ class Serving:
         sources = Sources(
             marks=self.state.marks,
             gangs=self.state.gangs.phases,
-            waiting=self.state.waiting_pods.by_reason,
+            waiting=self.state.waiting,
             disagreements=dict,
             staleness=dict,
             leads=lambda: self.leads,
@@ -88,17 +84,6 @@ def test_gangs_are_the_leaders_to_count():
     assert serving.value("cardwise_extender_gangs", phase="Rolling") == 1
     serving.leads = False
     assert serving.value("cardwise_extender_gangs", phase="Rolling") == 0
-
-
-def test_who_has_not_asked_for_long_waits_no_more():
-    waiting = UnschedulablePods()
-    waiting.because("a", "never refused")
-    assert waiting.reasons(0.0) == {}
-    waiting.refused("a", 0.0)
-    waiting.because("a", "full")
-    waiting.refused("a", 100.0)
-    assert waiting.reasons(100.0) == {"full": 1}
-    assert waiting.reasons(701.0) == {}
 
 
 def test_the_reason_of_most_nodes_counts():

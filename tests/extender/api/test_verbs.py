@@ -8,7 +8,6 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
-from extender.cache.requests import Requests
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
@@ -45,7 +44,7 @@ def ask(made, pod, preferences=ONE, nodes=None):
     if nodes is None:
         with made.view() as ledger:
             nodes = [node.name for node in ledger.nodes()]
-    return verbs.filter_nodes(made, Requests(), preferences, FilterArgs(pod=pod, node_names=nodes))
+    return verbs.filter_nodes(made, preferences, FilterArgs(pod=pod, node_names=nodes))
 
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
@@ -118,12 +117,12 @@ def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
     told = []
     for name, device_class in (("p", "p100"), ("q", "")):
         args = FilterArgs(pod=asking(name, gpu_mem=1024, device_class=device_class), node_names=["n1"])
-        verbs.filter_nodes(made, Requests(), ONE, args, lambda pod, full: told.append((pod.name, full)))
+        verbs.filter_nodes(made, ONE, args, lambda pod, full: told.append((pod.name, full)))
     assert [(name, full.entry.device_class) for name, full in told] == [("p", "p100"), ("q", "")]
     assert told[0][1].quota == "default/team"
     assert told[0][1].asked == (1, 1024, 0)
     args = FilterArgs(pod=asking("r", gpu_mem=P100 + 1), node_names=["n1"])
-    verbs.filter_nodes(made, Requests(), ONE, args, lambda *_: pytest.fail("it waits for no quota"))
+    verbs.filter_nodes(made, ONE, args, lambda *_: pytest.fail("it waits for no quota"))
 
 
 SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -160,7 +159,7 @@ def test_the_pods_own_policy_wins():
 def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
     made = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n4", "n3", "n2", "n1"])
-    scores = {each.host: each.score for each in verbs.prioritize(made, Requests(), ALL, args)}
+    scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
     assert scores["n1"] == verbs.TOP
     assert all(type(score) is int and 0 <= score < verbs.TOP for host, score in scores.items() if host != "n1")
     assert scores["n2"] == 9
@@ -169,24 +168,22 @@ def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
 
 def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
     made = world(n1=[8138], n2=[P100])
-    requests = Requests()
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
-    assert set(verbs.filter_nodes(made, requests, ALL, args).node_names) == {"n1", "n2"}
+    assert set(verbs.filter_nodes(made, ALL, args).node_names) == {"n1", "n2"}
     made.plan(Ask(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack"))
     tops = []
     for _ in range(2):
-        scores = {each.host: each.score for each in verbs.prioritize(made, requests, ALL, args)}
+        scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
         tops.append([host for host, score in scores.items() if score == verbs.TOP])
     assert tops == [["n1"], ["n2"]]
 
 
 def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
     made = world(n1=[8138], n2=[9000], n3=[P100])
-    requests = Requests()
     pod = asking("p", gpu_mem=8138)
-    verbs.filter_nodes(made, requests, ALL, FilterArgs(pod=pod, node_names=["n1", "n2", "n3"]))
+    verbs.filter_nodes(made, ALL, FilterArgs(pod=pod, node_names=["n1", "n2", "n3"]))
     left = FilterArgs(pod=pod, node_names=["n3", "n2"])
-    assert {each.host: each.score for each in verbs.prioritize(made, requests, ALL, left)} == {"n2": 10, "n3": 0}
+    assert {each.host: each.score for each in verbs.prioritize(made, ALL, left)} == {"n2": 10, "n3": 0}
 
 
 def test_inspect_is_gpushares_json():

@@ -8,13 +8,12 @@ from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.binding import binder
 from extender.binding.binder import Binder, Failed
-from extender.cache.requests import Requests
 from extender.cache.reservations import Phase
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.extender.worlds import P100, as_pod, asking, bound, free, mark, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, comes, free, mark, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock
 
@@ -36,9 +35,8 @@ class World:
         self.posts: list[tuple[float, dict]] = []
         self.api.before(self._note, "create", f"{POD}/binding", times=math.inf)
         self.client = self.api.client()
-        self.requests = Requests()
         self.binder = Binder(
-            self.client, self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock
+            self.client, self.state, policy="binpack", seconds=seconds, clock=self.clock
         )  # fmt: skip
 
     def _note(self, call: Request) -> None:
@@ -50,9 +48,8 @@ class World:
 
     def shown(self) -> None:
         """A filter call has shown the pod."""
-        self.requests.put(
-            "uid-p", request.parse(asking("p", gpu_mem=8138)), self.api.get(POD)["metadata"]["resourceVersion"]
-        )
+        asked = request.parse(asking("p", gpu_mem=8138))
+        comes(self.state, "p", asked, self.api.get(POD)["metadata"]["resourceVersion"])
 
     def bind(self, args: BindArgs = ARGS) -> str:
         return self.binder.bind(args)

@@ -11,7 +11,6 @@ from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
 from extender.binding.binder import Binder, Failed
 from extender.binding.permit import WaitingBinds
-from extender.cache.requests import Requests
 from extender.gangs.gangwords import Hold, Settings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
@@ -33,10 +32,7 @@ class Server:
         self.state.set_node("n1", NodeRecord())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))
-        self.requests = Requests()
-        self.binder = Binder(
-            self.api.client(), self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock
-        )
+        self.binder = Binder(self.api.client(), self.state, policy="binpack", seconds=seconds, clock=self.clock)
         self.pool = ThreadPoolExecutor(40)
         self.lines: dict[str, socket.socket] = {}
 
@@ -54,7 +50,7 @@ class Server:
 
     def filter(self, name: str) -> list[str]:
         args = FilterArgs(pod=self.pod(name), node_names=["n1"])
-        return filter_nodes(self.state, self.requests, PREFERENCES, args).node_names or []
+        return filter_nodes(self.state, PREFERENCES, args).node_names or []
 
     def bind(self, name: str, **options: object) -> "Future[str]":
         """Filter, and the bind call."""

@@ -111,10 +111,10 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
     ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
     clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1), lambda: made.set_pod(ended)]
     clock.advance(10)
-    assert made.waiting_pods.touch_due() is None
+    assert made.touch_due() is None
     found = made.plan(ask())
     assert isinstance(found, Unplaceable)
-    assert made.waiting_pods.touch_due() is not None, "room has come on a node that was looked at before"
+    assert made.touch_due() is not None, "room has come on a node that was looked at before"
 
 
 def test_nobody_is_woken_where_nothing_has_come():
@@ -122,7 +122,7 @@ def test_nobody_is_woken_where_nothing_has_come():
     made = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
     assert isinstance(made.plan(ask()), Unplaceable)
-    assert made.waiting_pods.touch_due() is None
+    assert made.touch_due() is None
 
 
 def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(costly):

@@ -9,7 +9,6 @@ from cardwise.core.api import names, policies
 from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
@@ -46,7 +45,7 @@ def world(**nodes):
 
 
 def ask(made, pod, preferences=FGD, nodes=("n1", "n2")):
-    answer = verbs.filter_nodes(made, Requests(), preferences, FilterArgs(pod=pod, node_names=list(nodes)))
+    answer = verbs.filter_nodes(made, preferences, FilterArgs(pod=pod, node_names=list(nodes)))
     assert not answer.error
     return answer.node_names
 
@@ -89,10 +88,10 @@ def test_all_nodes_are_scored_alike():
     made = world(n1=[HALF], n2=[HALF + 4000])
     taught(made, controller(made), HALF)
     several = Preferences(policy="fgd", one_best_node=False)
-    pod, requests = asking("p", gpu_mem=3000), Requests()
+    pod = asking("p", gpu_mem=3000)
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
-    assert sorted(verbs.filter_nodes(made, requests, several, args).node_names) == ["n1", "n2"]
-    top = [one.host for one in verbs.prioritize(made, requests, several, args) if one.score == verbs.TOP]
+    assert sorted(verbs.filter_nodes(made, several, args).node_names) == ["n1", "n2"]
+    top = [one.host for one in verbs.prioritize(made, several, args) if one.score == verbs.TOP]
     assert top == ["n2"]
 
 
@@ -100,7 +99,7 @@ def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
     made = with_cards(state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
     taught(made, controller(made), HALF)
     assert ask(made, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
-    answer = verbs.filter_nodes(made, Requests(), FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
+    answer = verbs.filter_nodes(made, FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
 
 

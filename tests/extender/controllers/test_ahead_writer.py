@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.kube import paths
+from extender.ahead.ahead import Nominee, Outcome
 from extender.controllers.aheadwriter import AheadWriter
-from extender.queue.ahead import Nominee, Outcome
 from extender.records.podref import PodRef
 from tests.extender.aheadworlds import World
 from tests.extender.worlds import P100, free

@@ -31,7 +31,7 @@ def api(clock):
 def made(clock):
     """A state of one card, for which somebody was refused."""
     found = with_cards(state(clock), n1=1)
-    found.waiting_pods.touch_due()
+    found.touch_due()
     refuse(found)
     return found
 
@@ -44,7 +44,7 @@ def heals(made):
 def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
     made = with_cards(state(clock), n1=1)
     made.set_card(*as_card(resource(0, cordoned=True)))
-    made.waiting_pods.touch_due()
+    made.touch_due()
     refuse(made)
     loops = Loops(api.client(), made, clock=clock)
     loops.step()
@@ -68,7 +68,7 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
 
 def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
     made = with_cards(state(clock), n1=1)
-    made.waiting_pods.touch_due()
+    made.touch_due()
     loops = Loops(api.client(), made, clock=clock)
     loops.step()
     clock.advance(0.5)

@@ -4,8 +4,8 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.values.refusals import Refusal
+from extender.ahead import reserve
 from extender.cache.reservations import Phase
-from extender.queue import reserve
 from extender.records.podref import PodRef
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource

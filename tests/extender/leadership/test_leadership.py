@@ -687,9 +687,9 @@ def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
 
 
 def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
-    two.b.state.waiting_pods.touch_due()
+    two.b.state.touch_due()
     two.takes_over(two.b)
-    assert two.b.state.waiting_pods.touch_due() == "n1"
+    assert two.b.state.touch_due() == "n1"
 
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):

@@ -15,7 +15,6 @@ from cardwise.core.api import assignment, request
 from cardwise.core.api.request import Load
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.cache.reservations import Begun, Phase
 from extender.records import wire
 from extender.records.nodeinfo import NodeRecord
@@ -166,7 +165,7 @@ class World:
             idle += 1.0
             self.clock.advance(1.0)
             self.state.tick()
-            if self.state.waiting_pods.touch_due() is not None:
+            if self.state.touch_due() is not None:
                 self.scheduler.wake("a node")
             if idle == FLUSH:
                 self.scheduler.wake("a pod is gone")
@@ -180,7 +179,6 @@ class Scheduler:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._requests = Requests()
         self.seen = 0
         self._pods: dict[str, Json] = {}
         self._nominated: dict[str, str] = {}
@@ -288,7 +286,7 @@ class Scheduler:
     def _filter(self, pod: Json, nodes: list[str]) -> list[str]:
         self._world.meanwhile()
         args = FilterArgs(pod=copy.deepcopy(pod), node_names=nodes)
-        return verbs.filter_nodes(self._world.state, self._requests, PREFERENCES, args).node_names
+        return verbs.filter_nodes(self._world.state, PREFERENCES, args).node_names
 
     def _bind(self, name: str, node: str) -> Steps:
         yield

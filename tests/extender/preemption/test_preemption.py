@@ -13,7 +13,6 @@ from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
-from extender.cache.requests import Requests
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
@@ -37,7 +36,6 @@ class World:
     def __init__(self, *nodes: str, cpu: int = 64_000) -> None:
         self.clock = FakeClock()
         self.state: State = state(self.clock)
-        self.requests = Requests()
         self.api = ApiServer(self.clock)
         for node in nodes or ("n1",):
             self.state.set_node(node, NodeRecord(Load(cpu, 1 << 40, 100)))
@@ -104,7 +102,7 @@ class World:
 
     def filter(self, pod: dict, *nodes: str) -> list[str]:
         args = FilterArgs(pod=pod, node_names=list(nodes or ["n1"]))
-        return verbs.filter_nodes(self.state, self.requests, PREFERENCES, args).node_names
+        return verbs.filter_nodes(self.state, PREFERENCES, args).node_names
 
     def nominate(self, pod: dict, node: str) -> None:
         refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]

@@ -24,7 +24,8 @@ def world() -> World:
     for name in ("a0", "b0"):
         made.runs(name, HALF, 0)
     turned_away(made, made.wants("high"))
-    made.state.preemption.begin()
+    with made.state.queue() as queue:
+        queue.begin_turns()
     return made
 
 
@@ -48,7 +49,7 @@ def test_a_pod_of_lower_priority_waits_until_it_has_come(world):
 
 def test_the_reason_is_said_and_makes_nobody_be_evicted(world):
     args = FilterArgs(pod=world.wants("low", HALF, priority=LOW), node_names=["n1"])
-    answer = verbs.filter_nodes(world.state, world.requests, PREFERENCES, args)
+    answer = verbs.filter_nodes(world.state, PREFERENCES, args)
     assert answer.failed_and_unresolvable_nodes == {"n1": Refusal.NOT_ITS_TURN.text}
 
 
@@ -73,7 +74,8 @@ def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
 def test_one_that_was_not_turned_away_keeps_nobody_waiting():
     world = World()
     world.tell(world.wants("high"))
-    world.state.preemption.begin()
+    with world.state.queue() as queue:
+        queue.begin_turns()
     assert low(world) == ["n1"]
 
 
@@ -86,10 +88,10 @@ def test_in_the_middle_of_a_term_nobody_waits(world):
 @pytest.mark.parametrize("how", ["came", "gone", "in time"])
 def test_who_was_put_off_is_woken(world, how):
     assert low(world) == []
-    world.state.waiting_pods.touch_due()  # for the cards, which are new
+    world.state.touch_due()  # for the cards, which are new
     world.clock.advance(3.0)
     world.state.tick()
-    assert world.state.waiting_pods.touch_due() is None
+    assert world.state.touch_due() is None
     if how == "came":
         world.filter(world.wants("high"))
     elif how == "gone":
@@ -97,7 +99,7 @@ def test_who_was_put_off_is_woken(world, how):
     else:
         world.clock.advance(9.0)
     world.state.tick()
-    assert world.state.waiting_pods.touch_due() is not None
+    assert world.state.touch_due() is not None
 
 
 def test_a_gang_of_lower_priority_waits_as_well():
@@ -107,7 +109,8 @@ def test_a_gang_of_lower_priority_waits_as_well():
     first["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulerError"}]}
     world.state.set_pod(as_pod(first))
     world.create(*(member(f"g{i}", minimum=2, created=i, gated=False, gpu_mem=100) for i in range(2)))
-    world.state.preemption.begin()
+    with world.state.queue() as queue:
+        queue.begin_turns()
     assert world.schedule("g0") == Refusal.GANG_WAITS.text
     world.clock.advance(12.0)
     world.state.tick()

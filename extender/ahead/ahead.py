@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
@@ -20,15 +18,16 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from extender.ahead.reserve import Reserve
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.placing import Ask, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
-from extender.queue.reserve import Reserve
-from extender.queue.turns import Turns
+from extender.queue.schedulingqueue import sort_key
 from extender.records.aheadnodes import Ground, Grounds
 from extender.records.pod import Prospect
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
@@ -39,9 +38,7 @@ _DEAR: Final = 0.01  # seconds: a pod may ask of its node what nobody asked befo
 _DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows something that is not looked at here
 _DOUBT_SECONDS: Final = 60.0
 _MOST_DOUBTS: Final = 1024
-_KNOWN: Final = 65_536  # pods that are not to be decided about again, of which the last are remembered
 _STALE_SECONDS: Final = 2.0  # of a name: about to be tried, or heard of before what is held for it
-_SLACK: Final = 1024  # of a queue, for pods that wait no more
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
@@ -81,9 +78,6 @@ class Nominee(NamedTuple):
     node: str
 
 
-_Place = tuple[int, str]  # in the queue: priority, the highest first, and time of creation
-
-
 class Ahead:
     """Methods that say so may be called from any thread; the others want the lock to be held."""
 
@@ -94,26 +88,18 @@ class Ahead:
         cache: Cache,
         placing: Placing,
         reserve: Reserve,
-        turns: Turns,
         settings: Settings,
         clock: Clock,
     ) -> None:
         self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
         self._lock = lock
-        self._cache = cache
+        self._cache, self._queue = cache, cache.queue
         self._reservations = cache.reservations
         self._placing = placing
         self._reserve = reserve
-        self._turns = turns
         self._settings = settings
         self._clock = clock
         self._grounds = Grounds()
-        self._order = count()
-        self._waiting: dict[str, Prospect] = {}
-        self._done: dict[str, None] = {}  # who was decided about once, or was tried: they go the ordinary way
-        self._queues: dict[str, list[tuple[_Place, int, str]]] = {}  # by scheduler
-        self._aside: list[tuple[str, tuple[_Place, int, str]]] = []  # with their schedulers, while namespaces rest
-        self._resting: frozenset[str] = frozenset()
         self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
         self._named: dict[str, Nominee] = {}  # as statuses say
         self._unheld: dict[str, float] = {}  # since when nothing is held for a name
@@ -129,39 +115,21 @@ class Ahead:
         elif self._settings.when is not When.NEVER:
             self._grounds.put(name, ground)
 
-    def waits(
-        self, uid: str, prospect: Prospect | None, *, refused: bool = False, named: Nominee | None = None
-    ) -> None:
-        """The pod has no node. `prospect`: None where it is not to be decided about; `refused`: it was tried before;
-        `named`: the node in its status, where nobody makes room on it.
-        """
+    def waits(self, pod: PodRecord) -> None:
+        """The pod has no node."""
         if self._settings.when is When.NEVER:
             return
-        if named is not None:
-            self._named[uid] = named
+        if pod.named:
+            self._named[pod.uid] = Nominee(pod.ref, "", pod.named)
         else:
-            self._unname(uid)
-        if refused:
-            self._tried(uid)
-            self._end([uid], Outcome.ELSEWHERE)
-        known = self._waiting.get(uid)
-        if prospect is None or uid in self._done:
-            self._waiting.pop(uid, None)
-            return
-        self._waiting[uid] = prospect
-        if known is None:
-            queue = self._queues.setdefault(prospect.scheduler, [])
-            heappush(queue, (_place(prospect), next(self._order), uid))
-            if len(queue) > 2 * len(self._waiting) + _SLACK:
-                # Nobody takes from the queue of a scheduler that never asks.
-                queue[:] = [one for one in queue if one[2] in self._waiting]
-                heapify(queue)
+            self.over(pod.uid)
+        if pod.refused:
+            self._end([pod.uid], Outcome.ELSEWHERE)
 
     def over(self, uid: str) -> None:
-        """The pod is bound, or is no more."""
-        self._waiting.pop(uid, None)
-        self._done.pop(uid, None)
-        self._unname(uid)
+        """The pod is bound, or is no more; or its status names no node where nobody makes room."""
+        self._named.pop(uid, None)
+        self._unheld.pop(uid, None)
 
     # What filter asks and tells.
 
@@ -174,8 +142,6 @@ class Ahead:
         """kube-scheduler is at the pod and offers these nodes."""
         if self._settings.when is When.NEVER:
             return
-        self._waiting.pop(uid, None)
-        self._tried(uid)
         one = self._nominated(uid)
         if one is None or one.prospect is None:
             return
@@ -218,7 +184,7 @@ class Ahead:
         return [
             one
             for one in self._reservations.among(Phase.NOMINATED)
-            if one.prospect is not None and _place(one.prospect) > (-priority, created)
+            if one.prospect is not None and sort_key(one.prospect) > (-priority, created)
         ]
 
     def without(self, later: Iterable[Reservation]) -> AbstractContextManager[None]:
@@ -238,7 +204,7 @@ class Ahead:
     def expired(self, uid: str) -> None:
         """kube-scheduler did not come to the pod in time; it holds nothing any more."""
         self.observe(Outcome.EXPIRED)
-        self._done.pop(uid, None)  # its turn has not come, so it has not lost it
+        self._queue.put_back(uid)
 
     # What the nominator asks, from its thread.
 
@@ -247,7 +213,7 @@ class Ahead:
         with self._lock:
             if not self._active() or self._reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
-            prospect = self._next(resting)
+            prospect = self._queue.take_first(self._served, resting)
             if prospect is None:
                 return False, None
             began = self._clock.cpu()
@@ -270,7 +236,7 @@ class Ahead:
                 if one is not None and one.node == nominee.node:
                     self._unheld.pop(uid, None)
                 elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
-                    self._unname(uid)
+                    self.over(uid)
                     found.append(nominee)
             return found
 
@@ -296,36 +262,13 @@ class Ahead:
             return False
         return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
 
-    def _next(self, resting: frozenset[str]) -> Prospect | None:
-        """The first in the queues of the schedulers that come."""
-        if resting != self._resting:
-            for scheduler, one in self._aside:
-                heappush(self._queues.setdefault(scheduler, []), one)
-            self._aside, self._resting = [], resting
-        heads = []
-        for scheduler in self._served:
-            queue = self._queues.get(scheduler, [])
-            while queue and ((waits := self._waiting.get(queue[0][2])) is None or waits.ref.namespace in resting):
-                one = heappop(queue)
-                if waits is not None:
-                    self._aside.append((scheduler, one))
-            if queue:
-                heads.append((queue[0], scheduler))
-        if not heads:
-            return None
-        _, scheduler = min(heads)
-        return self._waiting[heappop(self._queues[scheduler])[2]]
-
     def _decide(self, prospect: Prospect) -> Nominee | None:
-        uid = prospect.uid
-        del self._waiting[uid]
-        self._tried(uid)
         self._cache.count_cards()
         if (
             not (self._settings.one_best_node or prospect.insists)
             or fitting.several(prospect.request)  # that is searched in turns, as filter does
-            or self._cache.ledger.holding(uid) is not None
-            or not self._turns.has("", prospect.request.priority, self._clock.now())
+            or self._cache.ledger.holding(prospect.uid) is not None
+            or not self._queue.has_turn(prospect.request.priority)
             or self._doubts.get(prospect.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
@@ -355,15 +298,6 @@ class Ahead:
     def _takes(self, node: str, load: Load) -> bool:
         return gangplan.takes(self._cache.loads.left(node), _NO_LOAD, load)
 
-    def _unname(self, uid: str) -> None:
-        self._named.pop(uid, None)
-        self._unheld.pop(uid, None)
-
-    def _tried(self, uid: str) -> None:
-        self._done[uid] = None
-        if len(self._done) > _KNOWN:
-            del self._done[next(iter(self._done))]  # of a pod that was gone before it was heard of, most likely
-
     def _doubt(self, doubt: bytes) -> None:
         times = self._doubts.pop(doubt, (0, 0.0))[0] + 1
         if len(self._doubts) >= _MOST_DOUBTS:
@@ -382,7 +316,3 @@ class Ahead:
         """What the pod holds ahead, until kube-scheduler comes to it."""
         one = self._reservations.get(uid)
         return one if one is not None and one.phase is Phase.NOMINATED else None
-
-
-def _place(prospect: Prospect) -> _Place:
-    return -prospect.request.priority, prospect.created

@@ -1,0 +1,95 @@
+"""The table of waiting pods by itself; what the extender does with it is in tests/extender/test_state.py and others."""
+
+import pytest
+
+from extender.queue import schedulingqueue
+from extender.queue.schedulingqueue import SchedulingQueue
+from extender.records.podinfo import PodRecord
+from tests.fakes.clock import FakeClock
+
+NODES = ("n1", "n2")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock) -> SchedulingQueue:
+    return SchedulingQueue(clock)
+
+
+def waiting(name: str, **told) -> PodRecord:
+    return PodRecord(name, "default", name, **told)
+
+
+def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
+    queue.because("a", "never refused")
+    assert queue.reasons() == {}
+    queue.refused("a")
+    queue.because("a", "full")
+    clock.advance(100.0)
+    queue.refused("a")
+    assert queue.reasons() == {"full": 1}
+    clock.advance(601.0)
+    assert queue.reasons() == {}
+
+
+def test_a_pod_that_filter_knows_before_the_watch_is_one_row(queue):
+    queue.refused("a")
+    queue.because("a", "full")
+    queue.waits(waiting("a", classes=frozenset({"k80"})))
+    assert [pod.name for pod in queue.asking_for("k80")] == ["a"]
+    assert queue.reasons() == {"full": 1}
+    queue.over("a")
+    assert (list(queue.asking_for("k80")), queue.reasons()) == ([], {})
+
+
+def test_pods_that_filter_asks_about_after_they_have_gone_are_forgotten(queue, monkeypatch):
+    monkeypatch.setattr(schedulingqueue, "_MOST_UNSEEN", 3)
+    for name in ("shown", "a", "b", "c", "d"):
+        queue.refused(name)
+        queue.because(name, "full")
+        if name == "shown":
+            queue.waits(waiting("shown"))
+    assert queue.reasons() == {"full": 4}
+    assert not queue.is_unschedulable("a")
+
+
+def test_what_the_scheduler_sees_itself_wakes_only_who_was_refused_just_now(queue, clock):
+    queue.refused("a")
+    clock.advance(1.0)
+    queue.move_all("n1", seen=True)
+    assert queue.due(NODES) == "n1"
+    clock.advance(2.0)
+    queue.move_all("n1", seen=True)
+    assert queue.due(NODES) is None
+
+
+def test_who_was_refused_until_a_time_is_woken_then(queue, clock):
+    queue.refused("a")
+    queue.move_all_at(clock.now() + 5.0)
+    assert queue.due(NODES) is None
+    clock.advance(5.0)
+    assert queue.due(NODES) == "n1"
+    clock.advance(5.0)
+    assert queue.due(NODES) is None, "once"
+
+
+def test_nobody_is_woken_where_nobody_waits(queue):
+    queue.refused("a")
+    queue.placed("a")
+    queue.move_all("n1")
+    queue.move_all_at(0.0)
+    assert (queue.due(NODES), queue.moving) == (None, False)
+
+
+def test_a_touch_that_failed_is_due_again(queue, clock):
+    queue.refused("a")
+    queue.move_all("n2")
+    assert queue.due(NODES) == "n2"
+    queue.over("a")
+    queue.failed("n2")
+    clock.advance(1.0)
+    assert queue.due(NODES) == "n2"
