@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from urllib3 import BaseHTTPResponse
 
 from cardwise.core.api import names
@@ -188,10 +187,9 @@ class Cluster:
             self._verbs = Verbs(self.api)
         return self._verbs
 
-    def apply(self, documents: str | Sequence[Mapping[str, Any]]) -> str:
-        """kubectl apply of YAML text or decoded objects."""
-        text = documents if isinstance(documents, str) else yaml.safe_dump_all([dict(d) for d in documents])
-        return self.kubectl("apply", "-f", "-", stdin=text)
+    def apply(self, documents: str | Sequence[Mapping[str, Any]]) -> None:
+        """YAML text or decoded objects, server-side: what an earlier one said and these do not goes."""
+        self.ask("apply", "--server-side", "--force-conflicts", stdin=documents)
 
     def wait(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition. Raises AssertionError that names it."""

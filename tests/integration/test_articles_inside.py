@@ -1,9 +1,6 @@
 """What a container sees of its share, on real nodes: its environment, its card and no other."""
 
-import json
-
 import pytest
-import yaml
 
 from cardwise.core.api import names
 from tests.build import container
@@ -37,7 +34,7 @@ def expected(**others: str) -> dict[str, str]:
 
 def test_real_nodes_show_their_cards_too(space):
     for node in ("n1", "n2"):
-        status = json.loads(space.kubectl("get", "node", node, "-o", "json"))["status"]
+        status = space.ask("get", "node", node)["status"]
         for kind in ("capacity", "allocatable"):
             assert (status[kind][names.GPU_MEM], status[kind][names.GPU_COUNT]) == ("32552", "2")
 
@@ -96,9 +93,10 @@ def test_containers_see_their_own_shares(space):
 def test_a_copy_of_a_running_pod_is_created_and_works(space):
     space.create(workload("original", gpu_mem=9000, node="n1"))
     space.running("original")
-    copy = yaml.safe_load(space.kubectl("get", "pod", "original", "-o", "yaml"))
+    copy = space.get("original")
     copy["metadata"]["name"] = "copy"
-    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(copy))
+    del copy["metadata"]["resourceVersion"]
+    space.create(copy)
     space.running("copy")
     # Placed anew, not where the annotations that came with it say.
     assert (where(space.get("original")), where(space.get("copy"))) == (("n1", "0"), ("n1", "1"))

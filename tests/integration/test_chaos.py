@@ -97,7 +97,7 @@ class Chaos:
         name = self._random.choice(list(WORKLOADS))
         replicas = self._random.randint(0, WORKLOADS[name][1])
         self._say(number, f"scale {name} to {replicas}")
-        self._space.kubectl("scale", "deployment", name, f"--replicas={replicas}")
+        self._space.ask("scale", "deployment", name, f"--replicas={replicas}")
 
     def _delete(self, number: int, *, force: bool = False) -> None:
         pods = sorted(pod["metadata"]["name"] for pod in self._space.pods())
@@ -177,7 +177,7 @@ def chaos(space: Space, steps: int, seed: int | None = None) -> None:
             cluster.parts.wait_ready(part)
         began = time.monotonic()
         for name in WORKLOADS:
-            space.kubectl("scale", "deployment", name, "--replicas=1")
+            space.ask("scale", "deployment", name, "--replicas=1")
         space.wait(lambda: _ready(space), "every Deployment is ready")
         quiet: list[str] = ["never asked"]
 
@@ -302,7 +302,7 @@ class Succession:
         return self._out / "second"
 
     def force_delete(self) -> None:
-        self.space.kubectl("delete", "pod", "first", "--grace-period=0", "--force", "--wait=false")
+        self.space.delete("first", grace=0)
 
     def succeed(self) -> None:
         self.space.create(self._full("second", SUCCESSOR, 1))

@@ -2,12 +2,13 @@
 where it is tried instead.
 """
 
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from cardwise.core.api import classes, names
 from cardwise.kube import paths
 from tests.cluster import Cluster
+from tests.integration.commands import typed
 from tests.integration.sharing import Space, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(300)]
@@ -91,16 +93,16 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for name in CLASSES:
         every = {"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["1Mi"]}]}}
         resource_class = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}}
-        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(resource_class | {"spec": every}))
+        cluster.apply([resource_class | {"spec": every}])
     others[0].create(workload("my-pod", gpu_mem=100))
     for name, annotations in SLURP.items():
         space.create(workload(name, gpu_mem=100, annotations=annotations))
     space.running(*SLURP, timeout=120)
     yield made
     for one in (space, *others):
-        cluster.kubectl("delete", "namespace", one.name, "--wait=false")
-    cluster.kubectl("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
-    cluster.kubectl("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
+        cluster.ask("delete", "namespace", one.name, "--wait=false")
+    cluster.ask("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
+    cluster.ask("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
     for one in found:
         cluster.api.patch(paths.extendedresources(one["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
     for one in (space, *others):
@@ -108,7 +110,7 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 class Shell:
-    """Types the lines of a page. `own`: what stands in the values of HERE."""
+    """Types the lines of a page; a plain `cardwise` needs no shell. `own`: what stands in the values of HERE."""
 
     def __init__(self, environment: dict[str, str], own: dict[str, object]) -> None:
         self._environment = environment
@@ -118,6 +120,10 @@ class Shell:
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
         for there, here in self._here.items():
             line = line.replace(there, here)
+        program, *words = shlex.split(line, comments=True)
+        if program == "cardwise" and not {"|", ">", "&&"} & set(words):
+            with chdir(self._folder):
+                return typed(self._environment, *words)
         return subprocess.run(
             ["bash", "-c", line],
             cwd=self._folder,
@@ -160,10 +166,10 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
             if command in ("inspect -d", "top --once"):
                 assert "notebook" in said.stdout
     finally:
-        cluster.kubectl("delete", "clusterrolebinding", "cardwise-view", "--ignore-not-found")
+        cluster.ask("delete", "clusterrolebinding", "cardwise-view", "--ignore-not-found")
         space.delete("notebook", grace=1)
         space.wait(lambda: not space.pods(), "its pod is gone", 120)
-        cluster.kubectl("delete", "namespace", space.name, "--wait=false")
+        cluster.ask("delete", "namespace", space.name, "--wait=false")
 
 
 @pytest.mark.parametrize("page", sorted(TYPED))

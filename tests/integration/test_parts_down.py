@@ -19,7 +19,7 @@ def test_pods_without_gpu_live_while_every_part_is_down(cluster, space):
         space.running("alone")
         assert space.inside("alone", "echo works") == "works\n"
         # They end and are replaced as well.
-        space.kubectl("delete", "pods", "--all", "--wait=false")
+        space.ask("delete", "pods", "--all", "--wait=false")
         space.gone("alone")
         space.kubectl("rollout", "status", "deployment/web", f"--timeout={PATIENCE:.0f}s", timeout=PATIENCE)
     finally:

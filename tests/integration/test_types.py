@@ -3,7 +3,6 @@
 One real node with a K80 and a P100, and simulated nodes of their own for each test that only looks at placement.
 """
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -53,7 +52,7 @@ def sims(cluster: Cluster) -> Iterator[list[str]]:
         ):  # fmt: skip
             cluster.wait(lambda n=node, c=device_class: capacity(cluster, n, c) > 0, f"{node} offers {device_class}")
         yield made.own_nodes
-        cluster.kubectl("delete", "resourceclass", "high-mem")
+        cluster.ask("delete", "resourceclass", "high-mem")
 
 
 def make_class(cluster: Cluster, name: str, spec: Json) -> None:
@@ -102,7 +101,7 @@ def template_of(kind: str, name: str, limits: Json) -> Json:
 
 def limits_of(space: Space, kind: str, name: str) -> Json:
     """Of the only container of the workload's template."""
-    found = json.loads(space.kubectl("get", kind, name, "-o", "json"))
+    found = space.ask("get", kind, name)
     inner = found.get("spec", {})
     template = (
         found["template"] if kind == "PodTemplate" else inner.get("jobTemplate", {}).get("spec", inner)["template"]
@@ -121,7 +120,7 @@ def test_the_bare_name_opens_a_card_of_that_type(space):
         space.wait(lambda n=name: space.phase(n) == "Succeeded", f"{name} has run")
         assert where(space.get(name)) == ("n1", index)
         assert space.told(name) == probed(numbers, index)
-        space.kubectl("delete", "pod", name)
+        space.ask("delete", "pod", name)
 
 
 def test_a_share_of_a_type_is_placed_card_by_card(space, sims):
@@ -149,11 +148,11 @@ def test_a_class_with_a_share_stands_for_that_much(space, sims):
     assert space.put(typed("one", {"cardwise.dev/k80-half": 1}, node=sims[1])) == (sims[1], "0")
     assert space.put(typed("two", {"cardwise.dev/k80-half": 2}, node=sims[1])) == (sims[1], "1")
     assert [assigned(space.get(name)).mem for name in ("one", "two")] == [5120, 10240]
-    space.cluster.kubectl("delete", "resourceclass", "k80-half")
+    space.ask("delete", "resourceclass", "k80-half")
 
 
 def test_the_old_node_selector_is_satisfied_by_a_label(space):
-    label = json.loads(space.kubectl("get", "node", "n1", "-o", "json"))["metadata"]["labels"]
+    label = space.ask("get", "node", "n1")["metadata"]["labels"]
     assert names.ACCELERATOR not in label, "n1 has two types"
 
 
@@ -163,7 +162,7 @@ def test_the_old_node_selector_is_satisfied_by_a_label(space):
 )
 def test_every_template_takes_the_bare_name(space, sims, kind):
     name = f"t-{kind.lower()}"
-    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(template_of(kind, name, {K80_CLASS: 1})))
+    space.ask("create", stdin=template_of(kind, name, {K80_CLASS: 1}))
     assert limits_of(space, kind, name) == {names.CLASS_PREFIX + K80_CLASS: "1"}
     if kind not in ("CronJob", "PodTemplate"):
         space.wait(
@@ -173,7 +172,7 @@ def test_every_template_takes_the_bare_name(space, sims, kind):
             ),
             f"a pod of {name} was placed",
         )
-    space.kubectl("delete", kind, name, "--cascade=foreground", "--wait=false")
+    space.ask("delete", kind, name, "--cascade=foreground", "--wait=false")
 
 
 def test_another_type_by_apply_leaves_no_stale_key(space):
@@ -186,7 +185,7 @@ def test_another_type_by_apply_leaves_no_stale_key(space):
     other = {"ephemeral-storage": "64Mi"}
     assert apply({K80_CLASS: 1} | other) == {names.CLASS_PREFIX + K80_CLASS: "1"} | other
     assert apply({P100_CLASS: 1}) == {names.CLASS_PREFIX + P100_CLASS: "1"}
-    space.kubectl("scale", "deployment", "changing", "--replicas=2")
+    space.ask("scale", "deployment", "changing", "--replicas=2")
     assert limits_of(space, "Deployment", "changing") == {names.CLASS_PREFIX + P100_CLASS: "1"}
     assert apply({names.GPU_MEM: 100}) == {names.GPU_MEM: "100"}
     space.wait(lambda: len(space.pods()) > 0 and all(where(p)[0] for p in space.pods()), "its pods are placed")
@@ -198,20 +197,20 @@ def test_a_bare_name_in_a_resource_quota_limits_what_is_asked(space, sims):
     key = f"requests.{names.CLASS_PREFIX}{K80_CLASS}"
 
     def hard() -> Json:
-        found: Json = json.loads(space.kubectl("get", "resourcequota", "k80s", "-o", "json"))["spec"]["hard"]
+        found: Json = space.ask("get", "resourcequota", "k80s")["spec"]["hard"]
         return found
 
     assert hard() == {key: "1"}
     space.wait(
-        lambda: "used" in json.loads(space.kubectl("get", "resourcequota", "k80s", "-o", "json")).get("status", {}),
+        lambda: "used" in space.ask("get", "resourcequota", "k80s").get("status", {}),
         "the quota is counted",
     )
     space.create(typed("first", {K80_CLASS: 1}, node=sims[1]))
     with pytest.raises(CommandFailed, match="exceeded quota: k80s"):
-        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(typed("second", {K80_CLASS: 1}, node=sims[1])))
+        space.ask("create", stdin=typed("second", {K80_CLASS: 1}, node=sims[1]))
     space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": {P100_CLASS: "3"}}}))
     assert hard() == {f"requests.{names.CLASS_PREFIX}{P100_CLASS}": "3"}
-    space.kubectl("delete", "resourcequota", "k80s")
+    space.ask("delete", "resourcequota", "k80s")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_a_class_may_not_have_the_name_of_a_resource(cluster, name):
 )
 def test_a_request_that_can_never_run_is_refused(space, limits, says):
     with pytest.raises(CommandFailed, match=says):
-        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(typed("bad", limits)))
+        space.ask("create", stdin=typed("bad", limits))
     assert space.pods() == []
 
 
@@ -256,7 +255,7 @@ def test_a_class_without_a_card_waits_and_is_told(space):
     make_class(space.cluster, "rare", {"selector": {"matchLabels": {"model": "Tesla Rare"}}})
     space.create(typed("waits", {"cardwise.dev/rare": 1}))
     space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type")
-    space.cluster.kubectl("delete", "resourceclass", "rare")
+    space.ask("delete", "resourceclass", "rare")
     space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
 
 
@@ -269,7 +268,7 @@ def test_a_changed_class_leaves_what_runs_and_rules_what_comes(space, sims):
     space.cluster.wait(lambda: capacity(space.cluster, sims[0], "mine") == 128, "the first node offers it anew")
     assert space.put(typed("after", limits, node=sims[0])) == (sims[0], "0")
     assert space.phase("before") == "Running"
-    space.cluster.kubectl("delete", "resourceclass", "mine")
+    space.ask("delete", "resourceclass", "mine")
     space.cluster.wait(lambda: capacity(space.cluster, sims[0], "mine") == 0, "the first node offers it no more")
     assert {space.phase(name) for name in ("before", "after")} == {"Running"}
 
@@ -288,12 +287,12 @@ def test_automatic_classes_come_and_go_with_cards(cluster, sims):
     cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
     cluster.wait(lambda: "nvidia.tesla.v100" in classes(), "and comes again")
     # A person's edit makes it theirs.
-    cluster.kubectl("patch", "resourceclass", "nvidia.tesla.v100", "--type=merge", "-p", '{"spec":{"priority":7}}')
+    cluster.api.patch(paths.resourceclasses("nvidia.tesla.v100"), {"spec": {"priority": 7}})
     cluster.api.delete(paths.extendedresources(card["metadata"]["name"]))
     cluster.wait(lambda: classes()["nvidia.tesla.v100"].get("status", {}).get("cards") == 0, "its status says 0 cards")
     assert classes()["nvidia.tesla.v100"]["spec"]["priority"] == 7
     cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
-    cluster.kubectl("delete", "resourceclass", "nvidia.tesla.v100")
+    cluster.ask("delete", "resourceclass", "nvidia.tesla.v100")
 
 
 def test_the_real_node_keeps_its_capacities(cluster):
