@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -39,7 +40,7 @@ func main() {
 	case "kube-proxy":
 		command = proxy.NewProxyCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand(context.Background())
+		command = newKubelet()
 	case "kubectl":
 		command = kubectl.NewDefaultKubectlCommand()
 		if err := cli.RunNoErrOutput(command); err != nil {
@@ -51,4 +52,11 @@ func main() {
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))
+}
+
+// newKubelet gives the kubelet's command a context where it takes one, which Kubernetes 1.31 does not yet.
+func newKubelet() *cobra.Command {
+	command := reflect.ValueOf(kubelet.NewKubeletCommand)
+	arguments := []reflect.Value{reflect.ValueOf(context.Background())}
+	return command.Call(arguments[:command.Type().NumIn()])[0].Interface().(*cobra.Command)
 }
