@@ -344,11 +344,12 @@ def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
 def test_ephemeral_containers_open_no_cards(api: Api) -> None:
     api.running("debugged")
     path = ("--raw", "/api/v1/namespaces/default/pods/debugged/ephemeralcontainers")
+    pod = api.get("pod", "debugged")
+    del pod["metadata"]["resourceVersion"]  # its status is still being written
     for entry in (
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
         {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
     ):
-        pod = api.get("pod", "debugged")
         pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "x", "env": [entry]}]
         error = api.refused("replace", *path, "-f", "-", stdin=pod)
         assert "spec.ephemeralContainers[debug].env" in error
