@@ -107,6 +107,7 @@ BIGGER_SHARE = (
                 more=True,
             ),
         ],
+        since=33,
     ),
     Attack(
         "T26",
@@ -137,6 +138,7 @@ BIGGER_SHARE = (
             )
         ]
         + [creates(with_spec(plain(), resources={"limits": {names.GPU_MEM: "9000"}}), By.KUBERNETES, names.GPU_MEM)],
+        since=34,
     ),
     Attack(
         "T28",

@@ -158,13 +158,14 @@ class Try:
 @dataclass(frozen=True, slots=True)
 class Attack:
     """As docs/security.md lists it. `tries` are refused at once; what `came` of a pod that ran is judged later, by
-    those in `late`.
+    those in `late`. `since`: the minor of Kubernetes that has what is attacked.
     """
 
     id: str
     title: str
     tries: Sequence[Try] = ()
     late: Sequence[By] = ()
+    since: int = 0
 
     @property
     def refused_by(self) -> str:

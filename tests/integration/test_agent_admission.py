@@ -16,6 +16,7 @@ from tests import build
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 from tests.integration.sharing import flags
+from tests.integration.since import since
 from tests.integration.test_admission import EXTENDER, Api, cards_without_node
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
@@ -150,7 +151,11 @@ def test_what_a_limit_range_gives_all_containers_the_agent_has_its_own_of(api: A
     made = settled(api, pod(space), cpu="60m", memory="64Mi")
     assert own(made["spec"]["containers"][0], "limits") == ONE
     assert made["status"]["qosClass"] == "Guaranteed"
-    # Where the pod as a whole names them, Kubernetes gives the agent what it gives everybody, and that stays.
+
+
+@since(34, "`spec.resources`")
+def test_what_a_limit_range_gives_the_agent_stays_where_the_pod_as_a_whole_names_amounts(api: Api, space: str) -> None:
+    limit_range(api, space, {"type": "Container", "default": ONE, "defaultRequest": ONE, "min": {"cpu": "60m"}})
     whole = pod(space)
     whole["spec"]["resources"] = {"limits": {"cpu": "4", "memory": "4Gi"}}
     assert agent(api.create(whole, DRY)) is not None

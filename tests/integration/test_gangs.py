@@ -14,6 +14,7 @@ from tests.integration.conftest import spaces
 from tests.integration.gangpods import bound, create_at_once, groups, many_gangs, member, phase, waits
 from tests.integration.ruleone import Follower
 from tests.integration.sharing import Json, Space, kill9, outlive_lease, workload
+from tests.integration.since import since
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
@@ -56,6 +57,7 @@ class Witness(Follower):
             self.died.set()
 
 
+@since(33, "resize in place")
 def test_what_a_pod_gets_by_a_resize_a_gang_does_not(space):
     """And what its node will never give it is not taken from others. Nodes here have 64 CPUs, and nobody resizes."""
     node = space.nodes(1)[0]

@@ -5,17 +5,12 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import container
-from tests.cluster import versions
 from tests.integration.sharing import Json, Space, inspect, workload
+from tests.integration.since import since
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
 
 MERGE = "strategic"
-
-
-def since(minor: int, what: str) -> pytest.MarkDecorator:
-    here = int(versions.minor().split(".")[1])
-    return pytest.mark.skipif(here < minor, reason=f"{what}: on without a feature gate since 1.{minor}")
 
 
 def card(space: Space, name: str) -> str:

@@ -36,6 +36,7 @@ from tests.integration.sharing import (
     probed,
     workload,
 )
+from tests.integration.since import since
 from tests.integration.tenancy import Attack, By, Tenant, bound, told_by
 from tests.runtime.http.attacking import HELLO, trickling
 
@@ -122,7 +123,10 @@ def ended(tenant: Tenant, *pods: str) -> None:
     space.wait(lambda: all(space.phase(name) == "Succeeded" for name in pods), f"{', '.join(pods)} have looked")
 
 
-@pytest.mark.parametrize("attack", [one for one in ATTACKS if one.tries], ids=lambda one: one.id)
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(one, marks=since(one.since, "what is attacked"), id=one.id) for one in ATTACKS if one.tries],
+)
 def test_refused(tenant: Tenant, attack: Attack) -> None:
     for one in attack.tries:
         one.refused(tenant)
@@ -203,6 +207,7 @@ def test_t11_mounted_device_nodes_cannot_be_opened(tenant: Tenant) -> None:
     assert tenant.space.told("mounting") == [f"refused /host/nvidia{i} Operation not permitted" for i in (0, 1)]
 
 
+@since(34, "resource.k8s.io/v1")
 def test_t16_a_claim_of_a_device_gets_no_card(tenant: Tenant) -> None:
     request = {"name": "card", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     claim = {"metadata": {"name": "card"}, "spec": {"devices": {"requests": [request]}}}
@@ -233,6 +238,7 @@ def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "64", names.SHARE: "1"}
 
 
+@since(33, "the subresource resize")
 def test_t20_other_subresources_take_no_annotations(tenant: Tenant) -> None:
     before = tenant.space.get("steady")["metadata"]["annotations"]
     other = {names.IDX: "7", names.ASSIGNMENT: "{}"}
