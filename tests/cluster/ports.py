@@ -1,18 +1,28 @@
 """Free loopback ports below the kernel's range for outgoing connections, which would take them."""
 
+import fcntl
 import random
 import socket
+import tempfile
+from pathlib import Path
+from typing import IO
 
 _LOW, _HIGH = 15_000, 30_000
+_given: set[int] = set()  # by this process
+_locks: list[IO[bytes]] = []  # the file whose byte PORT is locked by the process that has the port
 
 
 def free(count: int) -> list[int]:
-    """Ports that nothing listens on now. Two clusters that start together draw from 15,000 at random."""
+    """Ports that nothing listens on now, and that no other process of the tests was given and still runs.
+
+    A cluster draws its ports at once and listens on the last of them many seconds later, while others start.
+    """
     found: list[int] = []
     while len(found) < count:
         port = random.randint(_LOW, _HIGH)
-        if port in found:
+        if port in _given or not _lock(port):
             continue
+        _given.add(port)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -20,3 +30,13 @@ def free(count: int) -> list[int]:
                 continue
         found.append(port)
     return found
+
+
+def _lock(port: int) -> bool:
+    if not _locks:
+        _locks.append((Path(tempfile.gettempdir()) / "cardwise-tests-ports").open("ab"))
+    try:
+        fcntl.lockf(_locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True

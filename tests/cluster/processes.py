@@ -150,7 +150,8 @@ class Process:
 
     def wait_until(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition of this process. Raises NotReady with the end of its log."""
-        if not wait_for(ready, timeout, self.alive):
+        # Alive, too: another process may answer on a port that this one did not get.
+        if not wait_for(ready, timeout, self.alive) or not self.alive():
             state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
             raise NotReady(f"{self.name} {state} ({what}); the end of {self.log}:\n{self.log_tail(30)}")
 
