@@ -237,6 +237,6 @@ def _amount_pattern(render: Render, plural: str) -> str:
     parts = dict(nodes(schema(render, plural)))
     part = parts[".spec.share.memoryMiB" if plural == "resourceclasses" else ".spec.hard[].memoryMiB"]
     assert part["x-kubernetes-int-or-string"]
-    found = re.search(r"matches\('([^']*)'\)", rules(part))
-    assert found
-    return found[1]
+    assert part["minimum"] == (1 if plural == "resourceclasses" else 0)
+    pattern: str = part["pattern"]
+    return pattern
