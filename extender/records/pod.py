@@ -243,7 +243,7 @@ class Pod:
             priority=self.priority,
             queue_priority=self._queue_priority(),
         )
-        return gangs.rank_of([alone], None, "")
+        return gangs.rank_of(alone, alone.priority, None, "")
 
     def member(self) -> Member:
         """The member of its gang that it is, with a node or without."""

@@ -5,6 +5,10 @@ import pytest
 from tests.cluster import versions
 
 
+def is_here(minor: int) -> bool:
+    """Whether the tests run on 1.`minor` or newer."""
+    return int(versions.minor().split(".")[1]) >= minor
+
+
 def since(minor: int, what: str) -> pytest.MarkDecorator:
-    here = int(versions.minor().split(".")[1])
-    return pytest.mark.skipif(here < minor, reason=f"{what}: on without a feature gate since 1.{minor}")
+    return pytest.mark.skipif(not is_here(minor), reason=f"{what}: there since Kubernetes 1.{minor}")

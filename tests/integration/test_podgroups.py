@@ -7,18 +7,16 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import P100
-from tests.cluster import Cluster, versions
+from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import Json, Space, prioritize, workload
+from tests.integration.since import since
 
-SINCE = (1, 37)
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(480),
-    pytest.mark.skipif(
-        tuple(map(int, versions.minor().split("."))) < SINCE, reason="PodGroups are served as v1beta1 since 1.37"
-    ),
+    since(37, "PodGroups as v1beta1"),
 ]
 
 API = "scheduling.k8s.io/v1beta1"

@@ -4,7 +4,7 @@ Who of it is there and how far it has come is in `gangstate`, where it fits in `
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -205,20 +205,12 @@ class GangPatience:
     keep: float = 600.0
 
 
-def rank_of(members: Iterable[Member], priority: int | None, key: str) -> Rank:
+def rank_of(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
     """The order of gangs and of single pods, which are gangs of one here: the smallest goes first.
 
-    `priority`: the PodGroup's place in the queue, where the oldest member says none.
+    `oldest`: its oldest member, None where there is none. `highest`: the highest priority of its members. `priority`:
+    the PodGroup's place in the queue, where the oldest member says none.
     """
-    oldest, highest = None, 0
-    for member in members:
-        highest = member.priority if oldest is None else max(highest, member.priority)
-        oldest = member if oldest is None else oldest
-    return rank_by(oldest, highest, priority, key)
-
-
-def rank_by(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
-    """As `rank_of`, of a gang of which the oldest member and the highest priority are known."""
     if oldest is None:
         return 0, 0, "", key
     queued = oldest.queue_priority if oldest.queue_priority is not None else priority or 0

@@ -20,7 +20,7 @@ from cardwise.core.gangs.gangs import (
     Member,
     Phase,
     Rank,
-    rank_by,
+    rank_of,
 )
 from cardwise.core.gangs.roster import Roster
 from cardwise.core.values import wording
@@ -217,7 +217,7 @@ class Gang:
         if self._ranked is None:  # asked thousands of times between two changes
             oldest = self.there[0] if self.there else None
             highest = max(self._roster.priorities, default=0)
-            self._ranked = rank_by(oldest, highest, self.group.priority, self.key)
+            self._ranked = rank_of(oldest, highest, self.group.priority, self.key)
         return self._ranked
 
     @property

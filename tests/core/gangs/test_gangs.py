@@ -5,6 +5,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Foreign, Member, Membership, rank_of
+from cardwise.core.gangs.roster import Roster
 from cardwise.core.values.invalid import InvalidRequest
 
 NAME, NUMBER, LABEL = names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING
@@ -79,10 +80,17 @@ def one(name, created, *, priority=0, queued=None):
     return Member(uid=name, name=name, created=created, priority=priority, queue_priority=queued)
 
 
+def rank(members, priority, key):
+    roster = Roster()
+    for member in reversed(members):
+        roster.change(None, member)
+    return rank_of(roster.there[0], max(roster.priorities), priority, key)
+
+
 def test_higher_priority_then_place_in_the_queue_then_age():
     old, new = one("old", "2026-01-01"), one("new", "2026-01-02")
-    assert rank_of([old], None, "a") < rank_of([new], None, "b")
-    assert rank_of([one("n", "2026-01-02", priority=1)], None, "b") < rank_of([old], 99, "a")
-    assert rank_of([new], 1, "b") < rank_of([old], None, "a")
-    assert rank_of([one("n", "2026-01-02", queued=2)], 0, "b") < rank_of([old], 1, "a"), "the pod's own word wins"
-    assert rank_of([old, new], None, "a") < rank_of([new], None, "b"), "the oldest member counts"
+    assert rank([old], None, "a") < rank([new], None, "b")
+    assert rank([one("n", "2026-01-02", priority=1)], None, "b") < rank([old], 99, "a")
+    assert rank([new], 1, "b") < rank([old], None, "a")
+    assert rank([one("n", "2026-01-02", queued=2)], 0, "b") < rank([old], 1, "a"), "the pod's own word wins"
+    assert rank([old, new], None, "a") < rank([new], None, "b"), "the oldest member counts"
