@@ -128,11 +128,17 @@ class World:
         return server
 
     def close(self) -> None:
-        for server in self.host.servers(self.pipe):
-            server.signal(signal.SIGKILL)
+        """Ends the daemons first: a real one starts the next server when one ends, by a fork that has its own name."""
         for daemon in self.started:
             self.daemon = daemon
             self.kill()
+        eventually(self._none_left)
+
+    def _none_left(self) -> bool:
+        left = [*self.host.daemons(self.pipe), *self.host.servers(self.pipe)]
+        for process in left:
+            process.signal(signal.SIGKILL)
+        return not left
 
 
 def make(kind: str, folder: Path) -> World:

@@ -3,8 +3,8 @@
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,8 @@ from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
 from mps.daemon import directories
 from mps.host.control import Refused, check
+from mps.host.processes import LOCAL
+from tests.mps.contract.programs import SECONDS
 
 NOBODY = 65534
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"  # whose interpreter every user may run
@@ -108,4 +110,11 @@ class TestProgram:
         assert process.control.servers() == []
         (orphan,) = process.host.servers(process.pipe)
         assert orphan.pid == server
-        orphan.signal(signal.SIGKILL)
+
+    def test_a_world_that_is_closed_leaves_no_process(self, process):
+        process.server()
+        process.front.ask("start_server -uid 1000", SECONDS)
+        process.close()
+        everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        left = [pid for pid in everyone if LOCAL.environment(pid).get(mps.PIPE_ENV) == str(process.pipe)]
+        assert left == []
