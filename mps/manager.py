@@ -14,6 +14,7 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope, State, Status
+from cardwise.gpus.chosen import WholeGpus
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
@@ -105,7 +106,7 @@ class Manager:
         clock: Clock = BOOT,
     ) -> None:
         self._settings = settings
-        self._gpus = gpus
+        self._gpus = WholeGpus(gpus)
         self._use = use
         self._host = host
         self._clock = clock
@@ -139,7 +140,7 @@ class Manager:
                 settings.audit,
                 client,
                 node=settings.node,
-                gpus=gpus,
+                gpus=self._gpus,
                 use=use,
                 pods=self.pods,
                 past=lambda: {one for daemon in self.daemons() for one in daemon.past},

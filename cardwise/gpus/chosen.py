@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus.protocol import GpuCard, Gpus, Health
+from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 
 FIELD = "--cards"
 _REMEDY = "write indices such as 0,2, or UUIDs such as GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00, by comma"
@@ -60,26 +60,44 @@ def parse(text: str) -> Choice:
     return Choice(tuple(entries))
 
 
-class ChosenGpus:
-    """`Gpus` of the chosen ones among those of `gpus`; a card that is not there is left out until it comes."""
+class _Some:
+    """`Gpus` of some of the cards of `gpus`: a subclass says which."""
 
-    def __init__(self, gpus: Gpus, choice: Choice) -> None:
+    def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
-        self._choice = choice
 
     def cards(self) -> list[GpuCard]:
-        return [card for card in self._gpus.cards() if self._choice.names(card)]
+        raise NotImplementedError
 
     def health(self) -> Mapping[str, Health]:
         here = {card.uuid for card in self.cards()}
         return {uuid: state for uuid, state in self._gpus.health().items() if uuid in here}
-
-    def problems(self) -> list[str]:
-        """What is wrong with the choice on this machine at present, a line each."""
-        return self._choice.problems(self._gpus.cards())
 
     def wait_change(self, timeout: float) -> bool:
         return self._gpus.wait_change(timeout)
 
     def close(self) -> None:
         self._gpus.close()
+
+
+class ChosenGpus(_Some):
+    """Those that were chosen; a card that is not there is left out until it comes."""
+
+    def __init__(self, gpus: Gpus, choice: Choice) -> None:
+        super().__init__(gpus)
+        self._choice = choice
+
+    def cards(self) -> list[GpuCard]:
+        return [card for card in self._gpus.cards() if self._choice.names(card)]
+
+    def problems(self) -> list[str]:
+        """What is wrong with the choice on this machine at present, a line each."""
+        return self._choice.problems(self._gpus.cards())
+
+
+class WholeGpus(_Some):
+    """Those that are not in MIG mode. Such a card is as one that is not there, since its slices are others'."""
+
+    def cards(self) -> list[GpuCard]:
+        health = self._gpus.health()
+        return [card for card in self._gpus.cards() if not health.get(card.uuid, HEALTHY).mig]

@@ -19,7 +19,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus import xids
 from cardwise.gpus.faults import Faults, Marks
 from cardwise.gpus.protocol import (
-    HEALTHY,
+    IN_MIG_MODE,
     CardUnwilling,
     ComputeMode,
     DevicePath,
@@ -70,6 +70,7 @@ class NvmlGpus:
         self._cards: list[GpuCard] = []
         self._faults = Faults(faults, clock)
         self._reasons: Mapping[str, str] = {}  # why cards take no new shares
+        self._mig: set[str] = set()
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._look()
@@ -89,7 +90,9 @@ class NvmlGpus:
         with self._lock:
             reasons = self._reasons
             return {
-                card.uuid: Health(healthy=False, reason=reasons[card.uuid]) if card.uuid in reasons else HEALTHY
+                card.uuid: Health(
+                    healthy=card.uuid not in reasons, reason=reasons.get(card.uuid, ""), mig=card.uuid in self._mig
+                )
                 for card in self._cards
             }
 
@@ -169,10 +172,14 @@ class NvmlGpus:
             with self._lock:
                 lasting = self._faults.lasting(uuid)
             # The driver is asked without the lock: it may hang.
-            trouble = _trouble(handle)
+            mig = _in_mig_mode(handle)
+            trouble = _trouble(handle) or (IN_MIG_MODE if mig else "")
             marks = _marks(handle) if lasting is not None else None
             with self._lock:
                 self._faults.note(uuid, trouble)
+                if mig != (uuid in self._mig):
+                    self._mig ^= {uuid}
+                    self._changed.set()
                 if lasting is not None and marks is not None:
                     self._faults.note_marks(uuid, lasting, marks)
                 self._tell()
@@ -260,7 +267,7 @@ def _address(handle: Any) -> int | None:
 
 
 def _trouble(handle: Any) -> str:
-    """Why nobody may be given the card: it does not answer as it should, or is in MIG mode; "" when he may."""
+    """In what way the card does not answer as it should; "" when it does."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
@@ -271,12 +278,11 @@ def _trouble(handle: Any) -> str:
         return f"the driver asks for recovery action {action} (1: reset, 2: reboot, 3: drain)"
     if _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
         return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); the card is to be replaced"
-    if _answer(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]):
-        return (
-            "the card is in MIG mode, and Cardwise shares whole cards: end it (nvidia-smi -i N -mig 0), or leave the "
-            "card to NVIDIA's device plugin by --cards"
-        )
     return ""
+
+
+def _in_mig_mode(handle: Any) -> bool:
+    return bool(_answer(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]))
 
 
 def _marks(handle: Any) -> Marks:

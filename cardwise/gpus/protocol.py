@@ -39,13 +39,21 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a card takes new shares; `reason` says why not, "" when it does."""
+    """Whether a card takes new shares; `reason` says why not, "" when it does.
+
+    `mig`: the card is in MIG mode, so somebody else may give its slices to pods.
+    """
 
     healthy: bool
     reason: str = ""
+    mig: bool = False
 
 
 HEALTHY = Health(healthy=True)
+IN_MIG_MODE = (
+    "the card is in MIG mode, and Cardwise shares whole cards: end it (nvidia-smi -i N -mig 0), or leave the card to "
+    "NVIDIA's device plugin by --cards"
+)
 
 
 class ComputeMode(StrEnum):

@@ -12,6 +12,7 @@ without GPU. A file that cannot be read as cards never takes the last good ones 
         containerPath: /dev/nvidia0      # optional: where it finds it; /dev/nvidia<index>
         healthy: true                    # optional
         reason: ""                       # optional: why it is not healthy
+        mig: false                       # optional: whether it is in MIG mode
         properties: {}                   # optional
         processes: []                    # optional: who computes on it, such as {pid: 4711, memoryMiB: 300}
 
@@ -32,7 +33,7 @@ from msgspec import Struct
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import (
-    HEALTHY,
+    IN_MIG_MODE,
     CardUnwilling,
     ComputeMode,
     DevicePath,
@@ -67,6 +68,7 @@ class _CardEntry(
     container_path: str = ""
     healthy: bool = True
     reason: str = ""
+    mig: bool = False
     properties: dict[str, str | int | float] = {}
     processes: list[_ProcessEntry] = []
 
@@ -125,9 +127,9 @@ def _inventory(entries: list[_CardEntry], source: str) -> Inventory:
                 properties={key: str(value) for key, value in entry.properties.items()},
             )
         )
-        health[entry.uuid] = (
-            HEALTHY if entry.healthy else Health(healthy=False, reason=entry.reason or "healthy: false in the file")
-        )
+        trouble = "" if entry.healthy else entry.reason or "healthy: false in the file"
+        trouble = trouble or (IN_MIG_MODE if entry.mig else "")
+        health[entry.uuid] = Health(healthy=not trouble, reason=trouble, mig=entry.mig)
     cards.sort(key=lambda card: card.index)
     return cards, health
 

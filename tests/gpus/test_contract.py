@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cardwise.gpus import chosen
-from cardwise.gpus.chosen import ChosenGpus
+from cardwise.gpus.chosen import ChosenGpus, WholeGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
@@ -24,6 +24,10 @@ def some(tmp_path, clock) -> Gpus:
     return ChosenGpus(simulated(tmp_path, clock), chosen.parse("0,GPU-1"))
 
 
+def whole(tmp_path, clock) -> Gpus:
+    return WholeGpus(simulated(tmp_path, clock))
+
+
 def nvml(_, clock) -> Gpus:
     try:
         return NvmlGpus(clock=clock)
@@ -36,7 +40,7 @@ def clock():
     return FakeClock()
 
 
-@pytest.fixture(params=[simulated, some, nvml])
+@pytest.fixture(params=[simulated, some, whole, nvml])
 def gpus(request, tmp_path, clock):
     made = request.param(tmp_path, clock)
     yield made

@@ -6,6 +6,7 @@ import types
 import pynvml
 import pytest
 
+from cardwise.gpus.chosen import WholeGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
 from tests.fakes.clock import FakeClock
@@ -251,10 +252,20 @@ def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, gpus, clock):
     assert made.health()["GPU-0"].healthy, "what is only asked for begins with the next reset"
     assert made.health()["GPU-1"].reason.startswith("the card is in MIG mode")
     assert "nvidia-smi -i N -mig 0" in made.health()["GPU-1"].reason
+    assert [card.index for card in WholeGpus(made).cards()] == [0]
     driver.mig[1] = 0
     for _ in range(6):
         probed(clock)
     assert sick(made) == {}
+    assert len(WholeGpus(made).cards()) == 2
+
+
+def test_a_broken_card_is_in_mig_mode_all_the_same(driver, gpus):
+    driver.mig[1] = 1
+    driver.unmapped[1] = 1
+    made = gpus()
+    assert "could not be remapped" in made.health()["GPU-1"].reason
+    assert made.health()["GPU-1"].mig
 
 
 def test_a_card_or_library_that_knows_no_mig_is_shared(driver, gpus):

@@ -113,6 +113,19 @@ def test_a_new_card_and_one_that_leaves(pair):
     assert pair.problem(0)
 
 
+def test_a_card_in_mig_mode_has_no_daemon_while_it_lasts(pair):
+    """Somebody else gives its slices to pods."""
+    pair.cards[0]["mig"] = True
+    pair.write_cards()
+    pair.start()
+    pair.wait_ready(1)
+    assert (pair.host.daemons(pair.pipe(0)), pair.mode(0)) == ([], "Default")
+    pair.cards[0]["mig"], pair.cards[1]["mig"] = False, True
+    pair.write_cards()
+    pair.wait_ready(0)
+    pair.until(lambda: not pair.host.daemons(pair.pipe(1)) and pair.mode(1) == "Default")
+
+
 @pytest.mark.parametrize("driver", ["535", "595"])
 def test_other_drivers_come_up_too(node, monkeypatch, driver):
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
