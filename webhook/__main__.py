@@ -39,7 +39,7 @@ from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
 from webhook import metrics
 from webhook.cluster.view import ClusterView
-from webhook.pods import agent, gangs
+from webhook.pods import agent, gangs, tolerations
 from webhook.pods.agent import AgentSettings
 from webhook.pods.limitranges import COUNTED, Amount
 from webhook.pods.validate import Oversize
@@ -78,6 +78,20 @@ class _Resources(click.ParamType[Mapping[str, Amount]]):
         if set(found) != set(COUNTED) or any(amount.value <= 0 for amount in found.values()):
             self.fail(f"{value!r} is not an amount above zero of each; write cpu=50m,memory=64Mi", param, ctx)
         return found
+
+
+class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
+    """As the tolerations of them."""
+
+    name = "key:effect,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(tolerations.of_taint(item.strip()) for item in str(value).split(",") if item.strip())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _ObjectName(click.ParamType[tuple[str, str]]):
@@ -139,6 +153,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     help="Name of the mutating and the validating configuration whose caBundle we write.",
 )
 @click.option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: leave them.")
+@click.option(
+    "--tolerated-taints",
+    type=_Taints(),
+    default="nvidia.com/gpu:NoSchedule",
+    help="Taints of nodes that pods which ask for cards are to tolerate: KEY:EFFECT, with any value, or "
+    "KEY=VALUE:EFFECT. The chart's webhook.toleratedTaints, which decides what is brought to us, must say the same.",
+)
 @click.option(
     "--oversize",
     type=click.Choice(["refuse", "wait"]),
@@ -249,6 +270,7 @@ def main(
     client_ca: Path | None,
     webhook_configuration: str,
     runtime_class: str,
+    tolerated_taints: tuple[Any, ...],
     oversize: Oversize,
     least_share: int,
     headroom: int,
@@ -277,6 +299,7 @@ def main(
         ssl.create_default_context(cafile=client_ca)
     settings = Settings(
         runtime_class=runtime_class,
+        tolerated=tolerated_taints,
         oversize=oversize,
         least_share=least_share,
         callers_known=client_ca is not None,

@@ -77,6 +77,10 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert "cardwise-webhook.gpu.svc" in said["tls_hosts"]
     said = given(render, "webhook")
     assert (said["scheduler"], said["exempt_namespaces"]) == ("", ("kube-system", "cardwise-system"))
+    assert said["tolerated_taints"] == ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
+    several = given(render, "webhook", "webhook.toleratedTaints={a.b/c:NoExecute,sku=gpu:NoSchedule}")
+    assert [one["key"] for one in several["tolerated_taints"]] == ["a.b/c", "sku"]
+    assert given(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
     said = given(render, "extender", *OTHER)
     assert (said["lease_namespace"], said["tls_secret"]) == ("gpu", "gpu/cardwise-extender-tls")
     assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(said["tls_hosts"])
@@ -299,6 +303,7 @@ WRONG = {  # values, and what Helm says of them
     "webhook.url=https://127.0.0.1:1/path": "/webhook/url",
     "webhook.timeoutSeconds=31": "/webhook/timeoutSeconds",
     "webhook.nvidiaGpu=share": "/webhook/nvidiaGpu",
+    "webhook.toleratedTaints={nvidia.com/gpu}": "/webhook/toleratedTaints/0",
     "webhook.mps=on": "/webhook/mps",
     "webhook.shareAgent=sometimes": "/webhook/shareAgent'",
     "webhook.shareAgentImage=a b": "/webhook/shareAgentImage",

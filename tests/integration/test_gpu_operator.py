@@ -16,6 +16,7 @@ import yaml
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster, images
+from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Json, Space, workload
 
@@ -103,11 +104,31 @@ def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(
 
     wanted = {name: {theirs} if name in (PLUGIN, VALIDATOR) else {ours, theirs} for name in DAEMONS}
     operator.wait(lambda: where() == wanted, "its pods run, none of its plugin and validator on our node")
-    tolerating = {"tolerations": [{"key": TAINT["key"], "operator": "Exists"}], "runtimeClassName": "nvidia"}
-    assert space.put(workload("share", gpu_mem=8138, spec=tolerating))[0] == ours
-    space.create(workload("intolerant", gpu_mem=8138))
-    space.refused("intolerant", "untolerated taint")
+    assert space.put(workload("share", gpu_mem=8138, spec={"runtimeClassName": "nvidia"}))[0] == ours
     assert where() == wanted
+
+
+def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Space) -> None:
+    (ours, _), own = space.own_nodes, {"key": "mine", "operator": "Exists"}
+    tolerating = workload("applied", gpu_mem=100, spec={"tolerations": [own]})
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(tolerating))
+    assert space.placed("applied")[0] == ours
+    stored = space.get("applied")["spec"]["tolerations"]
+    assert {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"} in stored
+    # Lists of tolerations are replaced as a whole, and nobody may take one away.
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(tolerating))
+    space.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(tolerating))
+    again = space.get("applied")["spec"]["tolerations"]
+    assert sorted(map(str, again)) == sorted(map(str, stored))
+    space.create(workload("plain"))
+    space.refused("plain", "untolerated taint")
+    mine = TAINT | {"key": own["key"], "value": "x"}
+    space.cluster.api.patch(paths.nodes(ours), {"spec": {"taints": [TAINT, mine]}})
+    assert space.put(workload("own", gpu_mem=100, spec={"tolerations": [own]}))[0] == ours
+    space.create(workload("intolerant", gpu_mem=100))
+    space.refused("intolerant", "untolerated taint")
+    said = cardwise(space.cluster, "explain", "intolerant", "-n", space.name).stdout
+    assert "It keeps away from every node with cards by taints that it does not tolerate (mine=x:NoSchedule)" in said
 
 
 def test_its_pods_are_its_namespaces_alone(space: Space, operator: Space) -> None:

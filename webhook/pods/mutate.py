@@ -5,7 +5,7 @@ webhook changed the pod. What a user may not set is taken out with a warning, no
 pods and restored backups stay usable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from cardwise.core.api import lookalikes, names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values import quantity, wording
-from webhook.pods import environment, mpsmode
+from webhook.pods import environment, mpsmode, tolerations
 from webhook.templates import containers
 
 Json = dict[str, Any]
@@ -55,9 +55,10 @@ def mutate(
     in_gang: bool = False,
     agent: str = "",
     scheduler: str = "",
+    tolerated: Sequence[Json] = (),
 ) -> Mutation:
     """`policy` is that of the namespace, `agent` the key of the share agent, which has a slot and asks for nothing,
-    `scheduler` the one for pods that name none, "" for Kubernetes' own.
+    `scheduler` the one for pods that name none, "" for Kubernetes' own, `tolerated` what pods with cards tolerate of nodes.
 
     Raises InvalidRequest, before anything is changed.
     """
@@ -76,8 +77,10 @@ def mutate(
         changed = _container(container, parts.get(container.key), warnings, closed=asked is not None, mps=mps)
         if changed != container.spec:
             containers.put(spec, container, changed)
-    if asked is not None and asked.containers and runtime_class and not spec.get("runtimeClassName"):
-        spec["runtimeClassName"] = runtime_class
+    if asked is not None and asked.containers:
+        spec = tolerations.with_all(spec, tolerated)
+        if runtime_class and not spec.get("runtimeClassName"):
+            spec["runtimeClassName"] = runtime_class
     if (
         scheduler
         and (asked is not None or in_gang)

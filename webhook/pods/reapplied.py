@@ -5,31 +5,35 @@ as is stored is written as it is stored. What a spelling stands for is told by t
 changed or gone since.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from cardwise.core.api import names, request
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
+from webhook.pods import tolerations
 from webhook.templates import containers
 from webhook.templates.spellings import equal
 
 Json = dict[str, Any]
 
 
-def as_stored(pod: Json, stored: Json, unit: Unit) -> Json:
-    """The update of a pod, the caller's own object where nothing is to be done. Raises InvalidRequest.
+def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json] = ()) -> Json:
+    """The update of a pod, the caller's own object where nothing is to be done. `tolerated` is what pods with cards
+    tolerate of nodes. Raises InvalidRequest.
 
     Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
     """
     annotations = (stored.get("metadata") or {}).get("annotations") or {}
     counts = request.read_counts(annotations)
     before = {container.key: container.spec for container in request.containers(stored)}
-    spec = dict(pod.get("spec") or {})
+    spec, ours = dict(pod.get("spec") or {}), False
     for container in request.containers(pod):
         was = dict(before.get(container.key, {}).get("resources") or {})
         if names.SHARE not in (was.get("limits") or {}):
             continue
+        ours = True
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.lists(resources):
             field = f"{container.path}.resources.{kind}"
@@ -37,6 +41,8 @@ def as_stored(pod: Json, stored: Json, unit: Unit) -> Json:
             resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
         if resources != container.spec.get("resources"):
             containers.put(spec, container, {**container.spec, "resources": resources})
+    if ours:
+        spec = tolerations.kept(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 

@@ -93,7 +93,7 @@ class Settings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
     cards may say, wherever it is. `scheduler`: of pods that ask for
-    cards and name none. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
+    cards and name none. `tolerated`: what pods with cards tolerate of nodes, as a pod's spec says it. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
     nobody but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what
     bare numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
     """
@@ -108,6 +108,7 @@ class Settings:
     sm_percent: SmPercent = SmPercent.CORE
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""
+    tolerated: tuple[Json, ...] = ()
     least_share: int = 0
     callers_known: bool = True
     unit: Unit = Unit.MIB
@@ -251,6 +252,7 @@ def _rewritten(
         in_gang=gang is not None,
         agent=injected.key,
         scheduler=settings.scheduler,
+        tolerated=settings.tolerated,
     )
     joined, told = gangs.joined(mutation.pod, gang)
     return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + told
@@ -258,7 +260,7 @@ def _rewritten(
 
 def _reapply_pod(review: Review, settings: Settings) -> Decision:
     sizes.check(review.object, review.size, update=True)
-    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}, settings.unit))
+    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated))
 
 
 def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:

@@ -133,6 +133,13 @@ class _Gate(Struct):
     name: str = ""
 
 
+class _Toleration(Struct):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
 class _Condition(Struct):
     key: str
     operator: str
@@ -168,6 +175,7 @@ class _PodSpec(Struct, rename="camel"):
     runtime_class_name: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None
+    tolerations: list[_Toleration] | None = None
     security_context: _SecurityContext | None = None
 
 

@@ -51,11 +51,17 @@ def admits(node: Json, pod: Json) -> bool:
         terms = required.get("nodeSelectorTerms") or ()
         if not any(_meets(term, labels, metadata["name"]) for term in terms):
             return False
+    return not untolerated(node, spec.get("tolerations") or ())
+
+
+def untolerated(node: Json, tolerations: Sequence[Json]) -> list[Json]:
+    """The node's taints that keep a pod away which has these tolerations."""
     taints = (node.get("spec") or {}).get("taints") or ()
-    tolerations = spec.get("tolerations") or ()
-    return all(
-        taint.get("effect") not in _KEEPING or any(_tolerates(one, taint) for one in tolerations) for taint in taints
-    )
+    return [
+        taint
+        for taint in taints
+        if taint.get("effect") in _KEEPING and not any(tolerates(one, taint) for one in tolerations)
+    ]
 
 
 def _meets(term: Json, labels: Mapping[str, str], name: str) -> bool:
@@ -84,7 +90,7 @@ def _holds(condition: Json, value: str | None) -> bool:
     return False
 
 
-def _tolerates(toleration: Json, taint: Json) -> bool:
+def tolerates(toleration: Json, taint: Json) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     key = toleration.get("key") or ""

@@ -86,8 +86,9 @@ k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.d
 
 {{/*
 Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
-created, or gpu-mem with a unit; where bare numbers count GiB, also gpu-mem that no stored container has. Kubernetes would
-refuse it, so nothing that it takes is kept waiting by us.
+created, or gpu-mem with a unit; where bare numbers count GiB, also gpu-mem that no stored container has. Or whether it lacks
+a toleration that we have added: lists of these are replaced as a whole. Kubernetes would refuse both, so nothing that it
+takes is kept waiting by us.
 */}}
 {{- define "cardwise.cel.respelled" -}}
 {{- $amount := "string(c.resources.?limits[?k].orValue('1'))" -}}
@@ -97,6 +98,18 @@ refuse it, so nothing that it takes is kept waiting by us.
 {{- if eq .root.Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 (object.spec.containers != oldObject.spec.containers || object.spec.?initContainers != oldObject.spec.?initContainers) &&
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
+{{- with .root.Values.webhook.toleratedTaints }} ||
+object.spec.?tolerations != oldObject.spec.?tolerations &&
+{{ include "cardwise.cel.containersHave" (dict "spec" "oldObject.spec" "key" "k == 'cardwise.dev/share'") }} &&
+{{ include "cardwise.cel.list" . }}.exists(taint,
+  oldObject.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}) &&
+  !object.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}))
+{{- end }}
+{{- end }}
+
+{{/* The taint that the toleration `t` is of, as webhook.toleratedTaints spells it. */}}
+{{- define "cardwise.cel.tolerated" -}}
+t.?key.orValue('') + (t.?operator.orValue('') == 'Exists' ? '' : '=' + t.?value.orValue('')) + ':' + t.?effect.orValue('')
 {{- end }}
 
 {{/*

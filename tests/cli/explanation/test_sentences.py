@@ -361,7 +361,7 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "It keeps away from every node with cards by its nodeSelector (zone=c)" in none
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
-    assert "taints that it does not tolerate" in heard({}, around(tainted, labelled("n2")))
+    assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, around(tainted, labelled("n2")))
     assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Around()), "nodes may not be read"
 
 
@@ -433,9 +433,9 @@ def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     text = sentences.explain(picky, seen, around=zones)
     assert "It keeps away from n2 by its nodeSelector (zone=a).\n" in text
     assert "  - it did not keep away from n2 by its nodeSelector (zone=a): what it asks for is free there\n" in text
-    tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
+    tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
     text = sentences.explain(waiting_for(4000), seen, around=around(labelled("n1"), tainted))
-    assert "It keeps away from n2 by taints that it does not tolerate.\n" in text
+    assert "It keeps away from n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
     blind = sentences.explain(picky, None)
     assert "It keeps away from nodes by its nodeSelector (zone=a), or its node affinity; which labels" in blind

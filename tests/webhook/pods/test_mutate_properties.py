@@ -17,6 +17,7 @@ from webhook.pods import classes
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
+from webhook.pods.tolerations import of_taint
 from webhook.server import decisions, review
 from webhook.server.decisions import Settings
 from webhook.templates.spellings import Vocabulary
@@ -203,6 +204,7 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
 SETTINGS = Settings(
     runtime_class="nvidia",
     scheduler="ours",
+    tolerated=(of_taint("nvidia.com/gpu:NoSchedule"), of_taint("sku=gpu:NoSchedule")),
     gang_schedulers=frozenset({"default-scheduler", "ours"}),
     share_agent=AgentSettings(image="agent"),
 )
@@ -219,11 +221,15 @@ _MARKS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@given(PODS, _MARKS, st.sampled_from([{}, {names.GANG: "g"}, {names.GANG: "other"}]))
-def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json) -> None:
+_TOLERATIONS = st.lists(st.sampled_from([of_taint("nvidia.com/gpu:NoSchedule"), {"key": "sku", "operator": "Exists"}]))
+
+
+@given(PODS, _MARKS, st.sampled_from([{}, {names.GANG: "g"}, {names.GANG: "other"}]), _TOLERATIONS)
+def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json, tolerations: list[Json]) -> None:
     """In a namespace with every default, also for copies of placed pods and of members of gangs."""
     annotations = pod["metadata"]["annotations"] | marks
-    made = pod | {"metadata": pod["metadata"] | {"annotations": annotations, "labels": labels}}
+    metadata = pod["metadata"] | {"annotations": annotations, "labels": labels}
+    made = {"metadata": metadata, "spec": pod["spec"] | {"tolerations": tolerations}}
     decision = decisions.on_mutate(review.decode(body(made)), KNOWN, SETTINGS)
     assume(decision.allowed)
     after = jsonpatch.JsonPatch(decision.patch).apply(made)

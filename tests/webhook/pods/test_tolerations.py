@@ -1,0 +1,84 @@
+"""The taints of nodes that pods with cards tolerate."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from tests import build
+from tests.webhook.reviews import Known, mutated
+from webhook.pods import tolerations
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+NVIDIA = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+AKS = {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
+SETTINGS = Settings(tolerated=(NVIDIA, AKS))
+MINE = {"key": "mine", "operator": "Exists"}
+
+
+def after(*own: Json, settings: Settings = SETTINGS, **asked: Any) -> list[Json] | None:
+    pod = build.pod(**asked or {"gpu_mem": 100})
+    if own:
+        pod["spec"]["tolerations"] = list(own)
+    found: list[Json] | None = mutated(pod, "pods", Known(), settings)["spec"].get("tolerations")
+    return found
+
+
+def test_taints_are_spelled_as_kubectl_does() -> None:
+    assert tolerations.of_taint("nvidia.com/gpu:NoSchedule") == NVIDIA
+    assert tolerations.of_taint("sku=gpu:NoSchedule") == AKS
+    assert tolerations.of_taint("a=:NoExecute")["value"] == ""
+
+
+@pytest.mark.parametrize("text", ["nvidia.com/gpu", "a=b", ":NoSchedule", "a:PreferNoSchedule", "a=b=c:NoSchedule"])
+def test_what_is_no_taint_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write KEY:EFFECT"):
+        tolerations.of_taint(text)
+
+
+def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
+    assert after() == [NVIDIA, AKS]
+    assert after(whole_gpu=1) == [NVIDIA, AKS]
+    assert after(MINE) == [MINE, NVIDIA, AKS]
+    assert after(settings=Settings()) is None
+    assert after(share=1) is None, "it asks for no card"
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ({"operator": "Exists"}, []),
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, [AKS]),
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, [NVIDIA, AKS]),
+        ({"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"}, [NVIDIA, AKS]),
+        ({"key": "sku", "value": "gpu"}, [NVIDIA]),
+        ({"key": "sku", "operator": "Exists"}, [NVIDIA]),
+        ({"key": "sku", "operator": "Equal", "value": "cpu"}, [NVIDIA, AKS]),
+    ],
+    ids=str,
+)
+def test_none_comes_twice(own: Json, added: list[Json]) -> None:
+    assert after(own) == [own, *added]
+
+
+def test_an_update_that_lacks_them_gets_them_again() -> None:
+    """`kubectl apply` of a manifest with tolerations of its own replaces the whole list."""
+    pod = build.pod(gpu_mem=100)
+    pod["spec"]["tolerations"] = [MINE]
+    stored = mutated(pod, "pods", Known(), SETTINGS)
+
+    def updated(*own: Json, old: Json = stored) -> list[Json]:
+        new = old | {"spec": old["spec"] | {"tolerations": list(own)}}
+        found: list[Json] = mutated(new, "pods", Known(), SETTINGS, operation="UPDATE", old=old)["spec"]["tolerations"]
+        return found
+
+    assert updated(MINE) == [MINE, NVIDIA, AKS]
+    assert updated(MINE, AKS) == [MINE, AKS, NVIDIA]
+    without = stored | {"spec": stored["spec"] | {"tolerations": [MINE, AKS]}}
+    assert updated(MINE, old=without) == [MINE, AKS], "what it never had it does not get"
+    plain = build.pod()
+    plain["spec"]["tolerations"] = [NVIDIA]
+    assert updated(MINE, old=plain) == [MINE], "no pod of ours"
+    assert names.SHARE in stored["spec"]["containers"][0]["resources"]["limits"]
