@@ -1,6 +1,7 @@
 """What a person is told who does something for the first time, on the real API server."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.integration.test_admission import Api
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
 Json = dict[str, Any]
+
+DEVICES = Path(__file__).parents[2] / "examples" / "devices"
 
 
 def told(space: Space, obj: Json) -> str:
@@ -220,6 +223,17 @@ def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
     made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     known.apply(made)
     known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")
+
+
+def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None:
+    """Classes, then a quota and pods that name them."""
+    try:
+        space.kubectl("apply", "-f", str(DEVICES))
+        assert {pod["metadata"]["name"] for pod in space.pods()} == {"fpga", "share-and-rdma"}
+        quota = json.loads(space.kubectl("get", "resourcequota", "devices", "-o", "json"))
+        assert quota["spec"]["hard"] == {f"requests.{names.CLASS_PREFIX}rdma": "4"}
+    finally:
+        space.cluster.ask("delete", "resourceclass", "fpga", "rdma", "rdma-fast", "--ignore-not-found")
 
 
 def test_doctor_calls_a_cluster_without_a_usable_card_a_problem(space: Space) -> None:

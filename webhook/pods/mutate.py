@@ -58,7 +58,8 @@ def mutate(
     tolerated: Sequence[Json] = (),
 ) -> Mutation:
     """`policy` is that of the namespace, `agent` the key of the share agent, which has a slot and asks for nothing,
-    `scheduler` the one for pods that name none, "" for Kubernetes' own, `tolerated` what pods with cards tolerate of nodes.
+    `scheduler` the one for pods that name none, "" for Kubernetes' own, `tolerated` what pods with cards tolerate of
+    nodes.
 
     Raises InvalidRequest, before anything is changed.
     """

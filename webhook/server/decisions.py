@@ -92,10 +92,10 @@ class View(Protocol):
 class Settings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
-    cards may say, wherever it is. `scheduler`: of pods that ask for
-    cards and name none. `tolerated`: what pods with cards tolerate of nodes, as a pod's spec says it. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
-    nobody but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what
-    bare numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
+    cards may say, wherever it is. `scheduler`: of pods that ask for cards and name none. `tolerated`: what pods with
+    cards tolerate of nodes. `least_share`: MiB of a card below which a share is warned about. `callers_known`: nobody
+    but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what bare
+    numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
     """
 
     runtime_class: str = ""
@@ -260,7 +260,8 @@ def _rewritten(
 
 def _reapply_pod(review: Review, settings: Settings) -> Decision:
     sizes.check(review.object, review.size, update=True)
-    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated))
+    pod = reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated)
+    return _patch(review.object, pod)
 
 
 def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
