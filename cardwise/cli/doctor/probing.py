@@ -7,7 +7,8 @@ has ended the extender knows that its card is free, of another only after half a
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from cardwise.cli.doctor.finding import Finding, Level
@@ -16,6 +17,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import eligible
 
 Json = Mapping[str, Any]
 
@@ -23,6 +25,7 @@ _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
 _NOBODY: Final = 65534  # namespaces that enforce the restricted profile admit it
 _WIRE: Final = "give kube-scheduler the stanzas that `cardwise scheduler-config` prints, and restart it"
+_TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
 
@@ -106,7 +109,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
             return
         said = _unscheduled(pod)
         if said:
-            yield _refused(said)
+            yield _refused(said, _barring(client, pod) if _TAINTED in said else ())
             return
         clock.sleep(_EVERY)
     yield Finding(
@@ -129,7 +132,24 @@ def _unscheduled(pod: Json) -> str:
     return next((c.get("message") or "" for c in conditions if c.get("type") == "PodScheduled"), "")
 
 
-def _refused(said: str) -> Finding:
+def _barring(client: KubeClient, pod: Json) -> Collection[str]:
+    """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
+    with suppress(errors.KubeError):
+        nodes = client.get(paths.nodes())["items"]
+        tolerations = pod["spec"].get("tolerations") or ()
+        offering = [one for one in nodes if names.SHARE in (one.get("status", {}).get("capacity") or {})]
+        found = [eligible.untolerated(node, tolerations) for node in offering]
+        if all(found):
+            return sorted({taint for taints in found for taint in taints})
+    return ()
+
+
+def _refused(said: str, barring: Collection[str]) -> Finding:
+    if barring:
+        text = f"every node with cards has a taint that keeps out pods which ask for cards: {', '.join(barring)}"
+        return Finding(
+            "scheduler", Level.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
+        )
     if any(refusal.text in said for refusal in Refusal):
         return Finding("scheduler", Level.OK, f"kube-scheduler asks the extender, which has no room now: {said}")
     if f"Insufficient {names.GPU_MEM}" in said:

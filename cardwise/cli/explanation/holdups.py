@@ -91,16 +91,10 @@ def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
         "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
     }
     found = [why for why, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)]
-    taints = {_taint(one) for node in nodes for one in eligible.untolerated(node, spec.get("tolerations") or ())}
+    taints = {one for node in nodes for one in eligible.untolerated(node, spec.get("tolerations") or ())}
     if taints:
         found.append(f"taints that it does not tolerate ({wording.few(sorted(taints), _FEW)})")
     return " and ".join(found) or "a node that is gone"
-
-
-def _taint(taint: Json) -> str:
-    """As `kubectl taint` spells it."""
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _selector(pod: Json) -> str:

@@ -54,11 +54,11 @@ def admits(node: Json, pod: Json) -> bool:
     return not untolerated(node, spec.get("tolerations") or ())
 
 
-def untolerated(node: Json, tolerations: Sequence[Json]) -> list[Json]:
-    """The node's taints that keep a pod away which has these tolerations."""
+def untolerated(node: Json, tolerations: Sequence[Json]) -> list[str]:
+    """The node's taints that keep a pod away which has these tolerations, as `kubectl taint` spells them."""
     taints = (node.get("spec") or {}).get("taints") or ()
     return [
-        taint
+        f"{taint['key']}{'=' * bool(taint.get('value'))}{taint.get('value') or ''}:{taint['effect']}"
         for taint in taints
         if taint.get("effect") in _KEEPING and not any(tolerates(one, taint) for one in tolerations)
     ]

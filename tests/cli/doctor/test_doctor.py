@@ -409,6 +409,23 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert text in found.text
 
 
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ([{"key": "gpu", "effect": "NoExecute"}], "keeps out pods which ask for cards: gpu:NoExecute, ml=x:NoSchedule"),
+        ([], "no card is free"),
+    ],
+)
+def test_taints_that_all_nodes_with_cards_have_are_named_with_the_value_to_change(second, told):
+    webhook = Probed(unschedulable(f"0/3 nodes: 1 Insufficient {names.GPU_MEM}, 1 node(s) had untolerated taint(s)"))
+    for name, taints in (("n1", [{"key": "ml", "value": "x", "effect": "NoSchedule"}]), ("n2", second)):
+        webhook.api.put(paths.nodes(), node(name) | {"spec": {"taints": taints}})
+    webhook.api.put(paths.nodes(), {"metadata": {"name": "plain"}})
+    _, found = webhook.probe()
+    assert told in found.text
+    assert ("webhook.toleratedTaints" in found.remedy) == bool(second)
+
+
 def test_the_probe_closes_no_card_to_others_and_is_in_no_quota():
     probed = Probed({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}})
     probed.probe()
