@@ -97,7 +97,7 @@ def _of_cluster(client: KubeClient, asked: Asked) -> _World:
     for note in live.notes:
         console.say(f"note: {note}", err=True)
     if not live.nodes:
-        raise click.ClickException("the cluster has no card that Cardwise shares: is the device plugin running?")
+        raise click.ClickException("the cluster has no card that Cardwise shares: `cardwise doctor` says why")
     world = _World([live.workload()], asked.tune, live=live)
     world = _completed(world, asked, live.models(), snapshots.classified(live))
     if not live.pods and not world.more:

@@ -130,7 +130,7 @@ class Look:
         """For people. `columns`: of the terminal, None where there is none."""
         seen = self._seen
         if not seen.everything:
-            return "no card is shared: is the device plugin running?\n"
+            return "no card is shared: `cardwise doctor` says why\n"
         left = len(seen.everything) - len(seen.shown)
         more = f"{left} more nodes, less used; --limit shows more, NODE one of them\n" if left else ""
         notes = "".join(f"note: {note}\n" for note in seen.notes)

@@ -232,7 +232,7 @@ def _waiting(
     ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
     views = explanation.explain(survey.ledger, nodes, asked, policy, headroom, ranked=ranked)
     if not with_cards:
-        lines.append("No node has a card or a device that Cardwise gives: is the device plugin running?")
+        lines.append("No node has a card or a device that Cardwise gives: `cardwise doctor` says why.")
     lines += obstacles.types(asked, survey)
     lines += obstacles.quotas_in_the_way(asked, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None and view.roomy]

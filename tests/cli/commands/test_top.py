@@ -177,7 +177,7 @@ def test_a_manager_that_may_not_be_asked_or_does_not_answer_is_told(monkeypatch,
 
 
 def test_a_cluster_without_cards(monkeypatch):
-    assert "is the device plugin running?" in run(monkeypatch, seen([], [], {})).stdout
+    assert "`cardwise doctor` says why" in run(monkeypatch, seen([], [], {})).stdout
 
 
 def test_a_program_looks_once(monkeypatch, api):
