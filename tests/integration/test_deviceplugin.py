@@ -377,8 +377,9 @@ def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
         runs = hand.pod("runs", 0, 8138)
         hand.wait(lambda: hand.starts(runs), "it told")
         fill(small / "filler")
-        hand.wait(lambda: "No space left on device" in hand.status(0).get("reason", ""), "the card says why")
-        assert [hand.status(index)["health"] for index in range(2)] == ["Unhealthy", "Unhealthy"]
+        full = "No space left on device"
+        hand.wait(lambda: all(full in hand.status(card).get("reason", "") for card in range(2)), "both cards say why")
+        assert [hand.status(card)["health"] for card in range(2)] == ["Unhealthy", "Unhealthy"]
         late = hand.pod("late", 1, 8138)
         hand.wait(lambda: "No space left on device" in hand.events("late"), "the pod is told why")
         hand.let_it_exit(runs)

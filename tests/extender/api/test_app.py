@@ -249,8 +249,8 @@ def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb,
         (["--plain-http", "--bind", "127.0.0.1:80", "--bind-port-bind", ":81"], "127.0.0.1:81"),
         ([], "--tls-dir or --tls-secret"),
         (["--tls-secret", "x"], "NAMESPACE/NAME"),
-        (["--plain-http", "--bind", "127.0.0.1:80", "--tls-dir", "/tmp/x"], "excludes"),
-        (["--tls-dir", "/tmp/x", "--bind", ":80", "--metrics-bind", ":80"], "--bind and --metrics-bind name the same"),
+        (["--plain-http", "--bind", "127.0.0.1:80", "--tls-dir", "/no"], "excludes"),
+        (["--tls-dir", "/no", "--bind", ":80", "--metrics-bind", ":80"], "--bind and --metrics-bind name the same"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, said):
@@ -262,7 +262,7 @@ def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, said)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tls-dir", "/tmp/x", "--kubeconfig", "/etc/passwd"], "no usable credentials in /etc/passwd"),
+        (["--tls-dir", "/no", "--kubeconfig", "/etc/passwd"], "no usable credentials in /etc/passwd"),
         (["--tls-dir", "/dev/null"], "look at --tls-dir"),
     ],
 )
