@@ -4,4 +4,8 @@ Comes in: a pod as its user wrote it. Goes out: the same pod with amounts, envir
 `InvalidRequest` with field and remedy.
 
 Read first: `mutate` (shares), `validate` (what can never run), `classes` and `devices` (types), then `agent`, `gangs`.
+
+What a pod says: `units` (bare numbers), `defaults` (of its namespace), `mpsmode`, `reapplied` (a manifest that is
+applied again). What is added: `environment`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar),
+`agentresources` (its cpu and memory) within `limitranges`.
 """
