@@ -110,6 +110,12 @@ def secret(name: str) -> Json:
     return {"metadata": {"name": name}, "type": "Opaque"}
 
 
+def token_of(account: str, name: str) -> Json:
+    """A Secret that Kubernetes would write the account's token into."""
+    metadata = {"name": name, "annotations": {"kubernetes.io/service-account.name": account}}
+    return {"metadata": metadata, "type": "kubernetes.io/service-account-token"}
+
+
 def of_ours(kind: str, name: str, spec: Json, *, auto: bool = False) -> Json:
     metadata = {"name": name} | ({"labels": {names.AUTO_LABEL: "true"}} if auto else {})
     return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
@@ -185,7 +191,12 @@ MAY: dict[str, Sequence[Write]] = {
             "`webhooks[*].clientConfig.caBundle`",
             [hook(lambda entries: [entry["clientConfig"].update(caBundle=BUNDLE) for entry in entries])],
         ),
-        Write("create, update", "its Secret", "all", [created(f"{OWN}/secrets", secret("cardwise-webhook-tls"))]),
+        Write(
+            "create, update",
+            "its Secret (`Opaque`)",
+            "all",
+            [created(f"{OWN}/secrets", secret("cardwise-webhook-tls"))],
+        ),
     ],
     "extender": [
         Write("create", "Bindings", "all", [created(lambda world: world.pod("waiting", "binding"), BINDING)]),
@@ -251,7 +262,7 @@ MAY: dict[str, Sequence[Write]] = {
         ),
         Write(
             "create, update",
-            "its Secret, its Lease, its ConfigMap",
+            "its Secret (`Opaque`), its Lease, its ConfigMap",
             "all",
             [
                 created(f"{OWN}/secrets", secret("cardwise-extender-tls")),
@@ -389,6 +400,11 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("another configuration", patched(lambda _: HOOKS[0]("other"), labelled(a="b"))),
         Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "the webhook may create its own Secret only"),
+        Excess(
+            "another's token",
+            created(f"{OWN}/secrets", token_of("cardwise-extender", "cardwise-webhook-tls")),
+            "the webhook may create a Secret of type Opaque only",
+        ),
         Excess("a pod", patched(steady, labelled(app="other"))),
         Excess("a card", patched(card_status, {"status": {"health": "Unhealthy"}})),
     ],
@@ -439,6 +455,11 @@ EXCESS: dict[str, Sequence[Excess]] = {
             "a gang", created(lambda world: world.group(""), of_ours("PodGroup", "new", {"minMember": 2})), "automatic"
         ),
         Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "its own Secret, ConfigMap and Lease only"),
+        Excess(
+            "another's token",
+            created(f"{OWN}/secrets", token_of("cardwise-webhook", "cardwise-extender-tls")),
+            "the extender may create a Secret of type Opaque only",
+        ),
         Excess(
             "a ConfigMap", created(f"{OWN}/configmaps", {"metadata": {"name": "other"}}), "its own Secret, ConfigMap"
         ),

@@ -240,3 +240,10 @@ dyn: by what is there, so that a field of a newer Kubernetes counts too.
   message: the {{ . }} may not change that
   reason: Forbidden
 {{- end }}
+
+{{/* Into a Secret of another type Kubernetes writes by itself: the token of any account of the namespace. */}}
+{{- define "cardwise.policy.opaqueSecret" -}}
+- expression: variables.what != 'secrets' || dyn(object).type == 'Opaque'
+  message: the {{ . }} may create a Secret of type Opaque only
+  reason: Forbidden
+{{- end }}
