@@ -104,14 +104,14 @@ class Inventory:
         """The class is so now; whether that may change what class a card is in. What it does is in `changes`."""
         before = self._classes.get(one.name)
         self._classes[one.name] = one
-        if before is not None and _by_which(before) == _by_which(one):
+        if _by_which(before) == _by_which(one):
             return False
         self._reclassify = True
         return True
 
     def remove_class(self, name: str) -> bool:
-        """The class is no more; whether it was there."""
-        if self._classes.pop(name, None) is None:
+        """The class is no more; whether that may change what class a card is in."""
+        if _by_which(self._classes.pop(name, None)) is None:
             return False
         self._reclassify = True
         return True
@@ -245,6 +245,8 @@ def _grouped(said: Iterable[HeldRecord]) -> dict[str, list[HeldRecord]]:
     return found
 
 
-def _by_which(one: DeviceClass) -> object:
-    """What of a class says which cards are in it, and how they rank."""
-    return one.selector, one.priority, one.other, one.untouched
+def _by_which(one: DeviceClass | None) -> object:
+    """What of a class says which cards are in it, and how they rank; None where its object says nothing: there is none,
+    or Cardwise wrote it, so that its model's cards are in it anyway.
+    """
+    return None if one is None or one.untouched else (one.selector, one.priority, one.other)

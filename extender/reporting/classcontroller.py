@@ -6,8 +6,9 @@ what it cannot do. A class that a person made or edited is never touched.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
@@ -26,6 +27,7 @@ _ASK = 5.0  # seconds until it is asked again whether a class is in use, which m
 _SHOWN = 5.0  # seconds in which the watch shows what was done
 _RETRY = 30.0  # seconds after a refusal
 _TIMEOUT = 5.0
+_AT_ONCE = 8  # writes of a kind in one look: the thread writes statuses too, and a node can invent models
 
 Models = tuple[str, ...]
 
@@ -102,6 +104,7 @@ class ClassController:
         self._in_use = in_use
         self._clock = clock
         self._looked_at = float("-inf")
+        self._missing: dict[str, None] = {}  # classes to make, who has waited longest first
         self._idle_since: dict[str, float] = {}  # classes without cards of a model that they are of, since when
         self._used_until: dict[str, float] = {}
         self._not_before: dict[str, float] = {}  # classes that something was done or tried about
@@ -126,16 +129,19 @@ class ClassController:
         idle = [*wanted.deletes, *wanted.updates]
         self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
         ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
-        for name, alike in wanted.creates.items():
-            if name not in self._not_before:
-                self._create(name, alike)
-        for name, alike in wanted.updates.items():
-            if name not in self._not_before and (name in ready or not set(alike) <= set(found[name].auto_models)):
-                self._update(name, alike, found[name])
-        for name in wanted.deletes:
-            if name not in self._not_before and name in ready:
-                self._delete(name, found[name])
+        self._missing = {name: None for name in (*self._missing, *wanted.creates) if name in wanted.creates}
+        for name in self._due(self._missing):
+            self._create(name, wanted.creates[name])
+        grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(found[name].auto_models)}
+        for name in self._due(name for name in wanted.updates if name in ready | grown):
+            self._update(name, wanted.updates[name], found[name])
+        for name in self._due(name for name in wanted.deletes if name in ready):
+            self._delete(name, found[name])
         self._kept = {classes.name_of_model(model) for model in models} & found.keys()
+
+    def _due(self, names: Iterable[str]) -> list[str]:
+        """The first of those that nothing was done or tried about a moment ago."""
+        return list(islice((name for name in names if name not in self._not_before), _AT_ONCE))
 
     def _used(self, name: str) -> bool:
         """As `in_use`, but not asked again at once where it was."""

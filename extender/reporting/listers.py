@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from cardwise.core.api import classes
 from cardwise.core.placement.devices import Device
+from extender.cache.inventory import MOST_CARDS
 from extender.gangs.podgroups import GroupRecord
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 
@@ -54,12 +55,23 @@ class Lister(Generic[T]):
 
 
 class CardLister(Lister[CardRecord]):
-    """As `Lister`; changes are told by node, and models are counted, of cards alone: automatic classes are of these."""
+    """As `Lister`; changes are told by node, and models are counted, of cards alone: automatic classes are of these.
+
+    Of one node it keeps no more than the ledger does (`inventory`): who invents cards has nothing written for them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._of_node: dict[str, set[str]] = {}
         self._models: Counter[str] = Counter()
+
+    def put(self, key: str, new: CardRecord) -> None:
+        before = self.values.get(key)
+        if before is not None and before.node != new.node:
+            self.remove(key)
+            before = None
+        if before is not None or len(self._of_node.get(new.node, ())) < MOST_CARDS:
+            super().put(key, new)
 
     def names(self, node: str) -> list[str]:
         """The cards of the node."""

@@ -8,6 +8,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Charge
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from extender.cache.inventory import Inventory
 from extender.cache.membership import Membership
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
@@ -120,6 +121,16 @@ def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(w
     world.remove_class(OF_K80)
     assert all_classes_of(world)[1] == {"k80", OF_K80}
     assert world.changed_nodes() == set()
+
+
+def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
+    made, kept = Inventory(), automatic(OF_K80, "Tesla K80")
+    assert not made.set_class(as_class(kept))
+    assert not made.remove_class(OF_K80)
+    assert made.set_class(as_class(resource_class(OF_K80, model="P100")))
+    assert made.set_class(as_class(kept))
+    assert made.set_class(as_class(resource_class(OF_K80, model="P100")))
+    assert made.remove_class(OF_K80)
 
 
 def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):

@@ -4,6 +4,7 @@ That each part can do its work with them is what all other tests of this folder 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -339,9 +340,36 @@ def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     assert allocated(liar) == 64
 
 
+def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
+    api, count = accounts.api, 48
+
+    def card(node: str, index: int, model: str) -> Json:
+        spec = {"node": node, "index": index, "uuid": f"GPU-{node}-{index}", "model": model, "memoryMiB": 1024}
+        return of_ours("ExtendedResource", f"gpu-{node}-{index}", spec)
+
+    def made() -> dict[str, str]:
+        """When each of the classes was."""
+        found = [one["metadata"] for one in api.get(paths.resourceclasses())["items"]]
+        return {one["name"]: one["creationTimestamp"] for one in found if one["name"] in {*invented, real}}
+
+    invented, real = [f"nvidia.invented-{i:02}" for i in range(count)], "nvidia.tesla.t4"
+    with Space(accounts, "invented") as space, ExitStack() as stack:
+        liar, honest = space.nodes(2)
+        client = stack.enter_context(acting(accounts, "deviceplugin", liar))
+        for i in range(count):
+            client.create(paths.extendedresources(), card(liar, 100 + i, f"Invented-{i:02}"))
+            stack.callback(client.delete, paths.extendedresources(f"gpu-{liar}-{100 + i}"))
+        api.create(paths.extendedresources(), card(honest, 100, "Tesla T4"))
+        stack.callback(api.delete, paths.extendedresources(f"gpu-{honest}-100"))
+        space.wait(lambda: len(made()) == count + 1, "each model has its class")
+        assert max(Counter(made().values()).values()) <= 16, "in one second, of which two looks may be part"
+        stack.close()
+        space.wait(lambda: not made(), "what is invented no more is gone", 60)
+
+
 def test_the_page_lists_what_a_node_tries() -> None:
     rows = re.findall(r"^\| (N\d+) \|", PAGE.read_text(), re.MULTILINE)
-    assert rows == ["N01", "N02", "N03"]  # the first is test_no_part_writes_another
+    assert rows == ["N01", "N02", "N03", "N04"]  # the first is test_no_part_writes_another
 
 
 def test_the_page_lists_the_fields() -> None:

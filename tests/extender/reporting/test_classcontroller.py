@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
+from extender.cache.inventory import MOST_CARDS
 from extender.records import objects
 from extender.reporting.classcontroller import Changes, ClassController, automatic, changes
 from extender.reporting.listers import Listers
@@ -252,3 +253,26 @@ def test_a_refused_change_is_tried_again_after_a_while():
         world.run(70)
     assert selected(world.api.get(class_path(A100))) == ["A100", "NVIDIA A100"]
     assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]
+
+
+def test_a_node_that_invents_models_keeps_nobody_waiting(world):
+    for i in range(2 * MOST_CARDS):
+        world.card(f"GPU-{i}", f"Evil {i:03}")
+    world.run(1)
+    assert len(world.calls()) == 8
+    world.api.put(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
+    world.run(MOST_CARDS / 8)
+    assert len(world.calls()) == MOST_CARDS + 1, "no more of one node than the ledger counts"
+    assert world.api.get(class_path(K80)) is not None
+    assert len(world.seen.cards.names("n1")) == MOST_CARDS
+
+
+def test_who_waits_for_a_class_longest_gets_it_first(world):
+    for i in range(16):
+        world.card(f"GPU-{i}", f"Tesla {i:02}")
+    world.run(1)
+    for i in range(16):
+        world.card(f"GPU-{i}", f"A {i:02}" if i < 8 else f"Tesla {i:02}")
+    world.run(1)
+    assert world.api.get(class_path("nvidia.tesla.15")) is not None
+    assert world.api.get(class_path("nvidia.a.00")) is None
