@@ -199,7 +199,7 @@ class Agent:
 
     def problems(self) -> Sequence[str]:
         """Why it is not ready, a line each."""
-        found = [self._registration.problem, self._releaser.silent, self.grants.problem]
+        found = [self._registration.problem, self._releaser.silent, self._unwritable]
         if self._access is None:
             found.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
         if not self._inventory.settled:
@@ -227,7 +227,7 @@ class Agent:
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
         """By UUID. A card that no container can be given is as good as sick, and one that another plugin gives too."""
         living = (pod.uid for pod in self.pods.all() if not pod.finished)
-        of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self.grants.problem
+        of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self._unwritable
         if of_all:
             return {card.uuid: Health(healthy=False, reason=of_all) for card in cards}
         health = self._gpus.health()
@@ -239,8 +239,9 @@ class Agent:
 
     def _device_health(self, devices: list[OtherDevice]) -> dict[str, Health]:
         """By UUID. As with cards, one that no container can be given is as good as sick."""
-        of_all = self.grants.problem
-        troubles = {device.uuid: of_all or card_access.device_trouble(device, self._access) for device in devices}
+        troubles = {
+            device.uuid: self._unwritable or card_access.device_trouble(device, self._access) for device in devices
+        }
         return {uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()}
 
     def _pod_ended(self) -> None:
@@ -287,7 +288,8 @@ class Agent:
             self._settle()
 
     def _tell_unwritable(self) -> None:
-        before, self._unwritable = self._unwritable, self.grants.problem
+        cdi_trouble = self._delivery.trouble() if self._access is Access.CDI else ""
+        before, self._unwritable = self._unwritable, self.grants.problem or cdi_trouble
         if before == self._unwritable:
             return
         node = ObjectRef.node(self._settings.node)
@@ -297,7 +299,9 @@ class Agent:
             self._events.record(node, "StateUnwritable", f"{self._unwritable}: {remedy}", "Warning")
         else:
             _log.info("containers with a share can start again")
-            self._events.record(node, "StateWritable", "grants can be written again: containers with a share start")
+            self._events.record(
+                node, "StateWritable", "what containers with a share need can be written again: they start"
+            )
         self._inventory.wake()
 
     def _settle(self) -> None:

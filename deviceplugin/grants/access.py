@@ -85,6 +85,10 @@ class Delivery:
                 found[card.uuid] = str(error)
         return found
 
+    def trouble(self) -> str:
+        """Why nothing can be delivered at present, "" when it can."""
+        return cdi.trouble(self._folder)
+
     def deliver(self, grant: Grant, hardware: Hardware) -> None:
         """Writes the spec of each slot of the grant. Raises NoDevice, OSError, or KeyError for what is not here."""
         with self._lock:

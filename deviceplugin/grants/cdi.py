@@ -6,6 +6,7 @@ nvidia.com/gpu spec for that card (device nodes, driver libraries, hooks), made 
 The format: SPEC.md of github.com/cncf-tags/container-device-interface.
 """
 
+import errno
 import os
 import re
 import stat
@@ -220,6 +221,24 @@ def write(folder: Path, slot: str, content: dict[str, Any]) -> None:
     """In one step: the runtime reads a whole spec or none. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     replacing.replace(spec_path(folder, slot), msgspec.json.encode(content))
+
+
+def trouble(folder: Path) -> str:
+    """Why no spec can be written at present, "" when one can.
+
+    It looks and does not try: the runtime reads all specs anew when something in the folder has changed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = os.statvfs(folder)
+    except OSError as error:
+        why = error.strerror
+    else:
+        # Some file systems count no files, and say that they have none.
+        full = not found.f_bfree or (found.f_files and not found.f_ffree)
+        code = errno.EROFS if found.f_flag & os.ST_RDONLY else errno.ENOSPC if full else 0
+        why = os.strerror(code) if code else ""
+    return why and f"CDI specs cannot be written to {folder}: {why}"
 
 
 def remove(folder: Path, slot: str) -> None:

@@ -1,8 +1,13 @@
 """The state folder: cleaned up under a running agent, and where nothing can be written to it."""
 
+import os
 import shutil
+from types import SimpleNamespace
+
+import pytest
 
 from cardwise.core.api import mps
+from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import GrantStore
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
@@ -81,6 +86,39 @@ def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
     assert len(rig.events("StateUnwritable")) == len(rig.events("StateWritable")) == 1
     assert rig.held_on_disk(1) == 1000
     rig.run(rig.bind("c", [(0, 1000)]))
+
+
+def test_a_folder_for_cdi_that_cannot_be_written_is_told_likewise(rig):
+    slot = rig.run(rig.bind("a", [(1, 1000)]))
+    kept = (rig.folder / "cdi").rename(rig.folder / "kept")
+    (rig.folder / "cdi").write_text("")
+    rig.settle()
+    why = f"CDI specs cannot be written to {rig.folder}/cdi: File exists"
+    assert rig.problems() == [why]
+    assert (health(rig), rig.status(0)["reason"]) == (["Unhealthy", "Unhealthy"], why)
+    assert len(rig.events("StateUnwritable")) == 1
+    (rig.folder / "cdi").unlink()
+    kept.rename(rig.folder / "cdi")
+    rig.settle()
+    assert (rig.problems(), health(rig)) == ([], ["Healthy", "Healthy"])
+    assert rig.spec(slot)
+    rig.run(rig.bind("b", [(0, 1000)]))
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ({}, ""),
+        ({"f_bfree": 0}, "No space left on device"),
+        ({"f_ffree": 0}, "No space left on device"),
+        ({"f_files": 0, "f_ffree": 0}, ""),
+        ({"f_flag": os.ST_RDONLY}, "Read-only file system"),
+    ],
+)
+def test_a_folder_for_cdi_without_room_is_none(monkeypatch, tmp_path, left, why):
+    found = {"f_bfree": 1, "f_files": 10, "f_ffree": 1, "f_flag": 0} | left
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**found))
+    assert cdi.trouble(tmp_path / "cdi").rpartition(": ")[2] == why
 
 
 def test_a_full_disk_is_no_place_for_grants(rig):
