@@ -232,7 +232,7 @@ def trouble(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         found = os.statvfs(folder)
     except OSError as error:
-        why = error.strerror
+        why = error.strerror or str(error)
     else:
         # Some file systems count no files, and say that they have none.
         full = not found.f_bfree or (found.f_files and not found.f_ffree)
