@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from cardwise.core.api import names, request
+from cardwise.core.api import names, policies
 from cardwise.core.api.assignment import Assignment, encode
-from cardwise.kube import errors, paths
-from cardwise.kube.client import KubeClient
+from cardwise.kube import paths
 from cardwise.runtime.tls import certs, filesets
 from tests import build
-from tests.cluster import Cluster, binaries, processes, versions
-from tests.cluster.parts import CHART, GIVEN
+from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
@@ -174,54 +172,10 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
             id="above the largest card",
         ),
         pytest.param(build.pod(gpu_count=3), ["3 cards are more than any node has (2)"], id="more cards than a node"),
-        pytest.param(_with_node(build.pod(gpu_mem=1)), ["spec.nodeName", "nodeAffinity"], id="nodeName"),
         pytest.param(
             build.pod(gpu_mem=1, annotations={names.POLICY: "best"}),
             [names.POLICY, "binpack, fgd, priced, spread"],
             id="policy",
-        ),
-        pytest.param(
-            build.pod(gpu_mem=1, share=1) | {"metadata": {"name": "x", "annotations": {names.GPU_COUNTS: "main=x"}}},
-            [names.GPU_COUNTS],
-            id="forged split count",
-        ),
-        pytest.param(
-            _with_env(build.pod(), {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}),
-            ["spec.containers[main].env", "NVIDIA_VISIBLE_DEVICES", names.GPU_MEM],
-            id="cards by environment",
-        ),
-        pytest.param(
-            _with_env(build.pod(), {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}),
-            ["CUDA_MPS_*"],
-            id="MPS by environment",
-        ),
-        pytest.param(
-            _with_env(
-                build.pod(),
-                json.loads(
-                    '{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": '
-                    '{"fieldPath": "metadata.annotations[\'cardwise.dev/devices.0\']"}}}'
-                ),
-            ),
-            ["NVIDIA_VISIBLE_DEVICES"],
-            id="cards by reference without a share",
-        ),
-        pytest.param(
-            _with_volume(build.pod(), "/dev/nvidia0"), ["spec.volumes[v].hostPath.path", names.GPU_MEM], id="hostPath"
-        ),
-        pytest.param(_with_volume(build.pod(), "//dev/./nvidiactl"), ["hostPath"], id="hostPath in disguise"),
-        pytest.param(_with_volume(build.pod(), "/var/run/cdi"), ["hostPath"], id="hostPath of CDI"),
-        *(
-            pytest.param(
-                _with_volume(build.pod(gpu_mem=1), path),
-                ["spec.volumes[v].hostPath.path", path, "mount only what the pod needs below it"],
-                id=f"hostPath {path} of a GPU pod",
-            )
-            for path in ("/", "/dev", "//dev/.", "/run", "/var/lib/", "/etc", "/proc/driver")
-        ),
-        pytest.param(build.pod(annotations={names.IDX: "0"}), [names.IDX, "leave it out"], id="our annotation, no GPU"),
-        pytest.param(
-            build.pod(annotations={names.ASSIGNMENT: "{}"}), [names.ASSIGNMENT, "leave it out"], id="assignment, no GPU"
         ),
     ],
 )
@@ -241,202 +195,20 @@ def test_host_paths_beside_cards_may_be_mounted(api: Api, pod: dict[str, Any], p
     api.create(_with_volume(pod, path), "--dry-run=server")
 
 
-@pytest.mark.parametrize(
-    ("amount", "mib"),
-    [("8Gi", 8192), ("8k", 8000), ("1e3", 1000)],  # the API server spells the last two in its own way
-)
-def test_amounts_become_mib(api: Api, amount: str, mib: int) -> None:
-    pod = api.create(build.pod("amount", gpu_mem=amount), "--dry-run=server")
-    asked = request.parse_mutated(pod)
-    assert asked is not None
-    assert asked.mem == mib
-    resources = pod["spec"]["containers"][0]["resources"]
-    assert resources["limits"][names.SHARE] == resources["requests"][names.SHARE] == "1"
-    assert resources["limits"][names.GPU_MEM] == resources["requests"][names.GPU_MEM]
-
-
-def test_counts_move_to_where_no_node_capacity_is_used_up(api: Api) -> None:
-    split = api.create(build.pod("split", gpu_mem="16Gi", gpu_count=2), "--dry-run=server")
-    assert split["metadata"]["annotations"][names.GPU_COUNTS] == "main=2"
-    assert names.GPU_COUNT not in split["spec"]["containers"][0]["resources"]["requests"]
-    whole = api.create(build.pod("whole", gpu_count=2), "--dry-run=server")
-    assert whole["spec"]["containers"][0]["resources"]["limits"] == {names.WHOLE_GPU: "2", names.SHARE: "1"}
-
-
-def test_what_users_may_not_write_is_taken_out_with_a_warning(api: Api) -> None:
-    pod = build.pod("norm", annotations={names.IDX: "0", names.POLICY: "spread"})
-    pod["spec"]["containers"] = [build.container("a", gpu_mem="1Gi", share=7), build.container("b", share=1)]
-    _with_env(
-        pod, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "CUDA_MPS_LOG_DIRECTORY", "value": "/x"}
-    )
-    done = api.run("create", "-o", "json", "--dry-run=server", "-f", "-", stdin=pod)
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert names.IDX not in made["metadata"]["annotations"]
-    assert made["metadata"]["annotations"][names.POLICY] == "spread"
-    first, second = made["spec"]["containers"]
-    assert first["resources"]["limits"][names.SHARE] == "1"
-    assert not second["resources"].get("limits")
-    env = {entry["name"]: entry for entry in first["env"]}
-    assert "CUDA_MPS_LOG_DIRECTORY" not in env
-    assert names.DEVICES_OF in env["NVIDIA_VISIBLE_DEVICES"]["valueFrom"]["fieldRef"]["fieldPath"]
-    for text in ("NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY", names.IDX, "spec.containers[1]"):
-        assert text in done.stderr
-
-
-def test_native_sidecars_get_shares_and_environment(api: Api) -> None:
-    sidecar = build.container("s", gpu_mem=64) | {"restartPolicy": "Always"}
-    pod = api.create(build.pod("side", init=[sidecar], gpu_mem=64), "--dry-run=server")
-    asked = request.parse_mutated(pod)
-    assert asked is not None
-    assert [container.key for container in asked.containers] == ["init-0", "0"]
-    env = {entry["name"]: entry for entry in pod["spec"]["initContainers"][0]["env"]}
-    assert f"{names.FRACTION_OF}init-0" in json.dumps(env[names.ENV_FRACTION])
-
-
-def test_a_copy_of_a_running_pod_is_created_and_placed_anew(api: Api) -> None:
-    copy = api.running("original")
-    assert copy["spec"]["nodeName"] == "n1"
-    copy["metadata"]["name"] = "copied"
-    made = api.create(copy)
-    assert "nodeName" not in made["spec"]
-    assert names.ASSIGNMENT not in made["metadata"].get("annotations", {})
-    assert api.bind("copied", user=EXTENDER, annotations=ASSIGNED).returncode == 0
-    api.ok("delete", "pod", "copied", "original", "--force", "--grace-period=0")
-
-
-def test_a_restored_pod_keeps_its_name(api: Api) -> None:
-    backup = api.running("restored")
-    api.ok("delete", "pod", "restored", "--force", "--grace-period=0")
-    assert "nodeName" not in api.create(backup)["spec"]
-    api.ok("delete", "pod", "restored", "--force", "--grace-period=0")
-
-
-def test_a_user_passes_nothing_by_calling_a_pod_a_mirror(api: Api) -> None:
-    mirror = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.source": "file"}
-    forged = build.pod("forged", containers=[{"name": "main", "image": "x"}], annotations=ASSIGNED | mirror)
-    forged["spec"]["nodeName"] = "n1"
-    assert "only Cardwise writes this annotation" in api.refused("create", "-f", "-", stdin=forged)
-    share = build.pod("shares", gpu_mem="8Gi", annotations=mirror)
-    share["spec"]["nodeName"] = "n1"
-    assert "spec.nodeName" in api.refused("create", "-f", "-", stdin=share)
-
-
-def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
+def test_a_running_pod_takes_annotations_of_others_and_the_policies_that_there_are(api: Api) -> None:
     api.running("steady")
-    change = {names.IDX: "0", names.ASSIGNED: "true", names.ASSIGNMENT: "{}", "cardwise.dev/devices.0": "GPU-x"}
-    for key, value in change.items():
-        error = api.refused("annotate", "pod", "steady", "--overwrite", f"{key}={value}")
-        assert key in error
-        assert "leave it as it is" in error
-        assert "leave it as it is" in api.refused("annotate", "pod", "steady", f"{key}-")
-    patch = json.dumps({"metadata": {"annotations": {names.IDX: "0"}}})
-    assert names.IDX in api.refused("patch", "pod", "steady", "--subresource=status", "--type=merge", "-p", patch)
     api.ok("annotate", "pod", "steady", "mine=1", f"{names.POLICY}=spread")
     unknown = api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=random")
-    assert "write binpack or fgd or priced or spread" in unknown
-    api.ok("annotate", "pod", "steady", "--overwrite", f"{names.ASSIGNED}=true", f"--as={PLUGIN}")
-    assert names.IDX in api.refused("annotate", "pod", "steady", "--overwrite", f"{names.IDX}=0", f"--as={PLUGIN}")
-    assert names.ASSIGNED in api.refused("annotate", "pod", "steady", f"{names.ASSIGNED}-", f"--as={PLUGIN}")
+    assert f"write {' or '.join(sorted(policies.POLICIES))}" in unknown
     api.ok("delete", "pod", "steady", "--force", "--grace-period=0")
 
 
-def test_ephemeral_containers_open_no_cards(api: Api) -> None:
-    api.running("debugged")
-    path = ("--raw", "/api/v1/namespaces/default/pods/debugged/ephemeralcontainers")
-    pod = api.get("pod", "debugged")
-    del pod["metadata"]["resourceVersion"]  # its status is still being written
-    for entry in (
-        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-        {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
-    ):
-        pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "x", "env": [entry]}]
-        error = api.refused("replace", *path, "-f", "-", stdin=pod)
-        assert "spec.ephemeralContainers[debug].env" in error
-    source = {"name": "debug", "image": "x", "envFrom": [{"configMapRef": {"name": "c"}}]}
-    pod["spec"]["ephemeralContainers"] = [source]
-    error = api.refused("replace", *path, "-f", "-", stdin=pod)
-    assert "spec.ephemeralContainers[debug].envFrom" in error
-    assert "name the variables one by one" in error
-    pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "x", "env": [{"name": "A", "value": "1"}]}]
-    api.ok("replace", *path, "-f", "-", stdin=pod)
-    api.create(build.pod("undebugged"))
-    api.cluster.api.patch(
-        paths.pods("default", "undebugged", "ephemeralcontainers"), {"spec": {"ephemeralContainers": [source]}}
-    )
-    api.ok("delete", "pod", "debugged", "undebugged", "--force", "--grace-period=0")
-
-
-def test_only_the_extender_binds_our_pods(api: Api) -> None:
+def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> None:
     api.create(build.pod("ours", gpu_mem=8138))
     api.create(build.pod("theirs"))
-    error = api.bind("ours")
-    assert "only the Cardwise extender binds pods" in error.stderr
-    error = api.bind("theirs", annotations={names.IDX: "0"})
-    assert "leave it out of the Binding" in error.stderr
-    error = api.bind("ours", legacy=True)
-    assert "only the Cardwise extender binds pods" in error.stderr
-    assert api.bind("theirs").returncode == 0
-    assert api.bind("ours", user=EXTENDER, annotations=ASSIGNED).returncode == 0
+    assert "only the Cardwise extender binds pods" in api.bind("ours", legacy=True).stderr
+    assert api.bind("theirs", legacy=True).returncode == 0
     api.ok("delete", "pod", "ours", "theirs", "--force", "--grace-period=0")
-
-
-def test_namespaces_give_defaults_to_plain_pods(api: Api) -> None:
-    annotations = {names.DEFAULT_GPU_MEM: "2Gi", names.POLICY: "spread"}
-    team = f"team-{os.getpid()}"
-    metadata = {"name": team, "labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}
-    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", team).returncode == 0, 60)
-    plain = api.create(build.pod("plain", namespace=team), "--dry-run=server")
-    asked = request.parse_mutated(plain)
-    assert asked is not None
-    assert (asked.mem, asked.policy) == (2048, "spread")
-    own = api.create(
-        build.pod("own", namespace=team, gpu_mem=1, annotations={names.POLICY: "binpack"}), "--dry-run=server"
-    )
-    asked = request.parse_mutated(own)
-    assert asked is not None
-    assert (asked.mem, asked.policy) == (1, "binpack")
-    debug = api.create(_with_node(build.pod("debug", namespace=team)), "--dry-run=server")  # kubectl debug node/n1
-    assert request.parse(debug) is None
-    opted_out = {names.DEFAULTS_OPT_OUT: "disabled"}
-    out = api.create(build.pod("out", namespace=team, annotations=opted_out), "--dry-run=server")
-    assert request.parse(out) is None
-    api.ok("delete", "namespace", team, "--wait=false")
-
-
-def test_bad_defaults_name_the_namespace(api: Api) -> None:
-    metadata: dict[str, Any] = {"name": "odd", "labels": {names.DEFAULTS_LABEL: "enabled"}}
-    metadata["annotations"] = {names.DEFAULT_GPU_MEM: "much"}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
-    error = api.refused("create", "-f", "-", stdin=namespace)
-    assert f"namespace odd: metadata.annotations[{names.DEFAULT_GPU_MEM}]" in error
-
-
-def test_quotas_count_mib(api: Api) -> None:
-    key = f"requests.{names.GPU_MEM}"
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "q"},
-        "spec": {"hard": {key: "64Gi", "pods": "9"}},
-    }
-    made = api.create(quota)
-    assert made["spec"]["hard"] == {key: "65536", "pods": "9"}
-    api.ok("patch", "resourcequota", "q", "--type=merge", "-p", json.dumps({"spec": {"hard": {key: "1Gi"}}}))
-    assert api.get("resourcequota", "q")["spec"]["hard"][key] == "1024"
-    error = api.refused(
-        "patch", "resourcequota", "q", "--type=merge", "-p", json.dumps({"spec": {"hard": {key: "1025Ki"}}})
-    )
-    assert f"spec.hard[{key}]" in error
-    api.ok("delete", "resourcequota", "q")
-    limits = {"type": "Container", "max": {names.GPU_MEM: "8Gi"}, "min": {names.GPU_MEM: "512Mi"}}
-    made = api.create(
-        {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l"}, "spec": {"limits": [limits]}},
-        "--dry-run=server",
-    )
-    assert made["spec"]["limits"][0]["max"][names.GPU_MEM] == "8192"
-    assert made["spec"]["limits"][0]["min"][names.GPU_MEM] == "512"
 
 
 def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api) -> None:
@@ -513,81 +285,3 @@ def _issue(directory: Path) -> bytes:
     leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.Use.SERVER, now=now, lifetime=timedelta(days=1))
     filesets.write(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
     return authority.cert
-
-
-@pytest.fixture
-def restricted(api: Api) -> Iterator[Cluster]:
-    """With nodes n1 and n2, under the policy as people have it: the test cluster's device plugins are no pods."""
-    helm = str(binaries.helm(print) / "helm")
-    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", versions.version(), *GIVEN]
-    chart += ["-s", "templates/policies/deviceplugin.yaml"]
-    policy = processes.run([helm, *chart])
-    cluster = api.cluster
-    for node in ("n1", "n2"):
-        cluster.api.create(paths.nodes(), {"metadata": {"name": node}})
-    cluster.api.create(paths.extendedresources(), _card("n2", 0))
-    cluster.apply(policy)
-    try:
-        other = plugin_of(cluster, "n1")
-        cluster.wait(lambda: "n2" in _told(other.patch, paths.nodes("n2"), {}), "the policy acts")
-        yield cluster
-    finally:
-        cluster.apply(processes.run([helm, *chart, "--set", "deviceplugin.restrictToNode=false"]))
-        cluster.ask("delete", "node/n1", "node/n2", "extendedresource/gpu-n2-0")
-
-
-def plugin_of(cluster: Cluster, node: str) -> KubeClient:
-    """The device plugin's account as the API server sees it by the token of a pod on that node ("": of no pod)."""
-    client = KubeClient.load(cluster.kubeconfig)
-    client._headers[""]["Impersonate-User"] = PLUGIN
-    if node:
-        client._headers[""]["Impersonate-Extra-authentication.kubernetes.io%2fnode-name"] = node
-    return client
-
-
-def _told(call: Callable[..., object], *args: object) -> str:
-    """What a refused call is told; "" when it is not refused."""
-    try:
-        call(*args)
-    except errors.KubeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_device_plugin_writes_what_is_about_its_own_node(api: Api, restricted: Cluster) -> None:
-    api.running("here")
-    api.create(build.pod("there", gpu_mem=1))
-    capacity = {"status": {"capacity": {names.GPU_MEM: "1"}}}
-    changed = {"metadata": {"annotations": {names.NODE_CHANGED: "1"}}}
-    mark = {"metadata": {"annotations": {names.ASSIGNED: "true"}}}
-    sick = {"status": {"health": "Unhealthy"}}
-    own = [
-        (paths.nodes("n1", "status"), capacity),
-        (paths.nodes("n1"), changed),
-        (paths.extendedresources("gpu-n1-0"), {"spec": {"model": "x"}}),
-        (paths.extendedresources("gpu-n1-0", "status"), sick),
-        (paths.pods("default", "here"), mark),
-    ]
-    others = [
-        (paths.nodes("n2", "status"), capacity),
-        (paths.nodes("n2"), changed),
-        (paths.extendedresources("gpu-n2-0"), {"spec": {"model": "x"}}),
-        (paths.extendedresources("gpu-n2-0", "status"), sick),
-        (paths.extendedresources("gpu-n2-0"), {"spec": {"node": "n1"}}),
-        (paths.extendedresources("gpu-n1-0"), {"spec": {"node": "n2"}}),
-        (paths.pods("default", "there"), mark),
-    ]
-    plugin, nobody = plugin_of(restricted, "n1"), plugin_of(restricted, "")
-    for path, change in own:
-        assert "the token names no node" in _told(nobody.patch, path, change)
-        assert _told(plugin.patch, path, change) == ""
-    for path, change in others:
-        assert "the device plugin of node n1 may not write" in _told(plugin.patch, path, change)
-    assert "may not write" in _told(plugin.create, paths.extendedresources(), _card("n2", 1))
-    assert "may not write" in _told(plugin.delete, paths.extendedresources("gpu-n2-0"))
-    plugin.create(paths.extendedresources(), _card("n1", 2))
-    plugin.delete(paths.extendedresources("gpu-n1-2"))
-    api.ok("annotate", "node", "n2", "mine=1")  # others are none of its business
-    api.ok("delete", "pod", "here", "there", "--force", "--grace-period=0")
-    plugin.close()
-    nobody.close()

@@ -5,19 +5,17 @@ Security, LimitRanges, quotas and QoS classes.
 import functools
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
 from cardwise.core.api import mps, names, shareagent
-from cardwise.kube import paths
 from tests import build
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 from tests.integration.sharing import flags
 from tests.integration.since import since
-from tests.integration.test_admission import EXTENDER, Api, cards_without_node
+from tests.integration.test_admission import Api, cards_without_node
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
@@ -25,7 +23,6 @@ Json = dict[str, Any]
 
 IMAGE = "cardwise.local/cardwise:1"
 DRY = "--dry-run=server"
-MPS_FIELD = f"metadata.annotations[{names.MPS}]"
 RESTRICTED = {
     "runAsNonRoot": True,
     "allowPrivilegeEscalation": False,
@@ -109,16 +106,6 @@ def test_the_agent_comes_and_the_qos_class_stays(api: Api, amounts: Json, qualit
     assert without["status"]["qosClass"] == quality
 
 
-@pytest.mark.parametrize(
-    "space", [{"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}], indirect=True, ids=["restricted"]
-)
-def test_a_restricted_namespace_admits_it(api: Api, space: str) -> None:
-    good = pod(space, said={names.FRAMEWORKS: "on"})
-    good["spec"]["containers"][0]["securityContext"] = RESTRICTED
-    assert agent(api.create(good)) is not None
-    assert "violates PodSecurity" in api.refused("create", DRY, "-f", "-", stdin=pod(space))
-
-
 def limit_range(api: Api, space: str, *items: Json) -> None:
     made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": space}}
     api.create(made | {"spec": {"limits": list(items)}})
@@ -192,41 +179,6 @@ def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str
     }  # fmt: skip
 
 
-def test_the_pods_of_a_job_have_it_and_its_template_has_not(api: Api, space: str) -> None:
-    template = pod(space)["spec"] | {"restartPolicy": "Never"}
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": space}}
-    made = api.create(job | {"spec": {"template": {"spec": template}}})
-    assert "initContainers" not in made["spec"]["template"]["spec"]
-    found: list[Json] = []
-
-    def has_pod() -> bool:
-        found[:] = api.get("pods", "-n", space, "-l", "job-name=j")["items"]
-        return bool(found)
-
-    assert wait_for(has_pod, 60)
-    assert agent(found[0]) is not None
-    assert mounts(found[0]) == [
-        {"name": "cardwise-share", "mountPath": "/run/cardwise/share", "subPath": "0", "readOnly": True}
-    ]
-
-
-def test_a_copy_of_a_pod_is_as_the_pod_and_nobody_is_warned(api: Api, space: str) -> None:
-    side = build.container("side", gpu_mem=1024, gpu_count=2) | {"restartPolicy": "Always"}
-    original = build.pod(
-        "first", namespace=space, init=[build.container("i"), side], gpu_mem=1000, gpu_core=25,
-        annotations={names.FRAMEWORKS: "torch"},
-    )  # fmt: skip
-    made = api.create(original)
-    assert [c["name"] for c in made["spec"]["initContainers"]] == ["i", shareagent.CONTAINER, "side"]
-    assert made["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
-    copy = deepcopy(made)
-    copy["metadata"] = {"name": "second", "namespace": space, "annotations": made["metadata"]["annotations"]}
-    again = api.create(copy, DRY)
-    assert again["spec"] == made["spec"]
-    assert again["metadata"]["annotations"] == made["metadata"]["annotations"]
-    assert warnings(api, copy) == ""
-
-
 def test_a_manifest_that_is_applied_again_changes_nothing(api: Api, space: str) -> None:
     manifest = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
     assert api.kubectl("apply", "-f", "-", stdin=manifest).returncode == 0
@@ -249,43 +201,6 @@ def test_the_limits_of_mps_pass_the_policies_and_no_others(api: Api) -> None:
     for value in ("0=8138M", "0=100G"):
         plain["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": value}]
         assert "CUDA_MPS_*" in api.refused("create", DRY, "-f", "-", stdin=plain)
-
-
-def test_what_a_pod_says_of_mps_is_settled_when_it_is_created(api: Api, space: str) -> None:
-    api.create(pod(space))
-    at = ("pod", "p", "-n", space)
-    settled_text = f"{MPS_FIELD}: is settled when the pod is created"
-    assert settled_text in api.refused("annotate", *at, "--overwrite", f"{names.MPS}=off")
-    assert settled_text in api.refused("annotate", *at, f"{names.MPS}-")
-    # The policy of the extender's account refuses it too, and the API server tells of one of them.
-    assert MPS_FIELD in api.refused(
-        "annotate", *at, "--overwrite", f"{names.MPS}=off", f"--as={EXTENDER}", "--as-group=system:masters"
-    )
-    api.ok("annotate", *at, "mine=1")
-    assert "'on' is no mode of MPS" in api.refused("create", "-f", "-", stdin=pod(space, "b", said={names.MPS: "on"}))
-
-
-def test_required_waits_for_a_manager_with_a_warning(api: Api) -> None:
-    required = pod("default", said={names.MPS: "required"})
-    split = pod("default", said={names.MPS: "required"}, gpu_mem=64, gpu_count=2)
-    assert f"{MPS_FIELD}: no node has an MPS manager now" in warnings(api, required)
-    # Of a node that is not there: the device plugins of n1 and n2 run without MPS, and take such a status away.
-    spec = {"node": "elsewhere", "index": 0, "uuid": "GPU-elsewhere-0", "model": "Tesla P100", "memoryMiB": 16276}
-    name = names.extended_resource_name(spec["uuid"])
-    card = {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": {"name": name}, "spec": spec}
-    status = {"health": "Healthy", "mps": {"mode": "card", "state": "Ready", "multiUser": True, "maxClients": 48}}
-    api.cluster.api.create(paths.extendedresources(), card)
-    api.cluster.api.patch(paths.extendedresources(name, "status"), {"status": status})
-    try:
-        assert wait_for(lambda: warnings(api, required) == "", 60), warnings(api, required)
-        assert f"{MPS_FIELD}: container main has several cards" in api.refused("create", DRY, "-f", "-", stdin=split)
-        assert "goes on nodes without a manager only" in warnings(
-            api, pod("default", said={names.MPS: "preferred"}, gpu_count=2)
-        )
-        made = api.create(pod("default", gpu_count=2), DRY)
-        assert made["metadata"]["annotations"][names.MPS] == "off"
-    finally:
-        api.cluster.api.delete(paths.extendedresources(name))
 
 
 DEFAULTS = {

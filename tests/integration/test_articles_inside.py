@@ -50,22 +50,6 @@ def test_the_environment_and_the_device_of_its_card_and_no_other(space):
     space.wait(lambda: space.get("seen")["metadata"]["annotations"][names.ASSIGNED] == "true", "marked as assigned")
 
 
-def test_what_a_user_sets_wins_only_where_it_is_the_users(space):
-    stolen = {"CARDWISE_MEM_LIMIT_MIB": "99999", "CARDWISE_MEM_FRACTION": "1", "NVIDIA_VISIBLE_DEVICES": "all"}
-    space.cluster.api.create(
-        f"/api/v1/namespaces/{space.name}/configmaps", {"metadata": {"name": "stolen"}, "data": stolen}
-    )
-    mine = container(gpu_mem=8138) | {"env": [{"name": "XLA_CLIENT_MEM_FRACTION", "value": "0.1"}]}
-    hidden = container(gpu_mem=8138) | {"envFrom": [{"configMapRef": {"name": "stolen"}}]}
-    for name, each in (("mine", mine), ("hidden", hidden)):
-        space.create(workload(name, [each], node="n1"))
-    space.running("mine", "hidden")
-    without = expected()
-    del without["XLA_PYTHON_CLIENT_MEM_FRACTION"]
-    assert environment(space, "mine") == without | {"XLA_CLIENT_MEM_FRACTION": "0.1"}
-    assert environment(space, "hidden") == without
-
-
 def test_a_split_share_sees_both_cards_and_its_part_of_each(space):
     space.create(workload("split", gpu_mem=8192, gpu_count=2, node="n2"))
     space.running("split")

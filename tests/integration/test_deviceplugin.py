@@ -456,26 +456,6 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand):
     hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
 
 
-def test_a_full_card_changes_hands(hand):
-    for turn in range(3):
-        uid = hand.pod(f"turn{turn}", 0, P100)
-        hand.wait(lambda uid=uid: hand.starts(uid), f"turn {turn}")
-        hand.delete(f"turn{turn}")
-    assert "still held" not in hand.events("turn1") + hand.events("turn2")
-
-
-def test_a_sick_card_is_told_and_recovers(hand):
-    hand.cards[1] |= {"healthy": False, "reason": "Xid 79"}
-    hand.write_cards()
-    hand.wait(lambda: hand.status(1).get("health") == "Unhealthy", "told")
-    uid = hand.pod("a", 1, 100)
-    hand.wait(lambda: "is unhealthy: Xid 79" in hand.events("a"), "the pod is told")
-    hand.cards[1]["healthy"] = True
-    hand.write_cards()
-    hand.wait(lambda: hand.status(1).get("health") == "Healthy", "told")
-    hand.wait(lambda: hand.starts(uid), "the container starts")
-
-
 def test_a_pod_that_nobody_placed_does_not_start(hand):
     hand.cluster.apply(
         [

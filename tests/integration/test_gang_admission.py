@@ -3,15 +3,12 @@
 import functools
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cardwise.core.api import names
-from cardwise.kube import paths
-from cardwise.kube.client import KubeClient
 from tests import build
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
@@ -69,25 +66,6 @@ def said(api: Api, obj: Json) -> str:
     return done.stderr
 
 
-def test_members_are_gated_labelled_and_brought_to_the_extender(api: Api) -> None:
-    worker = api.create(pod("worker", gpu_mem="8Gi"), DRY)
-    server = api.create(pod("server"), DRY)
-    for made in (worker, server):
-        assert made["spec"]["schedulingGates"] == [GATE]
-        assert made["metadata"]["labels"] == {names.GANG: "slurp"}
-    assert worker["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "8192", names.SHARE: "1"}
-    resources = server["spec"]["containers"][0]["resources"]
-    assert resources == {"limits": MARKERS, "requests": MARKERS}
-    plain = build.pod("plain", namespace=SPACE)
-    assert "schedulingGates" not in api.create(plain, DRY)["spec"]
-    plain["metadata"]["labels"] = {names.GANG: "slurp"}
-    plain["spec"]["schedulingGates"] = [GATE]
-    made = api.create(plain, DRY)
-    assert "schedulingGates" not in made["spec"]
-    assert names.GANG not in made["metadata"].get("labels", {})
-    assert "removed, since the pod is in no gang" in said(api, plain)
-
-
 def test_where_podgroups_of_kubernetes_are_not_served_a_pod_that_names_one_is_as_others(api: Api) -> None:
     """kube-apiserver drops the field, in 1.37 only after our webhook has seen it."""
     asked = build.pod("alone", namespace=SPACE, gpu_mem=8138)
@@ -128,27 +106,6 @@ def test_groups_that_can_never_be_whole_are_refused(api: Api, bad: Json, says: s
     assert says in api.refused("create", "-f", "-", stdin=bad)
 
 
-def test_a_member_that_names_its_node_is_refused_in_our_words(api: Api) -> None:
-    bad = pod("a")
-    bad["spec"]["nodeName"] = "sim-1"
-    assert "a pod of a gang must be placed by the scheduler" in api.refused("create", "-f", "-", stdin=bad)
-
-
-@pytest.mark.parametrize(
-    ("obj", "warning"),
-    [
-        (workload("StatefulSet", "apps/v1", replicas=3, serviceName="w", podManagementPolicy="Parallel"), ""),
-        (workload("Deployment", "apps/v1", replicas=3), ""),
-        (workload("Deployment", "apps/v1", replicas=2), "gang slurp needs 3 pods to start and this makes 2"),
-        (workload("ReplicaSet", "apps/v1", replicas=1), "gang slurp needs 3 pods to start and this makes 1"),
-    ],
-    ids=["parallel", "enough", "few", "replica set"],
-)
-def test_workloads_are_told_when_they_make_too_few(api: Api, obj: Json, warning: str) -> None:
-    told = said(api, obj)
-    assert (warning in told) if warning else (told == "")
-
-
 def test_jobs_and_cron_jobs_are_told_too(api: Api) -> None:
     job = workload("Job", "batch/v1", parallelism=2)
     del job["spec"]["selector"], job["spec"]["template"]["metadata"]["labels"]
@@ -166,38 +123,6 @@ def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, 
     api.create(pod("slurp-1", gpu_mem=1), DRY)
     elsewhere = pod("other", gang="other", number="4")
     api.create(elsewhere, DRY)
-
-
-def test_a_copy_of_a_gated_member_is_one_more_of_it(api: Api, member: Json) -> None:
-    copy = deepcopy(member)
-    copy["metadata"]["name"] = "slurp-9"
-    del copy["metadata"]["resourceVersion"], copy["metadata"]["uid"]
-    made = api.create(copy, DRY)
-    assert made["spec"]["schedulingGates"] == [GATE]
-    assert said(api, copy) == ""
-
-
-def test_a_copy_of_a_placed_member_is_gated_and_placed_anew(api: Api) -> None:
-    api.create(pod("placed", gang="copied"))
-    ungate = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "placed"},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": "sim-1"},
-    }
-    try:
-        api.ok("patch", "pod", "placed", "-n", SPACE, "--type=json", "-p", ungate, f"--as={EXTENDER}")
-        path = f"/api/v1/namespaces/{SPACE}/pods/placed/binding"
-        api.ok("create", "--raw", path, "-f", "-", f"--as={EXTENDER}", stdin=binding)
-        copy = api.get("pod", "placed", "-n", SPACE)
-        assert copy["spec"]["nodeName"] == "sim-1"
-    finally:
-        api.ok("delete", "pod", "placed", "-n", SPACE, "--force", "--grace-period=0")
-    made = api.create(copy, DRY)
-    assert "nodeName" not in made["spec"]
-    assert made["spec"]["schedulingGates"] == [GATE]
-    assert made["spec"]["containers"][0]["resources"]["limits"] == MARKERS
 
 
 def test_which_gang_a_pod_is_in_is_settled_when_it_is_created(api: Api, member: Json) -> None:
@@ -223,14 +148,6 @@ def test_which_gang_a_pod_is_in_is_settled_when_it_is_created(api: Api, member: 
     api.ok("delete", "pod", "plain", "-n", SPACE, "--force", "--grace-period=0")
 
 
-def test_only_the_extender_opens_the_gate(api: Api, member: Json) -> None:
-    ungate = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
-    at = ("patch", "pod", "slurp-0", "-n", SPACE, "--type=json", "-p", ungate)
-    error = api.refused(*at)
-    assert f"spec.schedulingGates[{names.GANG}]: only the Cardwise extender takes this gate away" in error
-    api.ok(*at, DRY, f"--as={EXTENDER}")
-
-
 def test_the_place_in_the_queue_may_be_changed_to_a_whole_number(api: Api, member: Json) -> None:
     at = ("annotate", "pod", "slurp-0", "-n", SPACE, "--overwrite")
     for good in ("10", "-3", "+7"):
@@ -241,24 +158,6 @@ def test_the_place_in_the_queue_may_be_changed_to_a_whole_number(api: Api, membe
     high = pod("slurp-1", gpu_mem=1)
     high["metadata"]["annotations"][names.QUEUE_PRIORITY] = "high"
     assert "'high' is no whole number" in api.refused("create", "-f", "-", stdin=high)
-
-
-def test_only_the_extender_says_how_far_a_gang_is(api: Api) -> None:
-    group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g", "namespace": SPACE}}
-    api.create(group | {"spec": {"minMember": 2}})
-    try:
-        running = {"status": {"phase": "Running"}}
-        at = ("patch", "podgroup", "g", "-n", SPACE, "--subresource=status", "--type=merge", "-p", json.dumps(running))
-        error = api.refused(*at)
-        assert "status: only the Cardwise extender writes the status of a PodGroup" in error
-        extender = KubeClient.load(api.cluster.kubeconfig)
-        extender._headers[""]["Impersonate-User"] = EXTENDER
-        extender.patch(paths.podgroups(SPACE, "g", "status"), running, query={"dryRun": "All"})
-        extender.close()
-        api.ok("patch", "podgroup", "g", "-n", SPACE, "--type=merge", "-p", json.dumps({"spec": {"minMember": 3}}))
-    finally:
-        api.ok("delete", "podgroup", "g", "-n", SPACE)
-    assert "minMember" in api.refused("create", "-f", "-", stdin=group | {"spec": {"minMember": 0}})
 
 
 def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
-from tests.build import P100, container
+from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
 from tests.integration.conftest import spaces
@@ -154,17 +154,6 @@ def test_a_job_of_parameter_servers_and_workers_as_plain_yaml(space):
     space.wait(lambda: name not in bound(space) and len(bound(space)) == 6, "another one has its place")
 
 
-def test_two_gangs_of_which_one_fits(space):
-    size = CARDS * 2 // 3
-    create_at_once(space, [member(f"{gang}-{i}", gang, size, gpu_mem=P100) for i in range(size) for gang in "ab"])
-    space.wait(lambda: len(bound(space)) == size, "one is bound")
-    (first,) = {name[0] for name in bound(space)}
-    second = "b" if first == "a" else "a"
-    waits(space, second)
-    space.delete(*bound(space, first))
-    space.wait(lambda: len(bound(space, second)) == size, "then the other")
-
-
 def test_a_podgroup_says_how_many_and_more_follow(space):
     spec = {"minMember": 3, "timeoutSeconds": 10, "priority": 5}
     group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
@@ -240,18 +229,6 @@ def _die_while_it_binds(cluster: Cluster, space: Space, how: str, gang: str, siz
     return at_death
 
 
-def test_cpu_may_be_what_is_short(space):
-    """The plan counts the CPU of all pods, also of those that are none of ours."""
-    plain = workload("plain", [{"name": "c", "image": "cardwise.local/busybox:1"}], node=space.own_nodes[1])
-    plain["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "40"}}
-    space.create(plain)
-    space.placed("plain")
-    create_at_once(space, [member(f"g-{i}", "g", NODES, gpu_mem=1000, cpu="40") for i in range(NODES)])
-    waits(space, "g")
-    space.delete("plain")
-    space.wait(lambda: sorted(bound(space, "g-").values()) == space.own_nodes, "one on each node")
-
-
 def test_members_without_cards_are_tried_again_when_a_node_gets_more_cpu(cluster, space):
     """kube-scheduler asks us about nobody meanwhile: it must see by itself that the pods may fit."""
     status = paths.nodes(space.own_nodes[0], "status")
@@ -293,21 +270,6 @@ def test_anti_affinity_may_be_what_is_short(space):
     space.wait(lambda: len(set(bound(space, "a-").values())) == NODES, "one on each node")
 
 
-def test_taints_may_be_what_is_short(cluster, space):
-    node = paths.nodes(space.own_nodes[4])
-    cluster.api.patch(node, {"spec": {"taints": [{"key": "test", "value": "x", "effect": "NoSchedule"}]}})
-    try:
-        create_at_once(space, [member(f"g-{i}", "g", CARDS - 1, gpu_mem=P100) for i in range(CARDS - 1)])
-        for i in range(CARDS - 1):
-            space.refused(f"g-{i}")
-        space.put(workload("fits", gpu_mem=1))
-        assert bound(space, "g-") == {}
-        space.delete("fits")
-    finally:
-        cluster.api.patch(node, {"spec": {"taints": None}})
-    space.wait(lambda: len(bound(space, "g-")) == CARDS - 1, "without the taint it is bound")
-
-
 def test_a_big_gang_does_not_keep_others_waiting(space):
     """While two hundred wait in bind for the last one, a single pod is bound."""
     size = 200
@@ -319,17 +281,6 @@ def test_a_big_gang_does_not_keep_others_waiting(space):
     space.delete("g-last")
     space.create(member("g-other", "g", size, gpu_mem=500))
     space.wait(lambda: len(bound(space, "g-")) == size, "then all are")
-
-
-def test_sizes_and_several_cards_differ_between_members(space):
-    pods = [
-        member("g-whole", "g", 4, gpu_count=2),
-        member("g-split", "g", 4, gpu_mem=8000, gpu_count=2),
-        member("g-small", "g", 4, gpu_mem=100),
-        member("g-two", "g", 4, containers=[container("a", gpu_mem=500), container("b", gpu_mem=700)]),
-    ]
-    create_at_once(space, pods)
-    space.wait(lambda: len(bound(space)) == 4, "all are bound")
 
 
 @pytest.mark.timeout(420)

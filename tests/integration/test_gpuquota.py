@@ -1,6 +1,5 @@
 """GPUQuota under concurrency: many clients, three webhooks, two extenders that are killed; and its edges one by one."""
 
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +13,8 @@ from tests.cluster.processes import Process, wait_for
 from tests.integration.conftest import spaces
 from tests.integration.replicas import ready, two_extenders, webhooks
 from tests.integration.ruleone import Follower
-from tests.integration.sharing import Json, Space, kill9, wait_for_classes, where, workload
-from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS, typed
+from tests.integration.sharing import Json, Space, kill9, wait_for_classes, workload
+from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
@@ -130,18 +129,6 @@ def kill_twice(ledger: "Ledger", processes: Sequence[Process]) -> None:
         ready(process)
 
 
-def test_a_pod_that_names_no_type_is_steered_to_one_with_room(space):
-    put_quota(space, {"class": K80_CLASS, "shares": 1}, {"class": P100_CLASS, "memoryMiB": 3000})
-    places = [space.put(workload(f"p{i}", gpu_mem=1000)) for i in range(4)]
-    models = [index for _, index in places]
-    assert sorted(models) == ["0", "1", "1", "1"], "one on a K80, the rest on P100s"
-    space.create(workload("over", gpu_mem=1000))
-    space.wait(lambda: "GPUQuota" in space.reasons("over"), "the reason names the quota")
-    assert where(space.get("over")) == ("", "")
-    put_quota(space, {"class": K80_CLASS, "shares": 2}, {"class": P100_CLASS, "memoryMiB": 3000})
-    assert space.placed("over")[1] == "0"
-
-
 def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     put_quota(space, {"shares": 1})
     space.put(workload("first", gpu_mem=1000))
@@ -159,43 +146,6 @@ def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     space.placed("fourth")
 
 
-def test_a_quota_below_what_is_used_is_accepted_and_shown(space):
-    put_quota(space, {"shares": 2})
-    for i in range(2):
-        space.put(workload(f"p{i}", gpu_mem=1000))
-    put_quota(space, {"shares": 1})
-
-    def conditions() -> dict[str, str]:
-        status = space.cluster.api.get(paths.gpuquotas(space.name, "team")).get("status", {})
-        return {each["type"]: each["status"] for each in status.get("conditions", [])}
-
-    space.wait(lambda: conditions().get("Exceeded") == "True", "the status says exceeded")
-    assert {space.phase(f"p{i}") for i in range(2)} == {"Running"}
-    assert used(space) == [{"shares": 2, "memoryMiB": 2000, "cards": 0}]
-
-
-def test_whole_cards_count_their_memory_and_finished_pods_nothing(space):
-    put_quota(space, {"class": P100_CLASS, "cards": 1, "memoryMiB": 2 * P100})
-    space.put(typed("whole", {P100_CLASS: 1}))
-    space.create(typed("two", {P100_CLASS: 1}))
-    space.wait(lambda: "GPUQuota" in space.reasons("two"), "a second whole card waits")
-    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": P100, "cards": 1}], "used is true")
-    space.delete("two")
-    space.put(workload("short", gpu_mem=100, annotations={"simulated.test/run-seconds": "1", names.CLASS: P100_CLASS}))
-    space.wait(lambda: space.phase("short") == "Succeeded", "short has finished")
-    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": P100, "cards": 1}], "a finished pod counts nothing")
-
-
-def test_a_request_beyond_every_limit_is_refused_at_once(space):
-    # Which quota it is, and what is left of it, is told to an API server with a certificate (T54 of docs/security.md).
-    put_quota(space, {"memoryMiB": 1000})
-    with pytest.raises(CommandFailed, match=r"GPUQuota.*memoryMiB asked 1001; ask for less"):
-        space.ask("create", stdin=workload("big", gpu_mem=1001))
-    put_quota(space, {"shares": 1}, onExceed="Refuse")
-    space.put(workload("one", gpu_mem=10))
-    assert re.search(r"GPUQuota.*shares asked", space.rejected(workload("two", gpu_mem=10)))
-
-
 UNREADABLE = [
     ([{"class": "a", "model": "b", "shares": 1}], "class|model"),
     ([{"class": "a"}], "shares|limit"),
@@ -211,18 +161,3 @@ def test_a_quota_that_cannot_be_read_is_refused(cluster, request):
         for hard, says in UNREADABLE:
             with pytest.raises(CommandFailed, match=says):
                 put_quota(made, *hard, name="bad")
-
-
-def test_the_tables_read_well(space):
-    put_quota(space, {"class": K80_CLASS, "shares": 3})
-    space.put(typed("one", {K80_CLASS: 1, names.GPU_MEM: 4000}))
-    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": 4000, "cards": 0}], "used is true")
-    table = space.kubectl("get", "gpuquota", "team").splitlines()
-    assert table[0].split() == ["NAME", "SUMMARY", "AGE"]
-    assert f"{K80_CLASS}: 1/3 shares" in table[1]
-    space.wait(
-        lambda: space.ask("get", "resourceclass", K80_CLASS)["status"].get("usedMiB") == 4000,
-        "the class counts it",
-    )
-    head, line = space.kubectl("get", "resourceclass", K80_CLASS).splitlines()
-    assert dict(zip(head.split(), line.split(), strict=False))["CARDS"] == str(NODES)

@@ -62,49 +62,6 @@ def pod(name: str) -> dict:
     }
 
 
-def test_errors_are_told_apart(client: KubeClient, namespace: str):
-    made = client.create(paths.configmaps(namespace), {"metadata": {"name": "a"}, "data": {"x": "1"}})
-    with pytest.raises(errors.AlreadyExists):
-        client.create(paths.configmaps(namespace), {"metadata": {"name": "a"}})
-    client.patch(paths.configmaps(namespace, "a"), {"data": {"x": "2"}})
-    with pytest.raises(errors.Conflict):
-        client.update(paths.configmaps(namespace, "a"), made)
-    with pytest.raises(errors.NotFound):
-        client.get(paths.configmaps(namespace, "b"))
-    with pytest.raises(errors.Invalid):
-        client.create(paths.configmaps(namespace), {"metadata": {"name": "NOT A NAME"}})
-    stale = [{"op": "test", "path": "/metadata/resourceVersion", "value": "1"}]
-    with pytest.raises(errors.Invalid):
-        client.patch(paths.configmaps(namespace, "a"), stale, "json")
-    with pytest.raises(errors.BadRequest):
-        client.request("POST", paths.configmaps(namespace), body=b"{")
-    applied = client.patch(
-        paths.configmaps(namespace, "c"),
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"y": "1"}},
-        "apply",
-        "cardwise",
-    )
-    assert applied["data"] == {"y": "1"}
-    with pytest.raises(errors.Conflict):
-        client.delete(paths.configmaps(namespace, "a"), {"preconditions": {"uid": "another"}})
-
-
-def test_binding_writes_node_and_annotations_at_once(client: KubeClient, namespace: str):
-    made = client.create(paths.pods(namespace), pod("p"))
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "p", "uid": made["metadata"]["uid"], "annotations": {"cardwise.dev/assignment": "x"}},
-        "target": {"kind": "Node", "name": "n1"},
-    }
-    client.request("POST", paths.pods(namespace, "p", "binding"), body=binding)
-    bound = client.get(paths.pods(namespace, "p"))
-    assert bound["spec"]["nodeName"] == "n1"
-    assert bound["metadata"]["annotations"]["cardwise.dev/assignment"] == "x"
-    with pytest.raises(errors.Conflict):
-        client.request("POST", paths.pods(namespace, "p", "binding"), body=binding)
-
-
 class Mirror:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -186,26 +143,6 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
         eventually(lambda: "after" in handler.values)
     finally:
         reflector.stop()
-
-
-def test_version_too_old_is_gone(client: KubeClient, namespace: str):
-    with pytest.raises(errors.KubeError) as caught:
-        list(client.list_pages(paths.configmaps(namespace), {"continue": "bm90IGEgdG9rZW4"}))
-    assert isinstance(caught.value, errors.BadRequest | errors.Gone)
-
-
-def test_watch_can_be_ended_from_another_thread(client: KubeClient, namespace: str):
-    where = paths.configmaps(namespace)
-    version = client.get(where)["metadata"]["resourceVersion"]
-    watch = client.watch(where, resource_version=version, timeout_seconds=2 * PATIENCE)
-    heard = threading.Event()
-    listening = threading.Thread(target=lambda: [heard.set() for _ in watch], daemon=True)
-    listening.start()
-    client.create(where, {"metadata": {"name": "heard"}})
-    assert heard.wait(PATIENCE)
-    watch.close()
-    listening.join(PATIENCE)
-    assert not listening.is_alive()
 
 
 def test_events_are_accepted(client: KubeClient, namespace: str):

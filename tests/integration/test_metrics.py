@@ -254,12 +254,3 @@ def test_what_the_parts_serve_is_what_promtool_takes(
             )
             said = [line for line in done.stderr.decode().splitlines() if re.match(r"(cardwise_|error)", line)]
             assert said == [], f"{job}: {said}"
-
-
-def test_settings_are_told_with_their_source(addresses: dict[str, dict[str, dict[str, str]]]) -> None:
-    for job, targets in addresses.items():
-        for address in targets:
-            with urllib.request.urlopen(f"http://{address}/configz", timeout=30) as answer:
-                settings = json.loads(answer.read())
-            assert settings["--metrics-bind"] == {"value": address, "source": "flag"}, job
-            assert settings["--log-level"] == {"value": "info", "source": "default"}, job

@@ -23,7 +23,6 @@ from cardwise.core.api.mps import State, Status
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths
-from mps.host.processes import LOCAL
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
@@ -313,35 +312,6 @@ def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(wor
     assert told.count("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4000M") == 2, "never without its limit"
     assert f"socket {inode(world, 0)}" in told, "the new daemon's"
     world.started(after)
-
-
-def test_a_frozen_server_holds_starts_back_until_it_is_replaced(world):
-    runs = world.pod("runs", 0, 4000)
-    world.started(runs)
-    daemon, (server,) = world.status(0).daemon_pid, LOCAL.servers(world.home(0) / mps.PIPE)
-    server.signal(signal.SIGSTOP)
-    world.wait(lambda: mpsnode.problem(world.root, world.uuids[0]), "its card is not ready")
-    after = world.pod("after", 0, 4000)
-    told = world.started(after)
-    assert f"socket {inode(world, 0)}" in told
-    assert world.status(0).daemon_pid != daemon, "its daemon is a new one"
-    assert not server.alive()
-    assert world.starts(runs) == 1, "who runs is left alone"
-
-
-def test_a_killed_manager_holds_starts_back_and_leaves_what_runs_alone(world):
-    runs, restarts = world.pod("runs", 0, 1000), world.pod("restarts", 1, 1000)
-    world.started(runs)
-    world.started(restarts)
-    daemon = world.status(0).daemon_pid
-    world.cluster.process(MANAGER).kill()
-    world.exit(restarts)
-    world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons("restarts"), "it is told why")
-    assert world.starts(restarts) == 1
-    world.cluster.process(MANAGER).restart()
-    world.started(restarts, 2)
-    assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
-    assert world.starts(runs) == 1
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

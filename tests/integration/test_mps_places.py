@@ -33,17 +33,14 @@ def cards(space: Space) -> list[str]:
     return [one["metadata"]["name"] for one in sorted(found, key=lambda one: one["spec"]["index"])]
 
 
-def say(cluster: Cluster, name: str, state: str | None, *, multi_user: bool = True) -> None:
-    """As the node's manager would; None: there is none any more."""
-    told: Json | None = None
-    if state is not None:
-        told = {"mode": "card", "state": state, "multiUser": multi_user, "maxClients": 48, "ceilingMiB": 1024}
+def say(cluster: Cluster, name: str, state: str) -> None:
+    """As the node's manager would."""
+    told = {"mode": "card", "state": state, "multiUser": True, "maxClients": 48, "ceilingMiB": 1024}
     cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
 
 
-def pod(name: str, mode: str = "preferred", user: int | None = None, mem: int = 4000) -> Json:
-    spec: Json = {} if user is None else {"securityContext": {"runAsUser": user}}
-    return workload(name, gpu_mem=mem, annotations={names.MPS: mode}, spec={**spec})
+def pod(name: str, mode: str = "preferred") -> Json:
+    return workload(name, gpu_mem=4000, annotations={names.MPS: mode})
 
 
 def waits(space: Space, name: str, why: Refusal) -> None:
@@ -69,25 +66,3 @@ def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(sp
     say(cluster, first, "Ready")
     assert space.placed(other) == (the_node(space), "0")
     space.running("waits", "off")
-
-
-def test_users_and_pods_without_mps_find_cards_of_their_own(space: Space) -> None:
-    cluster = space.cluster
-    for name in cards(space):
-        say(cluster, name, "Ready", multi_user=False)
-    assert space.put(pod("one", user=1000)) == (the_node(space), "0")
-    assert space.put(pod("same", user=1000)) == (the_node(space), "0")
-    assert space.put(pod("another", user=1001)) == (the_node(space), "1")
-    space.create(pod("third", user=1002))
-    space.create(pod("without", "off"))
-    waits(space, "third", Refusal.MPS_USER)
-    waits(space, "without", Refusal.MPS_MIXED)
-    space.ask("delete", "pod", "another")
-    space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("third", "without")), "a card is free")
-
-
-def test_who_requires_mps_waits_for_a_node_that_has_it(space: Space) -> None:
-    space.create(pod("requires", "required"))
-    waits(space, "requires", Refusal.MPS_MISSING)
-    say(space.cluster, cards(space)[0], "Ready")
-    assert space.placed("requires") == (the_node(space), "0")

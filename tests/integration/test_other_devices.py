@@ -3,7 +3,6 @@
 A real node with two cards and two RDMA devices of its own (tests/cluster/devices.py).
 """
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,31 +118,6 @@ def test_a_card_alone_opens_no_device(space):
     assert told["has"] == ""
 
 
-def test_two_containers_have_two_devices(space):
-    limits = {"limits": {RDMA: "1"}}
-    one = {"image": "cardwise.local/busybox:1", "resources": limits, "command": ["sh", "-c", IDLE]}
-    space.create(workload("two", [one | {"name": "left"}, one | {"name": "right"}], node=NODE))
-    space.running("two")
-    told = {
-        space.inside("two", "echo $CARDWISE_RDMA_DEVICES; ls /dev/infiniband", main=name) for name in ("left", "right")
-    }
-    assert told == {f"mlx5_{index}\n" + "\n".join(sorted(("rdma_cm", *OWN[index]))) + "\n" for index in OWN}
-
-
-def test_who_comes_when_all_are_taken_waits_until_one_is_free(space):
-    for name in ("a", "b", "c"):
-        space.create(asking(name, {"rdma": 1}, command=IDLE))
-        if name != "c":
-            space.running(name)
-    space.refused("c")
-    assert not space.get("c")["spec"].get("nodeName")
-    (freed,) = devices_of(space.get("a"))
-    space.delete("a")
-    space.running("c")
-    assert devices_of(space.get("c")) == [freed]
-    assert space.phase("b") == "Running"
-
-
 def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
     """Its container ignores SIGTERM, so that it outlives its pod by some seconds."""
     stubborn = "trap '' TERM; while true; do sleep 1; done"
@@ -154,60 +128,6 @@ def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
     space.create(asking("new", {RDMA: 1}, command=IDLE))
     space.running("new")
     space.wait(lambda: not any(one["status"].get("held") for one in resources(space.cluster)), "nothing is held")
-
-
-def test_a_device_whose_port_is_down_is_given_to_nobody_until_it_is_up(space):
-    state = space.cluster.node(NODE).folder / "sys/class/infiniband/mlx5_0/ports/1/state"
-
-    def health() -> str:
-        return str(resources(space.cluster)[0]["status"]["health"])
-
-    state.write_text("1: DOWN\n")
-    space.wait(lambda: health() == "Unhealthy", "mlx5_0 is unhealthy")
-    space.create(asking("other", {RDMA: 1}, command=IDLE))
-    space.running("other")
-    assert devices_of(space.get("other")) == [resources(space.cluster)[1]["spec"]["uuid"]]
-    space.create(asking("waits", {RDMA: 1}, command=IDLE))
-    space.refused("waits")
-    state.write_text("4: ACTIVE\n")
-    space.running("waits")
-
-
-def test_the_first_device_of_a_class_wakes_who_waits_for_it(space):
-    spec = {"selector": {"matchLabels": {"kind": "rdma", "tier": "gold"}}}
-    made = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": "gold"}, "spec": spec}
-    space.cluster.apply([made])
-    space.create(asking("waits", {names.CLASS_PREFIX + "gold": 1}, command=IDLE))
-    space.refused("waits")
-    device = resources(space.cluster)[1]["metadata"]["name"]
-    space.ask("label", "extendedresource", device, "tier=gold")
-    space.running("waits")
-    assert devices_of(space.get("waits")) == [device]
-    space.ask("label", "extendedresource", device, "tier-")
-    space.ask("delete", "resourceclass", "gold")
-
-
-def test_a_killed_plugin_knows_who_has_what(space):
-    space.create(asking("keeps", {RDMA: 1}, command=IDLE))
-    space.running("keeps")
-    plugin = space.cluster.process("deviceplugin-n1")
-    spec = next(space.cluster.node(NODE).cdi_dir.glob("cardwise.dev-share-*.json"))
-    before = json.loads(spec.read_text())
-
-    def registrations() -> int:
-        return plugin.log.read_text().count('"event":"registered"')
-
-    registered = registrations()
-    plugin.kill()
-    spec.unlink()
-    plugin.restart()
-    space.wait(spec.exists, "the spec is made again")
-    # A pod that is bound before is failed by the kubelet, for good.
-    space.wait(lambda: registrations() > registered, "registered again")
-    assert json.loads(spec.read_text()) == before
-    space.create(asking("next", {RDMA: 1}, command=IDLE))
-    space.running("next")
-    assert set(devices_of(space.get("next"))).isdisjoint(devices_of(space.get("keeps")))
 
 
 def test_a_card_without_memory_and_a_device_with_it_are_refused(cluster):

@@ -138,17 +138,6 @@ def test_a_group_may_come_after_its_pods_and_be_made_again(space: Space) -> None
     space.wait(lambda: phase(space, "g") == "Running", "the gang runs")
 
 
-def test_the_minimum_may_be_changed_while_they_wait(space: Space) -> None:
-    space.nodes(2, ONE_CARD)
-    group(space, "g", 3)
-    for i in range(2):
-        space.create(member(f"m{i}", "g"))
-    space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
-    patch = {"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
-    space.cluster.api.patch(groups(space, "g"), patch, "merge")
-    space.running("m0", "m1")
-
-
 def test_a_group_without_a_minimum_is_no_gang(space: Space) -> None:
     space.nodes(2, ONE_CARD)
     group(space, "g", None)
@@ -176,10 +165,3 @@ def test_nobody_goes_of_a_group_that_would_break_and_others_do(space: Space) -> 
     assert space.put(single("high", "high")) == alone
     assert {space.placed(f"m{i}") for i in range(2)} == grouped
     space.gone("low")
-
-
-def test_a_pod_in_a_gang_of_each_kind_is_refused(space: Space) -> None:
-    both = member("both", "g")
-    both["metadata"]["annotations"] = {names.GROUP_NAME: "g", names.GROUP_NUM: "1"}
-    with pytest.raises(errors.KubeError, match="names a PodGroup of Kubernetes"):
-        space.create(both)

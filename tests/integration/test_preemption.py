@@ -97,16 +97,6 @@ def test_exactly_those_who_free_one_card_go(space: Space) -> None:
     assert there(space) == everybody - set(held[where]) | {"first"}
 
 
-def test_several_of_high_priority_get_a_card_each(space: Space) -> None:
-    held = fill(space)
-    for i in range(3):
-        space.create(one(f"high{i}", P100, "high"))
-    cards = {space.placed(f"high{i}") for i in range(3)}
-    assert len(cards) == 3
-    (left,) = held.keys() - cards
-    assert there(space) == set(held[left]) | {f"high{i}" for i in range(3)}
-
-
 @pytest.mark.parametrize("free", [0, 1])
 def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
     """Three workers of a card each and a server without; nobody goes for a gang that would not be complete."""
@@ -149,21 +139,6 @@ def test_a_disruption_budget_is_respected(space: Space) -> None:
     )
     assert space.put(one("first", P100, "high")) == card
     assert there(space) == spared | {held[other][1], "first"}
-
-
-def test_a_card_that_cannot_be_freed_costs_nobody(space: Space) -> None:
-    """On each card one pod is of the same priority: whoever else went would go in vain."""
-    for i in range(NODES * CARDS):
-        space.put(one(f"same{i}", HALF, "high"))
-        space.put(one(f"low{i}", HALF, "low"))
-    everybody = there(space)
-    space.create(one("first", P100, "high"))
-    space.wait(lambda: "FailedScheduling" in space.reasons("first"), "the pod was tried")
-    # Only once more pods have come and gone has the scheduler surely been through all of it.
-    for i in range(3):
-        space.create(one(f"after{i}", P100, "low"))
-        space.wait(lambda i=i: "FailedScheduling" in space.reasons(f"after{i}"), "the next was tried")
-    assert there(space) == everybody
 
 
 def passes(space: Space) -> None:

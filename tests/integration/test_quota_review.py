@@ -85,50 +85,6 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
     assert expression["values"] == ["NVIDIA Tesla T4", "Tesla T4"]
 
 
-def test_a_quota_holds_while_an_automatic_class_that_was_deleted_comes_again(space):
-    put_quota(space, {"class": K80_CLASS, "shares": 1}, {"class": T4_CLASS, "shares": 0})
-    space.put(workload("first", gpu_mem=1000))
-    refused(space, "before")
-    space.wait(lambda: resource_class(space, K80_CLASS), "there is a class")
-    uid = resource_class(space, K80_CLASS)["metadata"]["uid"]
-    space.cluster.api.delete(paths.resourceclasses(K80_CLASS))
-    for i in range(3):
-        refused(space, f"meanwhile{i}")
-    space.wait(lambda: resource_class(space, K80_CLASS).get("metadata", {}).get("uid", uid) != uid, "it comes again")
-    refused(space, "after")
-    assert placed(space) == ["first"]
-
-
-def test_an_entry_without_its_class_does_not_look_like_a_limit(space):
-    put_quota(space, {"class": "p100", "shares": 1})
-    summary = lambda: space.ask("get", "gpuquota", "team").get("status", {}).get("summary", "")  # noqa: E731
-    space.wait(lambda: "p100: no such class" in summary(), "the summary says it")
-    assert "p100: no such class" in space.kubectl("get", "gpuquota", "team", "-o", "wide")
-
-    def events() -> list[Json]:
-        found = space.ask("get", "events")["items"]
-        return [one for one in found if one["reason"] == "NoSuchClass"]
-
-    space.wait(events, "an event says it")
-    (event,) = events()
-    assert event["involvedObject"]["kind"] == "GPUQuota"
-    assert "there is no ResourceClass p100" in event["message"]
-    assert "NoSuchClass" in space.kubectl("describe", "gpuquota", "team").partition("Events:")[2]
-
-
-def test_a_whole_card_above_every_limit_of_memory_says_that_it_never_runs(space):
-    put_quota(space, {"model": "Tesla K80", "memoryMiB": 1000})  # of models the webhook says nothing
-    space.create(workload("whole", gpu_count=1))
-
-    def told() -> str:
-        found = space.ask("get", "events")["items"]
-        return next((one["message"] for one in found if one["reason"] == "WaitingForQuota"), "")
-
-    space.wait(told, "the pod is told")
-    assert "1000 MiB are used" in told()
-    assert "only if the quota is raised" in told()
-
-
 @pytest.fixture
 def other(space: Space) -> Iterator[Space]:
     """Another team's namespace."""

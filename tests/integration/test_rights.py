@@ -228,10 +228,11 @@ def allowed(cluster: Cluster, part: str, right: Right) -> bool:
 
 @contextmanager
 def acting(cluster: Cluster, part: str, node: str) -> Iterator[KubeClient]:
-    """The part's account as the API server sees it by the token of a pod on that node."""
+    """The part's account as the API server sees it by the token of a pod on that node ("": of none)."""
     client = KubeClient.load(cluster.kubeconfig)
     client._headers[""]["Impersonate-User"] = user(part)
-    client._headers[""]["Impersonate-Extra-authentication.kubernetes.io%2fnode-name"] = node
+    if node:
+        client._headers[""]["Impersonate-Extra-authentication.kubernetes.io%2fnode-name"] = node
     try:
         yield client
     finally:
@@ -273,6 +274,11 @@ def test_no_part_writes_another(clients: Mapping[str, KubeClient], world: World,
     said = str(told.value)
     # Where several policies refuse it, the API server tells of one of them, now this one, now that one.
     assert excess.says in said or "ValidatingAdmissionPolicy" in said
+
+
+def test_a_part_of_no_node_writes_about_none(accounts: Cluster, world: World) -> None:
+    with acting(accounts, "deviceplugin", "") as client:
+        assert "the token names no node" in refused(client, paths.nodes(world.node), {})
 
 
 @pytest.fixture

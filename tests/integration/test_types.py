@@ -6,7 +6,6 @@ One real node with a K80 and a P100, and simulated nodes of their own for each t
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
@@ -135,13 +134,6 @@ def test_a_share_of_a_type_is_placed_card_by_card(space, sims):
         assert space.put(typed(name, limits, node=sims[0])) == (sims[0], index)
 
 
-def test_the_annotation_names_the_class_of_plain_requests(space, sims):
-    pod = typed("noted", {names.GPU_MEM: 2000}, node=sims[0], annotations={names.CLASS: K80_CLASS})
-    assert space.put(pod) == (sims[0], "2"), "the smaller K80"
-    limits = space.get("noted")["spec"]["containers"][0]["resources"]["limits"]
-    assert limits[names.CLASS_PREFIX + K80_CLASS] == "1"
-
-
 def test_a_class_with_a_share_stands_for_that_much(space, sims):
     make_class(space.cluster, "k80-half", K80_OBJECT | {"share": {"memoryMiB": "5Gi"}})
     space.cluster.wait(lambda: capacity(space.cluster, sims[1], "k80-half") > 0, "the second node offers k80-half")
@@ -149,11 +141,6 @@ def test_a_class_with_a_share_stands_for_that_much(space, sims):
     assert space.put(typed("two", {"cardwise.dev/k80-half": 2}, node=sims[1])) == (sims[1], "1")
     assert [assigned(space.get(name)).mem for name in ("one", "two")] == [5120, 10240]
     space.ask("delete", "resourceclass", "k80-half")
-
-
-def test_the_old_node_selector_is_satisfied_by_a_label(space):
-    label = space.ask("get", "node", "n1")["metadata"]["labels"]
-    assert names.ACCELERATOR not in label, "n1 has two types"
 
 
 @pytest.mark.parametrize(
@@ -173,44 +160,6 @@ def test_every_template_takes_the_bare_name(space, sims, kind):
             f"a pod of {name} was placed",
         )
     space.ask("delete", kind, name, "--cascade=foreground", "--wait=false")
-
-
-def test_another_type_by_apply_leaves_no_stale_key(space):
-    def apply(limits: Json) -> Json:
-        space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(template_of("Deployment", "changing", limits)))
-        return limits_of(space, "Deployment", "changing")
-
-    assert apply({K80_CLASS: 1}) == {names.CLASS_PREFIX + K80_CLASS: "1"}
-    # Neither cpu nor memory: kubelets (1.34 does) panic where a pod with such a limit goes while its cgroup has none.
-    other = {"ephemeral-storage": "64Mi"}
-    assert apply({K80_CLASS: 1} | other) == {names.CLASS_PREFIX + K80_CLASS: "1"} | other
-    assert apply({P100_CLASS: 1}) == {names.CLASS_PREFIX + P100_CLASS: "1"}
-    space.ask("scale", "deployment", "changing", "--replicas=2")
-    assert limits_of(space, "Deployment", "changing") == {names.CLASS_PREFIX + P100_CLASS: "1"}
-    assert apply({names.GPU_MEM: 100}) == {names.GPU_MEM: "100"}
-    space.wait(lambda: len(space.pods()) > 0 and all(where(p)[0] for p in space.pods()), "its pods are placed")
-
-
-def test_a_bare_name_in_a_resource_quota_limits_what_is_asked(space, sims):
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "k80s"}}
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": {K80_CLASS: "1"}}}))
-    key = f"requests.{names.CLASS_PREFIX}{K80_CLASS}"
-
-    def hard() -> Json:
-        found: Json = space.ask("get", "resourcequota", "k80s")["spec"]["hard"]
-        return found
-
-    assert hard() == {key: "1"}
-    space.wait(
-        lambda: "used" in space.ask("get", "resourcequota", "k80s").get("status", {}),
-        "the quota is counted",
-    )
-    space.create(typed("first", {K80_CLASS: 1}, node=sims[1]))
-    with pytest.raises(CommandFailed, match="exceeded quota: k80s"):
-        space.ask("create", stdin=typed("second", {K80_CLASS: 1}, node=sims[1]))
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": {P100_CLASS: "3"}}}))
-    assert hard() == {f"requests.{names.CLASS_PREFIX}{P100_CLASS}": "3"}
-    space.ask("delete", "resourcequota", "k80s")
 
 
 @pytest.mark.parametrize(
@@ -236,67 +185,9 @@ def test_a_class_may_not_have_the_name_of_a_resource(cluster, name):
         make_class(cluster, name.lower(), K80_OBJECT)
 
 
-@pytest.mark.parametrize(
-    ("limits", "says"),
-    [
-        ({K80_CLASS: 1, P100_CLASS: 1}, "two|class"),
-        ({"cardwise.dev/nvidia.tesla.k81": 1}, K80_CLASS),
-        ({K80_CLASS: 1, names.GPU_MEM: K80 + 1}, "more than the largest"),
-        ({K80_CLASS: 0}, "above zero|out of range|write"),
-    ],
-)
-def test_a_request_that_can_never_run_is_refused(space, limits, says):
-    with pytest.raises(CommandFailed, match=says):
-        space.ask("create", stdin=typed("bad", limits))
-    assert space.pods() == []
-
-
 def test_a_class_without_a_card_waits_and_is_told(space):
     make_class(space.cluster, "rare", {"selector": {"matchLabels": {"model": "Tesla Rare"}}})
     space.create(typed("waits", {"cardwise.dev/rare": 1}))
     space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type")
     space.ask("delete", "resourceclass", "rare")
     space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
-
-
-def test_a_changed_class_leaves_what_runs_and_rules_what_comes(space, sims):
-    make_class(space.cluster, "mine", K80_OBJECT)
-    space.cluster.wait(lambda: capacity(space.cluster, sims[0], "mine") > 0, "the first node offers the class")
-    limits = {"cardwise.dev/mine": 1, names.GPU_MEM: 4000}
-    assert space.put(typed("before", limits, node=sims[0]))[1] in ("1", "2")
-    make_class(space.cluster, "mine", {"selector": {"matchLabels": {"model": "Tesla P100"}}})
-    space.cluster.wait(lambda: capacity(space.cluster, sims[0], "mine") == 128, "the first node offers it anew")
-    assert space.put(typed("after", limits, node=sims[0])) == (sims[0], "0")
-    assert space.phase("before") == "Running"
-    space.ask("delete", "resourceclass", "mine")
-    space.cluster.wait(lambda: capacity(space.cluster, sims[0], "mine") == 0, "the first node offers it no more")
-    assert {space.phase(name) for name in ("before", "after")} == {"Running"}
-
-
-def test_automatic_classes_come_and_go_with_cards(cluster, sims):
-    def classes() -> dict[str, Json]:
-        return {each["metadata"]["name"]: each for each in cluster.api.get(paths.resourceclasses())["items"]}
-
-    models = {K80_CLASS, P100_CLASS, "nvidia.tesla.v100"}
-    cluster.wait(lambda: models <= classes().keys(), "a class for each model")
-    card = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={sims[2]}"})["items"][0]
-    cluster.api.delete(paths.extendedresources(card["metadata"]["name"]))
-    cluster.wait(lambda: "nvidia.tesla.v100" not in classes(), "the class of the last V100 is gone")
-    bare = {key: card[key] for key in ("apiVersion", "kind", "spec")}
-    metadata = {"name": card["metadata"]["name"], "labels": card["metadata"]["labels"]}
-    cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
-    cluster.wait(lambda: "nvidia.tesla.v100" in classes(), "and comes again")
-    # A person's edit makes it theirs.
-    cluster.api.patch(paths.resourceclasses("nvidia.tesla.v100"), {"spec": {"priority": 7}})
-    cluster.api.delete(paths.extendedresources(card["metadata"]["name"]))
-    cluster.wait(lambda: classes()["nvidia.tesla.v100"].get("status", {}).get("cards") == 0, "its status says 0 cards")
-    assert classes()["nvidia.tesla.v100"]["spec"]["priority"] == 7
-    cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
-    cluster.ask("delete", "resourceclass", "nvidia.tesla.v100")
-
-
-def test_the_real_node_keeps_its_capacities(cluster):
-    """Per class, from the device plugin itself."""
-    assert capacity(cluster, "n1", K80_CLASS) == 128
-    assert capacity(cluster, "n1", P100_CLASS) == 128
-    assert capacity(cluster, "n1", "high-mem") == 128

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from cardwise.core.api import assignment, names
 from cardwise.core.values import quantity
@@ -13,14 +12,11 @@ from tests.build import P100, container
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, account, assigned, binding, deployment, inspect, where, workload
+from tests.integration.sharing import Json, Space, account, assigned, binding, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
 KEY = f"requests.{names.GPU_MEM}"
-# gpushare-scheduler-extender (Apache 2.0), samples/1.yaml to 4.yaml at c0b6141: the names of the Deployments and what
-# their one container asks for. The first says "GiB" beside its number; the last is MiB, as its card had.
-SAMPLES = {"binpack-1": 2, "binpack-2": 2, "binpack-3": 2, "binpack-4": 16276}
 
 
 @pytest.fixture
@@ -99,50 +95,6 @@ def test_two_is_two_gib_there_and_beside_it_two_mib(space, beside):
     assert inspected(space) == {0: (2048 + 2000 + 1024, P100), 1: (0, P100)}
 
 
-def test_what_was_stored_stays_what_it_is(space, beside):
-    """A second look, the manifest applied again, a copy, a template of a running pod; and pods of other days."""
-    manifest = yaml.safe_dump(on(space, name="p", gpu_mem=2))
-    space.kubectl("apply", "-f", "-", stdin=manifest)
-    space.kubectl("apply", "-f", "-", stdin=manifest)
-    space.ask("label", "pod", "p", "seen=again")
-    stored = space.get("p")
-    assert mem(stored) == "2048"
-    with pytest.raises(CommandFailed, match="is not what the pod was created with"):
-        space.kubectl("apply", "-f", "-", stdin=manifest.replace("'2'", "'3'"))
-    spec = {key: value for key, value in stored["spec"].items() if key != "nodeName"}
-    for of in (space, beside):
-        assert mem(dry(of, {"metadata": {"name": "copy"}, "spec": spec})) == "2048"
-    of_mib = dry(beside, workload("q", gpu_mem=8138))
-    assert mem(dry(space, {"metadata": {"name": "q"}, "spec": of_mib["spec"]})) == "8138"
-    template = deployment("d", 1)
-    template["spec"]["template"]["spec"] |= {
-        "containers": stored["spec"]["containers"],
-        "volumes": stored["spec"].get("volumes"),
-    }
-    space.ask("create", stdin=template)
-    space.wait(lambda: [mem(pod) for pod in space.pods() if pod["metadata"]["name"] != "p"] == ["2048"], "its pod")
-
-
-def test_the_samples_of_gpushare(space):
-    for name, amount in SAMPLES.items():
-        space.apply(deployment(name, 1, gpu_mem=amount, node=space.own_nodes[0]))
-
-    def placed() -> dict[str, Json]:
-        return {pod["metadata"]["labels"]["app"]: pod for pod in space.pods() if where(pod)[0]}
-
-    space.wait(lambda: len(placed()) == 3, "three of the samples are placed")
-    for pod in placed().values():
-        assert (mem(pod), where(pod)) == ("2048", (space.own_nodes[0], "0"))
-        assert pod["metadata"]["annotations"][names.FRACTION_OF + "0"] == "0.1258"
-    assert inspected(space)[0] == (3 * 2048, P100)
-
-    def said() -> str:
-        return "\n".join(e["message"] for e in space.cluster.api.get(paths.events(space.name))["items"])
-
-    told = f"{16276 * 1024} MiB is more than the largest card has"
-    space.wait(lambda: told in said(), "of the sample in MiB its ReplicaSet says why there is no pod")
-
-
 def test_quotas_count_what_the_pods_get(space):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "cards"}, "spec": {"hard": {KEY: "5"}}}
     gpu_quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "held"}}
@@ -190,18 +142,6 @@ def test_a_limit_range_gives_and_bounds_what_it_says(bare):
     assert mem(dry(bare, three)) == "3072"
     assert [mem(dry(bare, both), i) for i in (0, 1)] == ["1024", "2048"]
     assert "4096" in bare.rejected(workload("five", gpu_mem=5))
-
-
-def test_a_template_is_warned_about_by_the_unit_of_its_namespace(space, beside):
-    def warned(of: Space, amount: int) -> str:
-        made = deployment("d", 0, gpu_mem=amount)
-        done = of.cluster.verbs.run("create", "--dry-run=server", "-n", of.name, stdin=made)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    assert warned(space, 2) == ""
-    assert "more than the largest card has" in warned(space, 8138)
-    assert "2 is 2 MiB, less than most programs need" in warned(beside, 2)
 
 
 def test_the_unit_is_said_by_those_who_may_change_the_rules(bare):
