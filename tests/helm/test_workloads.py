@@ -103,7 +103,7 @@ def test_what_the_webhook_is_told_is_what_its_configurations_say(render: Render)
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         said = text(one(objects, kind, "cardwise")).replace("''", "'")
         assert "!(request.namespace in ['quiet', 'gpu'])" in said
-    assert "'cardwise-scheduler'" in text(one(objects, "MutatingWebhookConfiguration", "cardwise"))
+        assert "schedulerName in ['one', 'two', 'cardwise-scheduler']" in said
     binding = text(one(objects, "ValidatingWebhookConfiguration", "cardwise"))
     assert "system:serviceaccount:gpu:cardwise-scheduler" in binding
 
