@@ -12,6 +12,7 @@ from cardwise.core.placement.cardindex import CardIndex
 from cardwise.kube import errors, paths
 from extender.binding.binder import Failed
 from extender.cache.reservations import Phase
+from extender.leadership.fence import Fate
 from extender.leadership.leadership import Alone
 from extender.records.podref import PodRef
 from tests.build import pod
@@ -294,6 +295,17 @@ def test_a_pod_that_somebody_lets_nobody_change_keeps_no_term_from_beginning(two
     two.api.fault(Fault(status=403), "patch", "*/p/status", times=math.inf)
     two.takes_over(two.b)
     assert two.b.bind("q", "n1") == "bound"
+
+
+def test_a_pod_is_changed_each_time_also_by_the_same_word(two):
+    """A write that changes nothing is none: a Binding from before it could land."""
+    two.api.create_pod("p", P100)
+    seen = [two.api.pods()["p"]]
+    for _ in range(2):
+        two.clock.advance(1.0)
+        assert two.a.leadership._fence.void(PodRef("uid-p", "default", "p"), "word") is Fate.WAITS
+        seen.append(two.api.pods()["p"])
+    assert len({pod["metadata"]["resourceVersion"] for pod in seen}) == 3
 
 
 def test_what_cannot_be_changed_is_not_settled_for_the_next_one(two):
