@@ -98,20 +98,6 @@ def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequen
                 add(archive, inside, one.blob)
 
 
-def layer_of(folder: Path) -> bytes:
-    """The files of a folder as a layer for `write`, all owned by root."""
-
-    def of_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = 0
-        info.uname = info.gname = "root"
-        return info
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as layer:
-        layer.add(folder, arcname=".", filter=of_root)
-    return buffer.getvalue()
-
-
 def busybox_with(folder: Path, name: str, **env: str) -> Path:
     """The archive of an image like busybox's with this environment, as images of CUDA have."""
     archive = folder / f"{name.replace('/', '_').replace(':', '_')}.tar"

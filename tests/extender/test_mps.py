@@ -6,8 +6,6 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.api import verbs
-from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun
 from extender.gangs.gangwords import Settings
@@ -95,76 +93,6 @@ def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     assert world.touch_due() == "n1"
 
 
-def test_a_node_without_a_manager_takes_all_but_who_requires_mps(world):
-    tell(world, 0)
-    runs(world, "off", mode="off", user=5)
-    runs(world, "on", mode="preferred", user=6)
-    assert place(world, "a", "preferred") == [0]
-    assert place(world, "b", "off") == [0]
-    assert place(world, "c", "required") is Refusal.MPS_MISSING
-    tell(world, 0, state="Ready")
-    assert place(world, "d", "required") is Refusal.MPS_MIXED
-
-
-@pytest.mark.parametrize(
-    ("holds", "comes", "fits"),
-    [
-        ("off", "off", True),
-        ("", "required", True),
-        ("preferred", "", True),
-        ("off", "preferred", False),
-        ("off", "", False),
-        ("required", "off", False),
-        ("", "off", False),
-    ],
-)
-@pytest.mark.parametrize("now", ["Ready", "Off"])
-def test_pods_with_and_without_mps_never_share_a_card(world, holds, comes, fits, now):
-    tell(world, 0, state=now)
-    runs(world, "holds", mode=holds)
-    assert place(world, "comes", comes) == ([0] if fits else Refusal.MPS_MIXED)
-    world.remove_pod(as_pod(saying(bound("holds", 1000, 0, containers="terminated", deleting=True), holds)))
-    assert place(world, "comes", comes) == [0]
-
-
-def test_of_one_daemon_for_the_node_the_whole_node_is_with_it_or_without(world):
-    tell(world, 0, 1, mode="node")
-    runs(world, "off", mode="off")
-    assert place(world, "a", "preferred") is Refusal.MPS_MIXED
-    assert place(world, "b", "off", gpu_mem=16276) == [1]
-
-
-def test_several_cards_go_through_one_daemon_or_none(world):
-    tell(world, 0, 1)
-    two = {"gpu_mem": 2000, "gpu_count": 2}
-    assert place(world, "a", "required", **two) is Refusal.MPS_MISSING
-    assert place(world, "b", "preferred", **two) == [0, 1]
-    world.remove_pod(as_pod(saying(asking("b", gpu_mem=1), "preferred")))
-    tell(world, 0, 1, mode="card")
-    assert place(world, "c", "required", **two) is Refusal.MPS_SEVERAL
-    assert place(world, "d", "preferred", **two) is Refusal.MPS_SEVERAL
-    assert place(world, "e", "preferred", whole_gpu=2) is Refusal.MPS_SEVERAL
-    assert place(world, "f", "preferred", whole_gpu=1) == [0]
-    assert place(world, "g", "off", gpu_mem=ROOMY) == [1]
-    tell(world, 0, 1, node="n2", mode="node")
-    asked = request.parse(saying(asking("h", **two), "required"))
-    found = world.plan(Ask(PodRef("uid-h", "default", "h"), asked, ["n1", "n2"], "binpack"))
-    assert isinstance(found, Placement)
-    assert found.node == "n2"
-
-
-def test_where_one_server_serves_one_user_others_go_elsewhere(world):
-    tell(world, 0, multiUser=False)
-    tell(world, 1, multiUser=True)
-    runs(world, "a", 0, user=1000)
-    runs(world, "b", 1, user=1000)
-    assert place(world, "same", user=1000) == [0]
-    assert place(world, "other", user=1001) == [1]
-    tell(world, 1, multiUser=False)
-    runs(world, "c", 1, user=1001)
-    assert place(world, "neither", user=1002, gpu_mem=1) is Refusal.MPS_USER
-
-
 def test_who_runs_as_whom(world):
     tell(world, 0, multiUser=False)
     runs(world, "image")
@@ -209,12 +137,6 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         assert place(again, "d", "required", user=user) is Refusal.MPS_USER
 
 
-def test_without_mps_users_do_not_matter(world):
-    tell(world, 0, state="Off", multiUser=False)
-    runs(world, "a", mode="off", user=1)
-    assert place(world, "b", "off", user=2) == [0]
-
-
 def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
     for order in (0, 1):
         again = state(clock)
@@ -257,28 +179,6 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     tell(world, 0, 1, state="Fault")
     asked = request.parse(asking("b", gpu_mem=ROOMY))
     assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack") is Refusal.MPS_DOWN
-
-
-@pytest.mark.parametrize(
-    ("setting", "told", "most"), [(None, {"maxClients": 2}, 2), (None, {"maxClients": 60}, 60), (None, {}, 48),
-                                  (3, {"maxClients": 60}, 3), (60, {"maxClients": 2}, 2), (60, {"maxClients": 0}, 60)],
-)  # fmt: skip
-def test_as_many_share_a_card_as_its_mps_and_the_setting_allow(clock, setting, told, most):
-    made = State(clock=clock, max_clients=setting)
-    tell(made, 0, **told)
-    for i in range(most):
-        runs(made, f"p{i}", mem=1)
-    assert place(made, "one-more", gpu_mem=1) is Refusal.TOO_MANY_CLIENTS
-    made.remove_pod(as_pod(bound("p0", 1, 0, containers="terminated", deleting=True)))
-    assert place(made, "one-more", gpu_mem=1) == [0]
-
-
-def test_what_the_scheduler_reads_is_the_constant_text(world):
-    tell(world, 0, state="Down", reason="the control program is missing")
-    body = wire.encode({"Pod": asking("a", gpu_mem=1000), "NodeNames": ["n1"]})
-    args = wire.filter_args(body)
-    answer = verbs.filter_nodes(world, Preferences(policy="binpack", one_best_node=True), args)
-    assert answer.failed_and_unresolvable_nodes == {"n1": "MPS is not ready on the GPU cards that would do"}
 
 
 def test_a_security_context_that_is_none_is_no_call(world):

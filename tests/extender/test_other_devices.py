@@ -1,12 +1,9 @@
 """Devices that are no GPUs in the state: who gets them, until when they are held, and what their statuses say."""
 
-import json
-
 import pytest
 from msgspec.structs import replace
 
 from cardwise.core.api import assignment, names, request
-from cardwise.core.api.assignment import Assignment
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
@@ -14,14 +11,13 @@ from extender.cache.reservations import Begun, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
-from tests.build import container, shares
+from tests.build import container
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (
     ENDED,
     as_card,
     as_class,
     as_pod,
-    as_quota,
     resource,
     resource_class,
     state,
@@ -88,12 +84,6 @@ def given(made):
     return [share.uuid for share in made.assignment.device_shares()]
 
 
-def test_a_pod_goes_where_the_device_is_and_gets_one_that_is_free(world):
-    first, second = plan(world, "a", wanting(rdma=1)), plan(world, "b", wanting(rdma=1))
-    assert (first.node, given(first)) == ("n1", ["rdma-n1-0"])
-    assert (second.node, given(second)) == ("n1", ["rdma-n1-1"])
-
-
 def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(world, clock):
     plan(world, "a", wanting(rdma=2))
     refused = plan(world, "b", wanting(rdma=1))
@@ -103,16 +93,6 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     world.tick()
     assert world.touch_due() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
-
-
-def test_a_card_and_a_device_come_together_or_not_at_all(world):
-    both = wanting(SHARE, rdma=1)
-    placed = plan(world, "a", both)
-    assert (placed.node, given(placed)) == ("n1", ["rdma-n1-0"])
-    assert [(share.index, share.mem) for share in placed.assignment.shares()] == [(0, 8138)]
-    plan(world, "b", both)
-    refused = plan(world, "c", both)  # no MiB are left on n1, and n2 has no device
-    assert set(refused.refusals.values()) == {Refusal.NO_DEVICE, Refusal.NO_SUCH_DEVICE}
 
 
 def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
@@ -175,13 +155,6 @@ def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_
         assert ledger.violations() == []
 
 
-def test_a_quota_on_all_cards_counts_no_devices(world):
-    world.set_quota(*as_quota({"shares": 1}))
-    assert isinstance(plan(world, "a", wanting(rdma=1)), Placement)
-    assert isinstance(plan(world, "b", wanting(SHARE)), Placement)
-    assert isinstance(plan(world, "c", wanting(rdma=1)), Placement)
-
-
 def test_a_class_of_cards_never_has_a_device_though_its_selector_would_match(world):
     world.set_class(as_class(resource_class("of-n1", node="n1")))
     with world.view() as ledger:
@@ -206,9 +179,3 @@ def test_no_automatic_class_is_made_for_the_model_of_a_device():
     assert seen.cards.models() == set()
     seen.cards.put(*as_card(resource(0)))
     assert seen.cards.models() == {"P100"}
-
-
-def test_a_pod_with_cards_from_before_devices_is_read_as_ever():
-    pod = json.dumps({"v": 1, "containers": {"0": [[0, "GPU-n1-0", 8138, 0, 16276]]}})
-    read = assignment.decode({names.ASSIGNMENT: pod})
-    assert read == Assignment({"0": shares(8138, 0)})

@@ -94,12 +94,6 @@ def test_a_pod_gets_a_card_of_the_class_that_it_names_and_no_other(world):
     assert refused(plan(world, "d", 100, "n1", device_class="unknown")) == {Refusal.NO_SUCH_TYPE}
 
 
-def test_a_pod_that_names_no_class_leaves_cards_of_high_priority_alone_while_it_can(world):
-    world.set_class(as_class(resource_class("p100", priority=10, model="P100")))
-    assert plan(world, "a", 8138).assignment.indices() == [1]
-    assert plan(world, "b", P100).assignment.indices() == [0]
-
-
 def test_membership_follows_classes_and_cards(world):
     assert classes_of(world) == [{"p100"}, {"k80"}]
     world.set_class(as_class(resource_class("k80", model=["Tesla K80", "P100"])))
@@ -146,16 +140,6 @@ def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
     assert all_classes_of(world)[1:] == [{"k80"}, set()]
 
 
-def test_a_quota_on_the_class_of_a_model_holds_before_that_comes_and_after_it_went(world):
-    world.set_quota(*as_quota({"class": OF_K80, "shares": 1}))
-    plan(world, "a", 100, device_class="k80")
-    assert refused(plan(world, "b", 100, device_class="k80")) == {Refusal.QUOTA}
-    world.set_class(as_class(automatic(OF_K80, "Tesla K80")))
-    world.remove_class(OF_K80)
-    assert refused(plan(world, "c", 100, device_class="k80")) == {Refusal.QUOTA}
-    assert refused(plan(world, "d", 100, device_class=OF_K80)) == {Refusal.QUOTA}
-
-
 def test_labels_and_properties_of_the_object_can_be_selected(world):
     world.set_class(as_class(resource_class("gold", Tier="gold")))
     world.set_class(as_class(resource_class("driver", driver="550.90")))
@@ -170,11 +154,6 @@ def test_the_label_that_we_put_on_is_none_of_a_persons():
     _, record = as_card(resource(0, labels={"tier": "gold"}))
     assert record.labels == {"tier": "gold"}
     assert names.NODE_LABEL not in record.labels
-
-
-def test_cards_with_equal_labels_share_them():
-    one, other = (as_card(resource(i, labels={"tier": "gold"}, driver="550"))[1] for i in range(2))
-    assert one.labels is other.labels
 
 
 def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
@@ -264,13 +243,6 @@ def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
 # Quotas.
 
 
-def test_a_quota_limits_its_namespace_and_no_other(world):
-    world.set_quota(*as_quota({"memoryMiB": 8138}))
-    assert isinstance(plan(world, "a", 8138), Placement)
-    assert refused(plan(world, "b", 1)) == {Refusal.QUOTA}
-    assert isinstance(plan(world, "c", 8138, namespace="other"), Placement)
-
-
 def test_the_pods_own_plan_is_not_counted_against_it(world):
     world.set_quota(*as_quota({"shares": 1}))
     for _ in range(2):
@@ -282,14 +254,6 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
     assert isinstance(begin(world, "a", 8138), Begun)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
-
-
-def test_a_pod_that_names_no_class_is_steered_to_cards_that_its_quota_leaves(world):
-    world.set_quota(*as_quota({"class": "p100", "shares": 0}))
-    assert plan(world, "a", 100, "n1", "n2").assignment.indices() == [1]
-    assert refused(plan(world, "b", 100, "n2")) == {Refusal.QUOTA}
-    asked = request.parse(asking("c", gpu_mem=100))
-    assert list(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1", "n2"], "binpack"))) == ["n1"]
 
 
 def test_all_quotas_of_a_namespace_apply(world):

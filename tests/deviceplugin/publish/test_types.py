@@ -46,25 +46,6 @@ def label(rig: Rig) -> str | None:
 
 
 class TestCapacitiesOfClasses:
-    def test_each_card_of_a_class_is_128_shares(self, rig):
-        rig.make_class("p100", P100_SPEC)
-        rig.make_class("second", {"selector": {"matchLabels": {"index": "1"}}})
-        offers(rig, PASCAL, "256")
-        offers(rig, "cardwise.dev/second", "128")
-
-    def test_who_asks_for_all_shares_of_a_class_beside_others_fits(self, rig):
-        """A container that asks n of a class with a share counts n: as many as the card's memory has room for."""
-        rig.make_class("gold", P100_SPEC | {"share": {"memoryMiB": 256}})
-        offers(rig, TIER, str(2 * (128 + P100 // 256)))
-        rig.make_class("gold", P100_SPEC | {"share": {"memoryMiB": P100 + 1}})
-        offers(rig, TIER, "256")
-
-    def test_a_class_without_a_card_here_is_not_offered_at_all(self, rig):
-        rig.make_class("nvidia.tesla.k80", K80_SPEC)
-        rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "256")
-        assert rig.capacity(K80) is None, "an amount of 0 would fail pods; absent is what kubelet admits"
-
     def test_it_follows_classes_that_change_and_go(self, rig):
         rig.make_class("p100", P100_SPEC)
         offers(rig, PASCAL, "256")
@@ -103,13 +84,6 @@ class TestCapacitiesOfClasses:
         label_card(rig, 0, Tier=None)
         label_card(rig, 1, tier="silver")
         offers(rig, TIER, None)
-
-    def test_properties_of_the_card_count(self, rig):
-        rig.cards[0]["properties"] = {"clock": 1480, "architecture": "Pascal"}
-        rig.write_cards()
-        fast = [{"key": "clock", "operator": "Gt", "values": ["1400"]}]
-        rig.make_class("gold", {"selector": {"matchExpressions": fast}})
-        offers(rig, TIER, "128")
 
     def test_never_below_what_living_pods_ask_for(self, rig):
         rig.make_class("p100", P100_SPEC)
@@ -235,40 +209,6 @@ class TestAccelerator:
         rig.write_cards()
         rig.settle()
         assert label(rig) == "nvidia-tesla-k80"
-
-    def test_it_is_ours_across_a_restart(self, rig):
-        rig.stop()
-        rig.cards[1]["model"] = "Tesla K80"
-        rig.write_cards()
-        rig.start()
-        assert label(rig) is None
-
-    def test_somebody_elses_label_stays_whatever_happens(self, idle_rig):
-        rig = idle_rig
-        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs", "zone": "a"}})
-        rig.start()
-        rig.cards[1]["model"] = "Tesla K80"
-        rig.write_cards()
-        rig.settle()
-        assert rig.card(1)["spec"]["model"] == "Tesla K80"
-        assert rig.node()["metadata"]["labels"] == {names.ACCELERATOR: "theirs", "zone": "a"}
-        assert NOTED not in rig.node()["metadata"].get("annotations", {})
-
-    def test_a_label_that_somebody_changes_is_theirs_from_then_on(self, rig):
-        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
-        rig.settle()
-        assert NOTED not in rig.node()["metadata"].get("annotations", {})
-        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "nvidia-tesla-p100"}})
-        rig.cards[1]["model"] = "Tesla K80"
-        rig.write_cards()
-        rig.settle()
-        assert rig.card(1)["spec"]["model"] == "Tesla K80"
-        assert label(rig) == "nvidia-tesla-p100"
-
-    def test_a_label_that_is_taken_away_comes_again(self, rig):
-        rig.edit_node(metadata={"labels": {names.ACCELERATOR: None}})
-        rig.settle()
-        assert label(rig) == "nvidia-tesla-p100"
 
     def test_a_label_set_between_our_look_and_our_write_is_not_overwritten(self, idle_rig):
         rig = idle_rig

@@ -67,14 +67,6 @@ def taught(made, keeping, mem, pods=20):
 HALF = P100 // 2
 
 
-def test_fgd_leaves_the_half_of_a_card_that_others_can_use():
-    made = world(n1=[HALF], n2=[HALF + 4000])
-    pod = asking("p", gpu_mem=3000)
-    assert ask(made, pod, Preferences(policy="binpack", one_best_node=True)) == ["n1"]
-    taught(made, controller(made), HALF)
-    assert ask(made, pod) == ["n2"]
-
-
 def test_the_annotation_of_a_pod_decides():
     made = world(n1=[HALF], n2=[HALF + 4000])
     taught(made, controller(made), HALF)

@@ -46,32 +46,6 @@ def test_the_articles_scene():
     assert world.over_full() == []
 
 
-def test_many_on_one_card_too_few():
-    world = World({f"n{i}": 3 for i in range(3)} | {"n3": 2})
-    world.create(*(member(f"m{i}", minimum=12, created=i, gpu_mem=P100) for i in range(12)))
-    refusals = world.run(5)
-    assert set(refusals.values()) == {WAITS}
-    assert (world.bound(), world.held()) == ({}, 0)
-    world.create(single("other", created=50, gpu_mem=P100))
-    world.run(1)
-    assert set(world.bound()) == {"other"}, "a single pod runs meanwhile"
-    world.add_node("n4", NodeSpec(2))
-    world.run(3)
-    assert len(world.bound()) == 13
-    assert world.phase() == "Running"
-
-
-def test_gates_go_when_all_are_there():
-    world = World({"n1": 3})
-    world.create(member("a", gpu_mem=P100), member("b", created=1, gpu_mem=P100))
-    world.run(2)
-    assert world.schedulable() == []
-    assert world.phase() == "Pending"
-    world.create(member("c", created=2, gpu_mem=P100))
-    world.run(3)
-    assert set(world.bound()) == {"a", "b", "c"}
-
-
 def test_a_member_waits_in_bind_until_all_have_come():
     world = World({"n1": 3})
     trio(world)
@@ -412,21 +386,6 @@ def test_what_is_short_may_be_anything(short):
     assert world.bound().keys() == {"m0", "m1", "m2"}
 
 
-def test_two_gangs_that_each_fit_alone():
-    world = World({"n1": 3})
-    trio(world, gang="a", gated=True)
-    world.create(*(member(f"b{i}", "b", created=10 + i, gpu_mem=P100) for i in range(3)))
-    for _ in range(5):
-        world.run(1)
-        bound = set(world.bound())
-        assert bound in (set(), {"a0", "a1", "a2"})
-    assert world.phase("a") == "Running"
-    assert world.phase("b") == "Waiting"
-    world.delete("a0", "a1", "a2")
-    world.run(4)
-    assert world.phase("b") == "Running"
-
-
 @pytest.mark.parametrize("how", ["priority", "annotation", "group"])
 def test_the_order_can_be_raised(how):
     world = World({"n1": 3})
@@ -469,15 +428,6 @@ def test_a_gang_that_waits_long_is_not_starved_by_small_pods():
     assert {"g0", "g1", "g2"} == set(world.bound())
     world.delete("g0", "g1", "g2")
     world.run(3)
-    assert set(world.bound()) == {"z"}
-
-
-def test_a_gang_that_could_never_fit_keeps_nothing():
-    world = World({"n1": 2}, reserve=10.0)
-    trio(world, gated=True)
-    world.run(30)
-    world.create(single("z", created=40, gpu_mem=P100))
-    world.run(2)
     assert set(world.bound()) == {"z"}
 
 
@@ -640,16 +590,3 @@ def test_no_namespace_keeps_all_threads_of_bind_from_another():
     world.keep()
     assert world.schedule("h0") == WAITS
     assert [world.schedule(f"v{i}") for i in range(7)] == [""] * 7
-
-
-def test_a_hold_lasts_as_long_as_its_podgroup_says_where_it_is_in_nobodys_way():
-    world = World({"n1": 4, "n2": 4}, max_waiting=10)
-    world.put_group("e", "evil", minMember=6, timeoutSeconds=300)
-    wide(world, "e", namespace="evil")
-    assert world.schedule("e0") == ""
-    world.clock.advance(299.0)
-    world.keep()
-    assert world.held() == 6
-    world.clock.advance(2.0)
-    world.keep()
-    assert world.held() == 0
