@@ -10,10 +10,8 @@ import yaml
 
 from cardwise.cli.main import cli
 from cardwise.core.api import classes, quotas, request
-from cardwise.core.api.selectors import _OPERATORS
 from cardwise.core.gangs import gangs
 from cardwise.core.values.refusals import Refusal
-from extender.__main__ import main as extender_main
 from webhook.pods import gangs as webhook_gangs
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +19,6 @@ FOLDERS = (ROOT / "docs", ROOT / "docs" / "reference", ROOT / "docs" / "integrat
 DOCS = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 EXAMPLES = [path for folder in ("types", "devices") for path in sorted((ROOT / "examples" / folder).glob("*.yaml"))]
 REFUSALS = (ROOT / "docs" / "reference" / "refusals.md").read_text()
-GANGS = (ROOT / "docs" / "reference" / "gangs.md").read_text()
-EXTENDER = (ROOT / "docs" / "reference" / "extender.md").read_text()
 TYPES = (ROOT / "docs" / "reference" / "types.md").read_text()
 
 
@@ -107,17 +103,6 @@ def test_the_examples_name_cards_that_drivers_know():
     assert set(re.findall(r"model: (.+)", text)) <= known
 
 
-def test_every_operator_is_explained():
-    table = TYPES.partition("| operator |")[2]
-    assert [operator for operator in _OPERATORS if f"`{operator}`" not in table] == []
-
-
-def test_every_label_that_all_cards_have_is_explained():
-    seen = classes.labels(node="n", index=0, uuid="u", model="m", memory=1, properties={}, own={})
-    table = TYPES.partition("## Labels of a card")[2].partition("## ")[0]
-    assert [key for key in seen if f"`{key}`" not in table] == []
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gangs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(path):
     objects = list(yaml.safe_load_all(path.read_text()))
@@ -145,28 +130,3 @@ def test_the_tensorflow_job_has_servers_without_gpu():
     assert request.parse(templates["tf-ps"]) is None
     assert request.parse(templates["tf-worker"]).containers[0].whole
     assert gangs.membership(templates["tf-ps"]) == gangs.membership(templates["tf-worker"])
-
-
-def test_every_setting_of_gangs_is_explained():
-    settings = [option for param in extender_main.params for option in param.opts if option.startswith("--gang-")]
-    assert settings
-    assert [option for option in settings if f"`{option}`" not in EXTENDER] == []
-
-
-def test_every_phase_and_field_of_a_podgroup_is_explained():
-    assert [phase for phase in gangs.Phase if f"| `{phase}` |" not in GANGS] == []
-    obj = yaml.safe_load((ROOT / "helm" / "cardwise" / "files" / "crds" / "podgroups.yaml").read_text())
-    (version,) = obj["spec"]["versions"]
-    properties = version["schema"]["openAPIV3Schema"]["properties"]
-    fields = [f"{part}.{name}" for part in ("spec", "status") for name in properties[part]["properties"]]
-    assert [name for name in fields if f"`{name}`" not in GANGS] == []
-
-
-@pytest.mark.parametrize("crd", ["resourceclasses", "gpuquotas", "extendedresources"])
-def test_every_field_of_the_kinds_is_explained(crd):
-    obj = yaml.safe_load((ROOT / "helm" / "cardwise" / "files" / "crds" / f"{crd}.yaml").read_text())
-    (version,) = obj["spec"]["versions"]
-    section = TYPES.partition(f"## {obj['spec']['names']['kind']} ")[2].partition("\n## ")[0]
-    properties = version["schema"]["openAPIV3Schema"]["properties"]
-    fields = [name for part in ("spec", "status") for name in properties[part]["properties"]]
-    assert [name for name in fields if not re.search(rf"`([\w.\[\]]+\.)?{name}[\[\]]*(\.\w+)?`", section)] == []

@@ -1,4 +1,4 @@
-"""What the documents point at is there; pages are in short paragraphs; tests lie in the rooms of the product."""
+"""What the documents point at is there; tests lie in the rooms of the product."""
 
 import re
 from pathlib import Path
@@ -34,13 +34,6 @@ def test_every_file_in_backquotes_is_there(page):
     paths = re.findall(rf"`((?:{PARTS})/[\w/.-]+\.(?:py|md|yaml|proto|tpl|json))`", page.read_text())
     said = [re.sub("^core/", "cardwise/core/", path) for path in paths]
     assert [path for path in said if not any((base / path).exists() for base in (ROOT, ROOT / "tests"))] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_paragraph_is_longer_than_a_screen(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", text)
-    assert [one[:60] for one in paragraphs if len(one) > 1000] == []
 
 
 def test_every_name_behind_a_file_is_in_it():

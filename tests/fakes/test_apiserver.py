@@ -67,22 +67,6 @@ def pod(name: str) -> dict:
     return {"metadata": {"name": name}}
 
 
-def test_what_others_write_is_there_and_told(api, client):
-    made = api.put(PODS, pod("p") | {"status": {"phase": "Running"}})
-    assert client.get(paths.pods("default", "p")) == made == api.get(paths.pods("default", "p"))
-    edited = api.edit(paths.pods("default", "p"), spec={"nodeName": "n1"}, status={"phase": None})
-    assert (edited["spec"], edited["status"]) == ({"nodeName": "n1"}, {})
-    assert edited["metadata"]["uid"] == made["metadata"]["uid"]
-    assert api.all(paths.pods("other")) == []
-    assert api.all(PODS) == [edited]
-    api.remove(paths.pods("default", "p"))
-    assert api.get(paths.pods("default", "p")) is None
-    watch = client.watch(PODS, resource_version=made["metadata"]["resourceVersion"])
-    lines = iter(watch)
-    assert [json.loads(next(lines))["type"] for _ in range(2)] == ["MODIFIED", "DELETED"]
-    watch.close()
-
-
 def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
     api.fault(Fault(status=429, retry_after=7), "get", "*/nodes/*", times=2)
     api.fault(Fault(), "create")
@@ -145,23 +129,6 @@ def test_a_policy_refuses_what_would_be_carried_out(api, client):
     assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
 
 
-def test_nobody_listens_while_it_is_down(api, client):
-    _, _, ended, thread = watching(client, api)
-    api.down = True
-    thread.join(60)
-    assert isinstance(ended[0], errors.Unreachable)
-    with pytest.raises(errors.Unreachable):
-        client.get("/version")
-    api.down = False
-    assert client.get("/version")
-
-
-def test_a_kind_that_is_not_installed(api, client):
-    api.missing.add(paths.extendedresources())
-    with pytest.raises(errors.NotFound):
-        client.get(paths.extendedresources())
-
-
 def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client):
     watch, lines, _, thread = watching(client, api)
     api.put(PODS, pod("a"))
@@ -222,15 +189,3 @@ def test_watches_that_run_are_ended(api, client):
     api.end_watches("end", PODS)
     thread.join(60)
     assert ended == [None]
-
-
-def test_what_is_no_object_can_be_given(api, client):
-    path = paths.pods("ns", "p:9400", "proxy/metrics")
-    api.answers[path] = lambda request: f"{request.path}\n".encode()
-    assert client.request("GET", path) == path.encode() + b"\n"
-
-
-def test_the_time_is_that_of_the_clock(api, client, clock):
-    assert client.clock() == clock.wall()
-    made = api.put(PODS, pod("a"))
-    assert made["metadata"]["creationTimestamp"] == "2026-01-01T00:00:00Z"

@@ -3,8 +3,6 @@ a real kubelet, with Cardwise's own image in the pods.
 """
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,8 +53,6 @@ def space(cluster: Cluster) -> Iterator[Space]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.patch(paths.namespaces("agents"), {"metadata": {"labels": labels}}, "merge")
     yield made
-    for index in (0, 1):
-        heal(cluster, index)
     made.kubectl("delete", "jobs", "--all", "--wait=false")
     made.clear()
     ready(cluster)
@@ -87,17 +83,6 @@ def daemon(cluster: Cluster, index: int) -> Status:
     found = mpsnode.read(home(cluster, index))
     assert found is not None
     return found
-
-
-def break_down(cluster: Cluster, index: int) -> None:
-    """kill -9 of the daemon; and the next one's server gets no further than starting."""
-    (home(cluster, index) / mps.LOG / "server-starting").touch()
-    os.kill(daemon(cluster, index).daemon_pid, signal.SIGKILL)
-    cluster.wait(lambda: state(cluster, index) != State.READY, f"MPS of card {index} is told to be down", 60)
-
-
-def heal(cluster: Cluster, index: int) -> None:
-    (home(cluster, index) / mps.LOG / "server-starting").unlink(missing_ok=True)
 
 
 def app(script: str, mem: int = 4000) -> Json:
@@ -180,17 +165,3 @@ def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space
         now = containers(space.get(name))
         assert [(one["containerID"], one["restartCount"]) for one in now] == [(one["containerID"], 0) for one in old]
         assert all("running" in one["state"] for one in now)
-
-
-def test_new_pods_go_past_a_card_whose_daemon_is_down_and_come_back_to_it(space: Space) -> None:
-    cluster = space.cluster
-    space.create(stays("before"))
-    space.running("before", timeout=START)
-    assert assigned(space.get("before")).indices() == [0]
-    break_down(cluster, 0)
-    assert space.put(stays("during")) == (NODE, "1"), "card 0 is fuller, and closed"
-    space.running("during", timeout=START)
-    heal(cluster, 0)
-    cluster.wait(lambda: state(cluster, 0) == State.READY, "healed", 60)
-    assert space.put(stays("big", mem=12276)) == (NODE, "0")
-    space.running("big", timeout=START)

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
@@ -99,29 +98,6 @@ def test_a_name_that_nothing_is_held_for_is_taken_back(cluster, space):
         assert nominated(space, "others") == the_nodes(space)[0], "what others name is theirs"
     for name in ("ours", "others"):
         space.placed(name)
-
-
-def test_a_gang_does_not_wait_for_later_pods_that_were_nominated(cluster, space):
-    said = {names.GROUP_NAME: "g", names.GROUP_NUM: "3"}
-    gang = [f"m{i}" for i in range(3)]
-    with without_scheduler(cluster):
-        for name in gang:
-            space.create(workload(name, gpu_mem=P100, annotations=said, spec={"priorityClassName": "calm"}))
-        space.wait(lambda: not any(space.get(name)["spec"].get("schedulingGates") for name in gang), "no gates")
-        nominate(space, *[workload(f"later{i}", gpu_mem=P100) for i in range(CARDS * NODES)])
-    for name in gang:
-        space.placed(name)
-
-
-def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
-    with without_scheduler(cluster):
-        node = nominate(space, workload("p", gpu_mem=HALF))["p"]
-        cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": True}})
-    try:
-        (other,) = set(the_nodes(space)) - {node}
-        assert space.placed("p")[0] == other
-    finally:
-        cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": None}})
 
 
 def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evicted(cluster, space):

@@ -93,21 +93,3 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
     assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
     space.create(workload("next", gpu_count=1))
     space.running("next")
-
-
-def test_a_pod_that_would_come_back_to_its_card_moves_while_that_is_cordoned(space):
-    """Under spread it prefers the card that it leaves to that of another."""
-    spread = {names.POLICY: "spread"}
-    place(space, "big", 6000, annotations=spread)
-    place(space, "small", 3000, annotations=spread)
-    big, small = card_of(space, "big"), card_of(space, "small")
-    assert big != small
-
-    args = ("--free-cards", "1", "-n", space.name)
-    assert cardwise(space.cluster, "defrag", *args, "--no-cordon").returncode == 1
-    done = cardwise(space.cluster, "defrag", *args, "--evict", "--timeout", "120s")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"card {small} of node {here(space)}" in done.stderr
-    assert "done: there is 1 free whole card" in done.stderr
-    assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
-    assert "cordoned" not in cardwise(space.cluster, "top", "--once").stdout

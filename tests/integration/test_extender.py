@@ -1,4 +1,4 @@
-"""The extender under the stock kube-scheduler: who may call it, races, its own death, and hanging."""
+"""The extender under the stock kube-scheduler: races, and its own death."""
 
 import contextlib
 import http.client
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.core.api import names
-from tests.build import P100, container
+from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, assigned, inspect, kill9, scheduler_tls, workload
@@ -59,15 +59,6 @@ def bound(space: Space) -> list[dict]:
     return [pod for pod in space.pods() if pod["spec"].get("nodeName")]
 
 
-def test_a_caller_without_a_certificate_is_refused(cluster: Cluster):
-    folder = cluster.parts.tls_dir
-    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    for key in ("extender", "extender-bind"):
-        port = cluster.parts.ports[key]
-        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-            ask(port, context, "POST", "/bind")
-
-
 def test_a_hundred_pods_that_race_for_little_memory_never_fill_a_card_over(cluster: Cluster, space: Space):
     mem = 6000  # two on a card; what is left of two cards would be enough, so only the extender can refuse
     create_at_once(space, [workload(f"p{i}", gpu_mem=mem) for i in range(100)])
@@ -94,20 +85,6 @@ def test_killed_in_the_middle_it_comes_back_with_the_ledger_of_the_annotations(c
     held = from_annotations(space)
     assert all(sum(pods.values()) <= P100 for pods in held.values())
     space.wait(lambda: ledger(cluster) == held, "the ledger says what the annotations say")
-
-
-def test_while_it_hangs_pods_without_gpu_get_their_nodes(cluster: Cluster, space: Space):
-    """How long they wait: test_without_cardwise.py."""
-    extender = cluster.process("extender")
-    extender.pause()
-    try:
-        space.create(workload("gpu", gpu_mem=1000))
-        for i in range(5):
-            space.put(workload(f"cpu{i}", [container() | {"resources": {"limits": {"cpu": "1"}}}]))
-        assert not space.get("gpu")["spec"].get("nodeName")
-    finally:
-        extender.resume()
-    space.placed("gpu")
 
 
 def test_the_gpushare_tools_json_is_served(cluster: Cluster, space: Space):

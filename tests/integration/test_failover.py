@@ -4,7 +4,6 @@ All the while a watcher follows every event of every pod: no card above its size
 its place. How long it takes is in docs/measured.md (`python -m bench failover`).
 """
 
-import itertools
 import os
 import random
 import signal
@@ -293,28 +292,6 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
         bind(extender, space, other, f"another-lease/{transitions - 1}/somebody", name="other")
     finally:
         extender.close()
-
-
-def test_who_takes_over_changes_the_waiting_pods_unless_all_was_answered(space: Space, cluster: Cluster):
-    extender = cluster.process("extender")
-    pods = [f"p{i}" for i in range(3)]
-    for name in pods:
-        space.create(workload(name, gpu_mem=1000, spec={"schedulerName": "nobody"}))
-
-    number = itertools.count()
-
-    def versions_after(end: Callable[[Process], None]) -> list[str]:
-        end(extender)
-        extender.restart()
-        space.put(workload(f"after-{next(number)}", gpu_mem=100))  # by the next one, whose term has begun
-        return [space.get(name)["metadata"]["resourceVersion"] for name in pods]
-
-    killed = versions_after(kill9)
-    assert all(names.TERM in space.get(name)["metadata"]["annotations"] for name in pods)
-    assert versions_after(Process.stop) == killed
-    assert versions_after(Process.stop) == killed
-    again = versions_after(kill9)
-    assert not set(again) & set(killed)
 
 
 def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space: Space, cluster: Cluster):

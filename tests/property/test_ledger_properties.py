@@ -223,56 +223,6 @@ TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=examples(40, soak=1000), stateful_step_count=30, deadline=None)
 
 
-@given(cards=card_lists, asked=asked_pods, policy=policy_names, held=st.lists(sizes, max_size=6))
-@settings(deadline=None)
-def test_score_and_placement_agree_and_whole_cards_are_empty(cards, asked, policy, held):
-    ledger = Ledger()
-    ledger.set_cards("n1", make_cards("n1", cards))
-    for i, mem in enumerate(held):
-        placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=mem)), "binpack")
-        if isinstance(placed, placement.Placement):
-            ledger.hold(Holding(f"h{i}", "d", "h", "n1", placed.assignment))
-    node = ledger.node("n1")
-    score = placement.Scorer(asked, policy).score(node)
-    placed = placement.place_on(node, asked, policy)
-    if not isinstance(placed, placement.Placement):
-        assert placed is score
-        return
-    assert placed.score == score
-    for c in asked.containers:
-        got = placed.assignment.containers[c.key]
-        assert len({share.index for share in got}) == c.cards
-        for share in got:
-            i = node.position(share)
-            assert not c.whole or node.clients[i] == 0
-    singles = {placed.assignment.containers[c.key][0].index for c in asked.containers if not c.whole and c.cards == 1}
-    assert len(singles) <= 1, "single-card containers of a pod share one card"
-
-
-@given(cards=card_lists, held=st.lists(sizes, max_size=8), mem=sizes)
-@settings(deadline=None)
-def test_one_share_is_refused_only_if_no_card_could_take_it(cards, held, mem):
-    ledger = Ledger()
-    ledger.set_cards("n1", make_cards("n1", cards))
-    for i, size in enumerate(held):
-        placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=size)), "spread")
-        if isinstance(placed, placement.Placement):
-            ledger.hold(Holding(f"h{i}", "d", "h", "n1", placed.assignment))
-    node = ledger.node("n1")
-    fits = [
-        (card.priority, free)
-        for card, free in (zip(node.cards, node.free, strict=True) if node else ())
-        if card.healthy and not card.cordoned and free >= mem
-    ]
-    preferred = [free for priority, free in fits if priority == min(fits)[0]]
-    for policy, best in (("binpack", min), ("spread", max)):
-        placed = placement.place_on(node, request.parse(pod(gpu_mem=mem)), policy)
-        assert isinstance(placed, placement.Placement) == bool(fits)
-        if fits:
-            (share,) = placed.assignment.shares()
-            assert node.free[node.position(share)] == best(preferred)
-
-
 card_shares = st.builds(
     lambda i, mem, core, spare, whole: CardShare(i, f"GPU-{i}", mem, core, mem + spare, whole),
     st.integers(0, 15), st.integers(1, 200_000), st.integers(0, 100), st.sampled_from([0, 0, 1, 1000]), st.booleans(),

@@ -10,7 +10,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import Entry
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.placement.placement import Scorer, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE, container, pod
@@ -212,26 +212,6 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
         now = ledger.used(OURS, entry)
         for limit, was, is_ in zip((entry.shares, entry.memory, entry.cards), used, now, strict=True):
             assert limit is None or is_ <= limit or is_ == was
-
-
-@given(scenes(), asked_by(2), candidates, policy_names)
-@settings(deadline=None, max_examples=examples(100, soak=2000))
-def test_a_node_is_refused_for_the_reason_that_it_has(scene, wanted, nodes, policy):
-    ledger, headroom = scene
-    placed = placement.place(ledger, nodes, wanted, policy, headroom)
-    for name, refusal in placed.refusals.items() if isinstance(placed, Unplaceable) else ():
-        event(refusal.name)
-        node = ledger.node(name)
-        without = placement.place_on(node, wanted, policy)
-        assert (refusal is Refusal.QUOTA) == isinstance(without, Placement)
-        if not isinstance(without, Placement):
-            assert refusal is without
-        has = frozenset().union(*(card.classes for card in node.cards)) if node else frozenset()
-        if refusal is Refusal.NO_SUCH_TYPE:
-            assert any(c.device_class and c.device_class not in has for c in wanted.containers)
-        if len(wanted.containers) == 1 and node and node.cards:
-            (claim,) = wanted.containers
-            assert (refusal is Refusal.NO_SUCH_TYPE) == bool(claim.device_class and claim.device_class not in has)
 
 
 def test_every_card_of_thousands_of_mixed_nodes_is_found_by_its_class():

@@ -137,13 +137,6 @@ def test_a_node_where_no_card_can_be_freed_is_left_out():
     assert len(answer["n2"]) == 2
 
 
-def test_many_of_low_priority_go_before_one_of_a_higher(world):
-    world.runs("big", P100, 0, priority=MIDDLE)
-    world.runs("a", HALF, 1)
-    world.runs("b", HALF, 1)
-    assert world.preempt(world.wants("p"), n1=["a"]) == {"n1": ["a", "b"]}
-
-
 def test_a_disruption_budget_counts_before_priorities(world):
     world.runs("big", P100, 0, priority=MIDDLE)
     world.runs("a", HALF, 1, app="web")
@@ -169,17 +162,6 @@ def test_a_victim_that_no_sum_explains_stays_one(full):
     key, placed = podinfo.pod(json.dumps(ported).encode())
     full.state.set_other(key, placed)
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
-
-
-def test_who_frees_the_cpu_goes_with_who_frees_the_card():
-    world = World(cpu=4000)
-    for name, card in (("a", 0), ("b", 1)):
-        made = world.runs(name, P100, card)
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
-        world.tell(made)
-    wanted = world.wants("p")
-    wanted["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "4"}
-    assert world.preempt(wanted, n1=["a", "b"]) == {"n1": ["a", "b"]}
 
 
 # Who waits already.
