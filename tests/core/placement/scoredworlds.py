@@ -8,7 +8,6 @@ from cardwise.core.placement.scored.workload import learn
 from cardwise.core.values.quantity import MiB, Percent
 
 CARD = 1000
-NO_CARD = PodRequest(containers=())
 
 
 class Loads(dict):

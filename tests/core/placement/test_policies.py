@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.scoring import Known, Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scoredworlds import CARD, NO_CARD, Loads, knows, load, share, whole, world
+from tests.core.placement.scoredworlds import CARD, Loads, knows, load, share, whole, world
 
 
 def cards_of(placed):
@@ -107,18 +107,6 @@ def test_equal_nodes_are_taken_in_an_order_of_our_own(policy):
     assert engine.place(share(500), load(), policy, nodes={"n3", "n7"}).node == min("n3", "n7", key=order_of)
 
 
-@pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
-def test_a_node_without_cpu_memory_or_place_for_a_pod_is_not_taken(policy):
-    _, loads, engine = world(n1=[1000], n2=[1000], n3=[1000], n4=[1000])
-    loads |= {"n1": Load(500, 9000, 9), "n2": Load(9000, 500, 9), "n3": Load(9000, 9000, 0)}
-    for name in loads:
-        engine.touch(name)
-    assert engine.place(share(500), load(), policy).node == "n4"
-    del loads["n4"]
-    engine.touch("n4")
-    assert engine.place(share(500), load(), policy) is None
-
-
 @pytest.mark.parametrize("policy", ["fgd", "priced"])
 def test_whole_cards_and_several_shares_are_given_together(policy):
     _, _, engine = world(seen=((whole(2), load()), (share(500), load())), n1=[1000, 400, 1000], n2=[1000, 500])
@@ -127,26 +115,6 @@ def test_whole_cards_and_several_shares_are_given_together(policy):
     placed = engine.place(split, load(), policy, nodes={"n1"})
     assert [(one.index, one.mem) for one in placed.assignment.shares()] == [(0, 500), (2, 500)]
     assert engine.place(whole(3), load(), policy) is None
-
-
-@pytest.mark.parametrize("policy", ["fgd", "priced"])
-def test_percent_of_cores_are_counted(policy):
-    ledger, _, engine = world(seen=((share(100, core=60), load()),), n1=[1000, 1000])
-    for name in ("a", "b"):
-        placed = engine.place(share(100, core=60), load(), policy)
-        ledger.hold(Holding(name, "ns", name, placed.node, placed.assignment))
-    assert ledger.node("n1").free_core == [40, 40]
-    assert engine.place(share(100, core=60), load(), policy) is None
-
-
-@pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
-def test_a_pod_that_asks_for_no_card_gets_a_node_with_room(policy):
-    _, loads, engine = world(n1=[1000], n2=[1000])
-    loads["n1"] = Load(10, 10, 10)
-    engine.touch("n1")
-    placed = engine.place(NO_CARD, load(), policy)
-    assert placed.node == "n2"
-    assert not placed.assignment.containers
 
 
 def test_who_names_no_model_stays_off_the_scarce_one():
@@ -162,14 +130,6 @@ def test_who_names_no_model_stays_off_the_scarce_one():
         assert placed.node != "scarce"
         ledger.hold(Holding(str(i), "ns", "p", placed.node, placed.assignment))
     assert engine.place(whole(device_class="scarce"), load(), "priced").node == "scarce"
-
-
-def test_a_class_limits_the_cards():
-    ledger, _, engine = world(n1=[1000], n2=[1000])
-    ledger.set_cards("n3", [Card(index=0, uuid="n3-0", mem=MiB(CARD), classes=frozenset({"fast"}))])
-    engine._loads["n3"] = Load(100_000, 100_000, 10)
-    assert engine.place(share(500, device_class="fast"), load(), "fgd").node == "n3"
-    assert engine.place(share(500, device_class="slow"), load(), "fgd") is None
 
 
 @pytest.mark.parametrize("policy", ["fgd", "priced"])
