@@ -216,13 +216,14 @@ class Nominations:
         """The cards of a place that nobody had said."""
         nomination = self._of.get(uid)
         if nomination is not None and node in nomination.places:
-            nomination.places[node] = replace(nomination.places[node], assignment=assignment)
+            place = replace(nomination.places[node], assignment=assignment)
+            self._of[uid] = replace(nomination, places=nomination.places | {node: place})  # `tried` has the one before
 
     # What is only tried.
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Afterwards all is as it was before."""
+        """Afterwards all is as it was before. A nomination that is changed meanwhile must be put in place of itself."""
         before, over = dict(self._of), dict(self._over)
         try:
             yield

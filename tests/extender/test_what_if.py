@@ -96,7 +96,7 @@ def check(world):
         uid: node for each in gangs for uid, node in each.plan.items()
     }
     assert world._gangs._holds.keys() == {each.key for each in gangs if each.plan}
-    return {uid: (sorted(one.places), one.told) for uid, one in table.nominations._of.items()}
+    return {uid: (one.places, one.told) for uid, one in table.nominations._of.items()}
 
 
 # Each makes a world, and what is asked of it.

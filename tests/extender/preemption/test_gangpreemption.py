@@ -149,6 +149,23 @@ def test_nobody_goes_for_a_gang_that_would_not_be_complete():
         assert {holding.name for holding in ledger.holdings()} == {"n1-0", "n1-1", "n2-0", "n2-1"}, "no trace"
 
 
+def test_the_cards_of_another_nominated_pod_are_not_found_out_in_a_try():
+    """A former leader answered for it, so only the node is known. Were the pods gone that a gang would need gone, it
+    would have the card of one of them, and not the card that is freed for it.
+    """
+    world = Full(n1=[LOW, LOW], n2=[HIGH])
+    world.create(single("other", created=9, priority=HIGH, whole_gpu=1))
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    world.pods["other"]["status"] |= {"nominatedNodeName": "n1", "conditions": [refused]}
+    world.tell(world.pods["other"])
+    assert [world.asks(name) for name in gang(world, 3)] == [{}, {}, {}], "it would not be complete"
+    world.delete("n1-1")
+    world.create(single("late", created=10, whole_gpu=1))
+    world.only = ["n1"]
+    assert world.filter("late")[0] == [], "the free card is kept"
+    assert world.filter("other")[0] == ["n1"]
+
+
 def test_nobody_goes_where_another_kind_of_member_lacks_a_place():
     """The other shape's nodes are known to kube-scheduler alone."""
     world = Full(n1=[LOW], n2=[LOW])
