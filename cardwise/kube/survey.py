@@ -49,7 +49,7 @@ class Survey:
     partial: str = ""
 
     def missing(self, name: str) -> str:
-        """Why nothing can be in the class, in two words; "" where something can be, so where it limits."""
+        """Two words for users where no card can ever be in the class, so that it limits nothing; else ""."""
         if name in self.classes or name in self._automatic():
             return ""
         broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)

@@ -75,7 +75,7 @@ class Releaser:
         return self._silent
 
     def free(self, pod_uids: set[str]) -> bool:
-        """Free what can be freed of these pods' grants. Whether all who were asked about them have answered."""
+        """Free what can be freed of these pods' grants. Returns whether API server and runtime have both answered."""
         # The mark comes first: a grant given while we ask is not covered by the answers.
         epoch = self._grants.epoch()
         said = {uid: self._ended_by_api(uid) for uid in pod_uids}

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import names
+from cardwise.core.api import names, quotas
 from cardwise.kube.events import ObjectRef, Recorder
 from extender.cache.quotas import FullEntry
 from extender.records.objects import QuotaRecord
@@ -78,15 +78,7 @@ def _ref(pod: PodRef) -> ObjectRef:
 
 
 def _waits(full: FullEntry) -> str:
-    short = [
-        (used, hard, asked, unit)
-        for used, hard, asked, unit in (
-            (full.used.shares, full.entry.shares, full.asked.shares, "shares"),
-            (full.used.memory, full.entry.memory, full.asked.memory, "MiB"),
-            (full.used.cards, full.entry.cards, full.asked.cards, "cards"),
-        )
-        if hard is not None and asked and used + asked > hard
-    ]
+    short = quotas.exceeded(full.entry, full.used, full.asked)
     amounts = ", ".join(f"{used}/{hard} {unit} are used and {asked} more asked" for used, hard, asked, unit in short)
     if full.asked.cards and any(unit == "MiB" for *_, unit in short):
         amounts = f"{amounts} at least, all of the smallest card that it may get"
@@ -94,4 +86,4 @@ def _waits(full: FullEntry) -> str:
         ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"
-    return f"GPUQuota {full.quota} leaves no room on {statuses.title(full.entry)}: {amounts}; {ends}"
+    return f"GPUQuota {full.quota} leaves no room on {quotas.title(full.entry)}: {amounts}; {ends}"

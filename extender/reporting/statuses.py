@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cardwise.core.api import names
+from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube.errors import truncated
@@ -218,7 +218,7 @@ def quota_status(
         return {"conditions": [unknown, _valid(seen.problem, seen.generation)]}
     lines = list(zip(seen.quota.entries, used, strict=True))
     above = [(entry, _above(entry, charge)) for entry, charge in lines]
-    over = [f"{title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
+    over = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
     if over:
         text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
         exceeded = _condition("Exceeded", "True", "AboveHard", text, seen.generation)
@@ -237,7 +237,7 @@ def _above(entry: Entry, used: Charge) -> list[str]:
     """The amounts that are above the limits of the entry, for people."""
     return [
         f"{amount} {unit} are held, {limit} are allowed"
-        for amount, limit, unit in _amounts(entry, used)
+        for amount, limit, unit in quotas.compared(entry, used)
         if limit is not None and amount > limit
     ]
 
@@ -309,36 +309,16 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
     }
 
 
-def _amounts(entry: Entry, used: Charge) -> tuple[tuple[int, int | None, str], ...]:
-    return (
-        (used.shares, entry.shares, "shares"),
-        (used.memory, entry.memory, "MiB"),
-        (used.cards, entry.cards, "cards"),
-    )
-
-
-def title(entry: Entry) -> str:
-    """Which cards the entry covers, for people."""
-    return entry.device_class or entry.model or "all cards"
-
-
 def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
     name = entry.device_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if something were limited.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
     amounts = ", ".join(
-        f"{amount}/{limit} {unit}" for amount, limit, unit in _amounts(entry, used) if limit is not None
+        f"{amount}/{limit} {unit}" for amount, limit, unit in quotas.compared(entry, used) if limit is not None
     )
-    return f"{title(entry)}: {amounts}"
+    return f"{quotas.title(entry)}: {amounts}"
 
 
 def _used(entry: Entry, used: Charge) -> dict[str, Any]:
-    hard = {"shares": entry.shares, "memoryMiB": entry.memory, "cards": entry.cards}
-    selects = {"class": entry.device_class, "model": entry.model}
-    return {key: name for key, name in selects.items() if name} | {
-        "shares": used.shares,
-        "memoryMiB": used.memory,
-        "cards": used.cards,
-        "hard": {key: limit for key, limit in hard.items() if limit is not None},
-    }
+    return quotas.selection(entry) | quotas.written(used) | {"hard": quotas.written(entry)}

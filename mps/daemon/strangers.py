@@ -1,13 +1,13 @@
 """Finds processes on a closed card that are no clients of its MPS server: while there are any, no server starts.
 
-EXCLUSIVE_PROCESS keeps a card for one process, whoever comes first. Between two servers that may be a tenant's: one
-that goes past the daemon's pipe has the whole card then, without a limit. So before a server is asked for, and before
-the card is called ready, everybody on it is looked at.
+EXCLUSIVE_PROCESS gives a card to the first process that comes. Between two servers this may be a tenant's process
+that goes past the daemon's pipe: it then has the whole card, without a limit. So all processes on the card are looked
+at before a server is started, and before the card is called ready.
 
-Clients may outlive their server for a while; what they had of the card was its server's. So those who were its clients
-when it was last seen are no strangers to its first successor. Where that one does not get the card, they keep the card
-closed too, since it may be for them. They are not accused of it (`found`) for `WINDING_DOWN` seconds: it may be for
-anything else, and they may be on their way out. That is an end, since who was a client once may be past MPS now.
+Clients of a dead server may live on for a while; their memory on the card was the server's. So they are no strangers
+to the next server. If that server does not get the card, the old clients may be the reason, and the card stays closed.
+For `WINDING_DOWN` seconds they are not reported (`found`), since they may be about to end. After that they are, since
+a former client may use the card past MPS by now.
 """
 
 import math

@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
-# Failed calls after which a list that we can do without holds nobody up: its CRD is not installed, or not ours to read.
+# Failed calls after which readiness does not wait for an optional list: its CRD is not there, or not readable.
 _PATIENCE = 3
 
 # For the pod of a Binding. The API server waits a second for the answer (the chart's timeoutSeconds).

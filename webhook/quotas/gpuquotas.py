@@ -18,7 +18,7 @@ from webhook.templates.spellings import Lookup
 Json = dict[str, Any]
 Smallest = Callable[[ContainerRequest], MiB]
 
-_FIELDS = {"shares": "shares", "memory": "memoryMiB", "cards": "cards"}  # of an entry and a charge, as users write them
+_FIELDS = {name: field for name, field, _ in quotas.AMOUNTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,7 @@ class Standing:
 
 def parse(obj: Json) -> Standing:
     """Raises InvalidRequest."""
-    status = obj.get("status")
-    lines = status.get("used") if isinstance(status, dict) else None
-    used = {
-        (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
-            _number(line.get("shares")), _number(line.get("memoryMiB")), _number(line.get("cards"))
-        )
-        for line in (lines if isinstance(lines, list) else ())
-        if isinstance(line, dict)
-    }
-    return Standing(quotas.parse(obj), used)
+    return Standing(quotas.parse(obj), quotas.used_by_status(obj))
 
 
 def check(
@@ -139,7 +130,3 @@ def _asked(name: str, wanted: Charge) -> str:
 
 def _what(entry: Entry) -> str:
     return f"class {entry.device_class}" if entry.device_class else "every card"
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

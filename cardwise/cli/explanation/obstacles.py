@@ -1,6 +1,7 @@
 """Sentences of `explain` about a waiting pod's types, and about the quotas that stand in its way."""
 
-from cardwise.cli.render import devicetable, quotatable
+from cardwise.cli.render import devicetable
+from cardwise.core.api import quotas
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.preemption import explanation
@@ -51,12 +52,10 @@ def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list
             continue
         charge, everywhere = found
         used = survey.ledger.used(namespace, left.entry)
-        wanted = {what: amount for what, amount, _ in quotatable.amounts(left.entry, charge)}
         full = ", ".join(
-            f"{held} of {hard} {what} used, {wanted[what]} asked"
-            for what, held, hard in quotatable.amounts(left.entry, used)
-            if hard is not None and wanted[what] and held + wanted[what] > hard
+            f"{held} of {hard} {unit} used, {more} asked"
+            for held, hard, more, unit in quotas.exceeded(left.entry, used, charge)
         )
         steer = "" if everywhere else "; cards that it does not limit are open"
-        lines.append(f"GPUQuota {quota.name} closes {quotatable.title(left.entry)}: {full}{steer}.")
+        lines.append(f"GPUQuota {quota.name} closes {quotas.title(left.entry)}: {full}{steer}.")
     return lines

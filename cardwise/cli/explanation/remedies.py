@@ -6,7 +6,6 @@ from typing import Any
 
 from cardwise.cli.explanation import holdups
 from cardwise.cli.explanation.holdups import Around
-from cardwise.cli.render import quotatable
 from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
@@ -169,7 +168,7 @@ def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
         here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
         most = sorted(here, key=lambda one: (-one[1], one[0].name))
         by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pods')}" if most else ""
-        yield f"GPUQuota {quota.name} left room on {quotatable.title(left.entry)}{by}"
+        yield f"GPUQuota {quota.name} left room on {quotas.title(left.entry)}{by}"
 
 
 def _charge(ledger: Ledger, holding: Holding, left: Headroom) -> int:

@@ -61,11 +61,9 @@ def by_status(objects: Iterable[Mapping[str, Any]]) -> list[EntryView]:
             quota = quotas.parse(obj)
         except InvalidRequest:
             continue
-        lines = (obj.get("status") or {}).get("used") or ()
-        used = {(one.get("class", ""), one.get("model", "")): one for one in lines}
+        used = quotas.used_by_status(obj)
         for entry in quota.entries:
-            told = used.get((entry.device_class, entry.model), {})
-            charge = Charge(told.get("shares", 0), told.get("memoryMiB", 0), told.get("cards", 0))
+            charge = used.get((entry.device_class, entry.model), NOTHING)
             seen.append(EntryView(quota=quota, entry=entry, used=charge, holders=()))
     return sorted(seen, key=lambda view: (view.quota.namespace, view.quota.name))
 
@@ -78,27 +76,15 @@ def _charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:
     )
 
 
-def title(entry: Entry) -> str:
-    """Which cards the entry limits, as the quota's own summary says it."""
-    return entry.device_class or entry.model or "all cards"
-
-
-def amounts(entry: Entry, used: Charge) -> tuple[tuple[str, int, int | None], ...]:
-    """What is counted, in words, with the amount and the limit; no limit is None."""
-    return (
-        ("shares", used.shares, entry.shares),
-        ("MiB", used.memory, entry.memory),
-        ("whole cards", used.cards, entry.cards),
-    )
-
-
 def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:
     """Used and hard amounts; wide, also the pods."""
     rows = [["NAMESPACE", "GPUQUOTA", "CARDS-OF", "SHARES", "MIB", "WHOLE-CARDS", "ON-EXCEED"]]
     for view in seen:
-        counted = [f"{used}/{'-' if hard is None else hard}" for _, used, hard in amounts(view.entry, view.used)]
+        counted = [
+            f"{used}/{'-' if hard is None else hard}" for used, hard, _ in quotas.compared(view.entry, view.used)
+        ]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
-        of = title(view.entry)
+        of = quotas.title(view.entry)
         if view.missing:  # amounts would look as if something were limited
             of, counted = f"{of}: {view.missing}", ["-"] * len(counted)
         rows.append([view.quota.namespace, view.quota.name, of, *counted, on_exceed])
@@ -110,7 +96,7 @@ def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
     for view in seen:
         for holding, part in view.holders:
             name = f"{holding.name} ({holding.mark})" if holding.mark else holding.name
-            whose = [view.quota.namespace, view.quota.name, title(view.entry)]
+            whose = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
             rows.append([*whose, name, holding.node, *map(str, part)])
     return rows
 
@@ -135,23 +121,16 @@ def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> dict[st
 
 
 def _object(view: EntryView) -> dict[str, Any]:
-    entry = view.entry
-    selects = {"class": entry.device_class, "model": entry.model}
-    hard = {"shares": entry.shares, "memoryMiB": entry.memory, "cards": entry.cards}
     return {
         "namespace": view.quota.namespace,
         "name": view.quota.name,
         "onExceed": "Refuse" if view.quota.refuse else "Wait",
-        **{key: text for key, text in selects.items() if text},
-        "hard": {key: limit for key, limit in hard.items() if limit is not None},
-        "used": _counted(view.used),
+        **quotas.selection(view.entry),
+        "hard": quotas.written(view.entry),
+        "used": quotas.written(view.used),
         **({"problem": view.missing} if view.missing else {}),
         "pods": [
-            {"name": holding.name, "uid": holding.uid, "node": holding.node, **_counted(part)}
+            {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.written(part)}
             for holding, part in view.holders
         ],
     }
-
-
-def _counted(charge: Charge) -> dict[str, int]:
-    return {"shares": charge.shares, "memoryMiB": charge.memory, "cards": charge.cards}

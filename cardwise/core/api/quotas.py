@@ -13,7 +13,10 @@ from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 
-_ENTRY_FIELDS = ("class", "model", "shares", "memoryMiB", "cards")
+# What a quota counts: the name in `Charge`, `Entry` and `Headroom`, the field of GPUQuota, and the unit in a sentence.
+AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
+
+_ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
 _SPEC_FIELDS = ("hard", "onExceed")
 _MOST = 2**53  # what any JSON reader keeps exact
 _AMOUNTS = "one or more of shares, memoryMiB, cards"
@@ -135,6 +138,53 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
         entries=tuple(entries.values()),
         refuse=on_exceed == "Refuse",
     )
+
+
+def written(amounts: Charge | Entry) -> dict[str, int]:
+    """Amounts, or limits, as the fields of a GPUQuota have them; limits that there are none of are left out."""
+    fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
+    return {field: amount for field, amount in fields if amount is not None}
+
+
+def selection(entry: Entry) -> dict[str, str]:
+    """Which cards the entry covers, as the fields of a GPUQuota have it; empty: all."""
+    return {field: name for field, name in (("class", entry.device_class), ("model", entry.model)) if name}
+
+
+def title(entry: Entry) -> str:
+    """Which cards the entry covers, for people."""
+    return entry.device_class or entry.model or "all cards"
+
+
+def compared(entry: Entry, used: Charge) -> tuple[tuple[int, int | None, str], ...]:
+    """Of each amount: what is used, its limit (None is no limit), and the unit."""
+    return tuple((getattr(used, name), getattr(entry, name), unit) for name, _, unit in AMOUNTS)
+
+
+def exceeded(entry: Entry, used: Charge, asked: Charge) -> list[tuple[int, int, int, str]]:
+    """The limits that `asked` beside `used` would exceed: what is used, the limit, what is asked, and the unit."""
+    return [
+        (amount, limit, more, unit)
+        for (amount, limit, unit), more in zip(compared(entry, used), asked, strict=True)
+        if limit is not None and more and amount + more > limit
+    ]
+
+
+def used_by_status(obj: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
+    """What the namespace of a GPUQuota holds by its status, by class and model. What cannot be read counts as none."""
+    status = obj.get("status")
+    lines = status.get("used") if isinstance(status, dict) else None
+    return {
+        (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
+            **{name: _number(line.get(field)) for name, field, _ in AMOUNTS}
+        )
+        for line in (lines if isinstance(lines, list) else ())
+        if isinstance(line, dict)
+    }
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _refuse_twice(entry: Entry, field: str, first: int) -> None:

@@ -127,7 +127,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0}))
     world.run(3)
     status = world.status(path)
-    assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 cards"
+    assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 whole cards"
     amounts = {"shares": 2, "memoryMiB": 4000 + K80, "cards": 1}
     assert status["used"] == [
         {"class": "k80", **amounts, "hard": {"shares": 5, "memoryMiB": 65536}},
@@ -135,7 +135,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     ]
     assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
     (exceeded,) = (each for each in status["conditions"] if each["type"] == "Exceeded")
-    assert exceeded["message"].startswith("all cards: 1 cards are held, 0 are allowed")
+    assert exceeded["message"].startswith("all cards: 1 whole cards are held, 0 are allowed")
     world.release("p2")
     world.run(3)
     assert conditions(world.status(path))["Exceeded"] == "False"
