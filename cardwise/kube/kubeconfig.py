@@ -5,14 +5,13 @@ left to the official client, whose import costs more than all else of a command:
 """
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-Json = Mapping[str, Any]
+from cardwise.core.values.decoded import Json
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NEEDS_MORE: Final = ("exec", "auth-provider")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, mpsread, paths, wire
@@ -310,17 +311,15 @@ def _items(client: KubeClient, path: str, kind: type[wire.ListOf[_T]]) -> Iterat
         raise errors.Forbidden(error.status, error.reason, said) from error
 
 
-def _ours(client: KubeClient, path: str) -> Iterator[dict[str, Any]]:
+def _ours(client: KubeClient, path: str) -> Iterator[Json]:
     """As `_items`; nothing where the cluster does not know the kind."""
     try:
-        yield from _items(client, path, wire.ListOf[dict[str, Any]])
+        yield from _items(client, path, wire.ListOf[Json])
     except errors.NotFound:
         return
 
 
-def _read(
-    survey: Survey, kind: str, objects: Iterator[dict[str, Any]], parse: Callable[[Mapping[str, Any]], _T]
-) -> Iterator[_T]:
+def _read(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
     """Those that can be read; the others are problems, and count for nothing as they do for the extender."""
     for obj in objects:
         try:

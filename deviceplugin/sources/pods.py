@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import structlog
@@ -11,6 +10,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import mps, names, request
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.nodepods import NodePods
@@ -49,7 +49,7 @@ class PodView:
         return self.phase in names.FINISHED_PHASES
 
 
-def view(pod: Mapping[str, Any]) -> PodView:
+def view(pod: Json) -> PodView:
     """From a pod as the API server writes it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations = metadata.get("annotations") or {}

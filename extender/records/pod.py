@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import loads
 from extender.records import aheadnodes
@@ -44,8 +45,6 @@ _HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 # kube-scheduler asks no extender to bind a pod that names none of these.
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
-
-Json = Mapping[str, Any]
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 

@@ -6,15 +6,14 @@ server work, or our threads wait, by how many names they bring that are none.
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
 _TIMEOUT: Final = 2.0
-
-Json = dict[str, Any]
 
 
 class FreshList:

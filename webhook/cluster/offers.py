@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from cardwise.core.api import lookalikes, names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from cardwise.kube.pods import eligible
-
-Json = dict[str, Any]
 
 _FEW: Final = 64  # nodes; of more, some will have what a pod asks for
 _MOST_CONDITIONS: Final = 16

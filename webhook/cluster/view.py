@@ -13,6 +13,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
@@ -30,8 +31,6 @@ from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import Cards
 from webhook.quotas import gpuquotas
 from webhook.quotas.gpuquotas import Standing
-
-Json = dict[str, Any]
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 

@@ -8,18 +8,18 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from cardwise import share
 from cardwise.core.api import names, request, shareagent
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.request import Container, PodRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
 from webhook.templates import containers
 
-Json = dict[str, Any]
 Choice = Literal["always", "mps", "never"]
 
 USER: Final = 65532

@@ -5,13 +5,13 @@ The table is in docs/design/0007-share-agent.md: it names exactly what every oth
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods.limitranges import COUNTED, Amount, Bounds
 
-Json = dict[str, Any]
 Amounts = Mapping[str, Amount]
 Listed = dict[str, dict[str, str]]
 

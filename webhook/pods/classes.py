@@ -4,20 +4,17 @@ Pure but for the look-up, and a fixed point. Comes before requests are read: aft
 it asks for, so that nobody who reads a pod needs the ResourceClasses.
 """
 
-from typing import Any
-
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup, Vocabulary, renamed
-
-Json = dict[str, Any]
 
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
 _NVIDIA = "nvidia.com/"

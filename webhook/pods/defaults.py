@@ -11,10 +11,9 @@ from typing import Any
 
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods import frameworks, mpsmode
-
-Json = dict[str, Any]
 
 ENABLED = "enabled"
 DISABLED = "disabled"

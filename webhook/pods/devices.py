@@ -4,14 +4,11 @@ Noted on the pod, so that nobody who reads its request needs the ResourceClasses
 or the pod that this one is a copy of had, says nothing. Comes before requests are read, as `classes` does.
 """
 
-from typing import Any
-
 from cardwise.core.api import names, request
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup
-
-Json = dict[str, Any]
 
 
 def asked(pod: Json, lookup: Lookup) -> list[str]:

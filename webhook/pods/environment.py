@@ -5,14 +5,11 @@ entry win. What depends on the card comes by the downward API from the annotatio
 writes the same values once more, past the reach of the pod.
 """
 
-from typing import Any
-
 from cardwise.core.api import mps as mps_values
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-
-Json = dict[str, Any]
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)

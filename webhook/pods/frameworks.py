@@ -4,14 +4,13 @@ Its files come from the share agent, which lays them out in the pod's own volume
 of the pod is needed for them.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.request import PodRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-
-Json = dict[str, Any]
 
 ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"

@@ -12,12 +12,12 @@ from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Foreign, Membership
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 from webhook.pods import mutate
 from webhook.templates import templates
 
-Json = dict[str, Any]
 Warnings = tuple[str, ...]
 
 DEFAULT_SCHEDULER: Final = mutate.DEFAULT_SCHEDULER

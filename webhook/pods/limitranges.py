@@ -3,11 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 from cardwise.core.values import quantity
-
-Json = dict[str, Any]
+from cardwise.core.values.decoded import Json
 
 COUNTED = ("cpu", "memory")
 _CONTAINER, _POD = "Container", "Pod"

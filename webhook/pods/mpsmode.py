@@ -5,14 +5,13 @@ pod alone, and nobody changes it later (a policy), since a card is switched by i
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.api.mps import Mode, Scope, SmPercent
 from cardwise.core.api.request import PodRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-
-Json = dict[str, Any]
 
 Scopes = Callable[[], frozenset[str]]
 """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""

@@ -7,16 +7,15 @@ pods and restored backups stay usable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values import quantity, wording
+from cardwise.core.values.decoded import Json
 from webhook.pods import environment, mpsmode, tolerations
 from webhook.templates import containers
-
-Json = dict[str, Any]
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
 # Ours in limits and requests, but not for users to write.

@@ -6,17 +6,15 @@ changed or gone since.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from cardwise.core.api import names, request
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import tolerations
 from webhook.templates import containers
 from webhook.templates.spellings import equal
-
-Json = dict[str, Any]
 
 
 def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json] = ()) -> Json:

@@ -7,16 +7,15 @@ template made from one), and what Kubernetes took out of a LimitRange, whose amo
 """
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.templates import containers
-
-Json = dict[str, Any]
 
 _PREFIX: Final = "LimitRanger plugin set: "
 # kubernetes plugin/pkg/admission/limitranger/admission.go: "cpu, example.com/x limit for init container main".

@@ -7,20 +7,20 @@ ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves 
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
 from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import INTERNAL
 
-Json = dict[str, Any]
 Oversize = Literal["refuse", "wait"]
 
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"

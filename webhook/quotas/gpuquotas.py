@@ -6,16 +6,15 @@ what is sure before: where the pod names the entry's class, or the entry is for 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cardwise.core.api import classes, names, quotas
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.templates.spellings import Lookup
 
-Json = dict[str, Any]
 Smallest = Callable[[ContainerRequest], MiB]
 
 _FIELDS = {name: field for name, field, _ in quotas.AMOUNTS}

@@ -12,18 +12,16 @@ And names of ours to those under which a ResourceQuota counts requests for them:
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 from cardwise.core.api import names
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import units
 from webhook.pods.mutate import spelling
 from webhook.templates import records
 from webhook.templates.spellings import Vocabulary, counted, unknown_classes
-
-Json = dict[str, Any]
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)

@@ -1,15 +1,13 @@
 """Admission of ResourceClass objects: one spelling of the selector, and what is wrong with them."""
 
 from collections.abc import Callable
-from typing import Any
 
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.selectors import Selector
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.validate import Cards
-
-Json = dict[str, Any]
 
 _MIB = 1024**2
 _LEAST_MIB = 1024  # a smaller number is taken for one of GiB

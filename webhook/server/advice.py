@@ -5,17 +5,16 @@ Never a refusal: a node, a scheduler or a class may come later.
 
 from collections.abc import Collection, Iterable
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
 from webhook.cluster.offers import Offers
 from webhook.pods.mutate import DEFAULT_SCHEDULER
 from webhook.templates import containers
 from webhook.templates.spellings import is_zero
-
-Json = dict[str, Any]
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
 _FEW: Final = 4  # keys of a node selector in one warning

@@ -5,12 +5,13 @@ Decide, then apply: the Flask shell only decodes, calls one of these and encodes
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from cardwise.core.api import names, request
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Unit
 from webhook.cluster.offers import Offers
@@ -38,8 +39,6 @@ from webhook.server import advice, patches, sizes
 from webhook.server.review import CREATE, UPDATE, Decision, Review, shaped_like_pod
 from webhook.templates import templates
 from webhook.templates.spellings import NvidiaGpu, Vocabulary
-
-Json = dict[str, Any]
 
 _IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
 _MOST_WARNINGS: Final = 8

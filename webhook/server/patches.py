@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonpatch
 
-Json = dict[str, Any]
+from cardwise.core.values.decoded import Json
 
 _PLACED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
 

@@ -5,19 +5,18 @@ ends here as `BadReview`. Only the API server should call us, but anybody who re
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube.nesting import shallow
 from webhook.templates import templates
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 CREATE, UPDATE = "CREATE", "UPDATE"
-
-Json = dict[str, Any]
 
 # The API server refuses longer quantities itself; Python refuses to turn very long ones into integers.
 _Amount = Annotated[str, Meta(max_length=64)] | Annotated[int, Meta(ge=-(2**62), le=2**62)]

@@ -5,14 +5,13 @@ few threads for longer. Nobody works with such objects, so they are refused befo
 """
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import request
 from cardwise.core.api.request import Container
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
-
-Json = dict[str, Any]
 
 MOST_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
 MOST_CONTAINERS: Final = 128

@@ -1,11 +1,9 @@
 """Puts changed containers back into a pod or pod template, where `request.containers` found them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from cardwise.core.api.request import Container
-
-Json = dict[str, Any]
+from cardwise.core.values.decoded import Json
 
 
 def lists(resources: Json) -> Iterator[tuple[str, Json]]:

@@ -15,9 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from webhook.templates.spellings import renamed, sources
-
-Json = dict[str, Any]
 
 Names = Mapping[str, frozenset[str]]
 """The names that a manifest has, by place."""

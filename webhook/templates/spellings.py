@@ -6,15 +6,15 @@ before it is judged. What is no name of a class is left to Kubernetes' own refus
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from cardwise.core.api import classes, names
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 
-Json = dict[str, Any]
 NvidiaGpu = Literal["leave", "take"]
 Lookup = Callable[[str], DeviceClass | None]
 """A class by its name, None where there is none. May ask the API server, so it may raise KubeError."""

@@ -8,13 +8,12 @@ templates of Jobs may not change and a changed one of a Deployment is rolled out
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import names, request
+from cardwise.core.values.decoded import Json
 from webhook.templates import containers, records
 from webhook.templates.spellings import Vocabulary
-
-Json = dict[str, Any]
 
 _PLACES: Mapping[str, tuple[str, ...]] = {
     "deployments": ("spec", "template"),

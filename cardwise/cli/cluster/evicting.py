@@ -1,9 +1,8 @@
 """Moves pods as `cardwise defrag` has planned it: one by one, each waited for, and no further after a surprise."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -15,12 +14,11 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
-
-Json = Mapping[str, Any]
 
 _LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
 _REASON: Final = "cardwise defrag moves its pods"

@@ -1,12 +1,12 @@
 """Lists whole objects, for commands that look once."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
 
 
-def objects(client: KubeClient, path: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+def objects(client: KubeClient, path: str, query: Mapping[str, str] | None = None) -> Iterator[Json]:
     """Decoded, page by page. Raises `KubeError`."""
-    return client.items(path, wire.ListOf[dict[str, Any]], query)
+    return client.items(path, wire.ListOf[Json], query)

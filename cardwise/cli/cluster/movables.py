@@ -4,18 +4,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.cluster.published import Published
 from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import Movable
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
-
-Json = Mapping[str, Any]
 
 _JOB: Final = ("batch", "Job")  # API group and kind: others have Jobs too
 _REMAKERS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))

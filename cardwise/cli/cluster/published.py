@@ -4,11 +4,11 @@ Whoever may view the extender's namespace may read it; without that one makes do
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import names, policies
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -48,7 +48,7 @@ def take(client: KubeClient) -> Published:
     return Published(policy, workload)
 
 
-def in_force(pod: Mapping[str, Any], told: Published) -> str:
+def in_force(pod: Json, told: Published) -> str:
     """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
     own = (pod["metadata"].get("annotations") or {}).get(names.POLICY)
     return own if own in policies.POLICIES else told.policy

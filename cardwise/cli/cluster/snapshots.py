@@ -1,9 +1,8 @@
 """The live cluster as something to simulate: what is there, who is on it, and who waits."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -13,13 +12,12 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, DeviceClass
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
-
-Json = Mapping[str, Any]
 
 
 @dataclass(slots=True)

@@ -5,11 +5,12 @@ The first is what the extender says in the statuses of ResourceClasses, the seco
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.cluster import listing
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
@@ -70,7 +71,7 @@ def auto(known: DeviceClass) -> str:
     return "no" if not known.auto else "yes" if known.untouched else "edited"
 
 
-def _type(obj: Mapping[str, Any]) -> Type:
+def _type(obj: Json) -> Type:
     name, status = obj["metadata"]["name"], obj.get("status") or {}
     amounts = {key: status.get(key) for key in AMOUNTS}
     try:

@@ -14,12 +14,12 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Shape
 
-Json = Mapping[str, Any]
 Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
 
 _LIMITS: Final = {

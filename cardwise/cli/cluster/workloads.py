@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.cluster import listing
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-
-Json = Mapping[str, Any]
 
 POD: Final = "pod"
 _APPS, _BATCH = "/apis/apps/v1", "/apis/batch/v1"
@@ -106,7 +105,7 @@ def _controller(pod: Json) -> tuple[str, ...]:
     return next((one for one in found if one[0] in _REMAKING), ())
 
 
-def _owned(objects: Iterable[dict[str, Any]], owners: Iterable[Json]) -> Iterable[Json]:
+def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
     uids = {owner["metadata"].get("uid") for owner in owners}
     return (
         one

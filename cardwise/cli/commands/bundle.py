@@ -8,10 +8,10 @@ it asks for and how it fares. The values of Cardwise's own environment and annot
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -20,10 +20,9 @@ from cardwise.cli.cluster import listing
 from cardwise.cli.doctor import checks
 from cardwise.cli.doctor.finding import Finding, as_json
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-
-Json = dict[str, Any]
 
 HIDDEN: Final = "(left out)"
 _LOG_LINES: Final = 2000
@@ -226,7 +225,7 @@ def _is_told(annotation: str) -> bool:
     return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _DOMAINS
 
 
-def _is_ours(variable: Mapping[str, Any]) -> bool:
+def _is_ours(variable: Json) -> bool:
     name = str(variable["name"])
     return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OURS)
 

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from cardwise.cli.render import devicetable, printing, tables, visibletable
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
@@ -134,12 +134,12 @@ def single(view: ClassView, columns: int | None = None) -> str:
     return f"{table([view], columns)}\n{tables.aligned(users) if view.users else _NOBODY}"
 
 
-def as_json(seen: Sequence[ClassView]) -> list[dict[str, Any]]:
+def as_json(seen: Sequence[ClassView]) -> list[Json]:
     """All of it, for programs."""
     return [_object(view) for view in seen]
 
 
-def _object(view: ClassView) -> dict[str, Any]:
+def _object(view: ClassView) -> Json:
     share = view.known.share
     return {
         "name": view.known.name,

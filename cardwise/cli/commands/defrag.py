@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -27,6 +27,7 @@ from cardwise.core.defrag.defrag import Plan, plan
 from cardwise.core.defrag.moving import Goal, World
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.kube import paths, survey
@@ -334,7 +335,7 @@ def _age(seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: Outcome) -> Json:
     """All of it, for programs."""
     made, asked = outcome.plan, outcome.asked
     by_uid = {pod.uid: pod for pod in outcome.found.pods}
@@ -368,6 +369,6 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _place(holding: Holding) -> dict[str, Any]:
+def _place(holding: Holding) -> Json:
     cards = [{"index": share.index, "uuid": share.uuid} for share in holding.assignment.shares()]
     return {"node": holding.node, "cards": cards}

@@ -1,9 +1,8 @@
 """`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -13,11 +12,10 @@ from cardwise.cli.explanation import objects, sentences
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import gangtable, printing
 from cardwise.core.api import policies
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
-
-Json = Mapping[str, Any]
 
 _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
 
@@ -84,7 +82,7 @@ def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str
     return None
 
 
-def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tuple[str, dict[str, Any]]:
+def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tuple[str, Json]:
     made = workloads.made_by(client, kind, obj)
     pods = sorted(made.pods, key=lambda pod: (_WORST.index(workloads.state(pod)), pod["metadata"]["name"]))
     counts = Counter(map(workloads.state, pods))
@@ -95,14 +93,14 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tu
     if made.refused:
         lines.append(f"Kubernetes could not create one: {made.refused}")
     text = sentences.text(lines)
-    data: dict[str, Any] = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
+    data: Json = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
     if pods:
         inner, of_pod = _of_pod(client, pods[0], namespace)
         text, data = text + inner, data | {"first": of_pod}
     return text, data | {"text": text.splitlines()}
 
 
-def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[str, Any]]:
+def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
     gang = gangtable.of_pod(client, pod)
     seen = None
     try:

@@ -7,7 +7,7 @@ numpy.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import cardtable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
@@ -208,7 +209,7 @@ def _fragmented(memory: "Memory", *, measured: bool) -> str:
     return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if measured else "-"
 
 
-def as_json(found: Views, only: Collection[str] = ()) -> dict[str, Any]:
+def as_json(found: Views, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
     *each, cluster = [_object(view) for view in _shown(found, only)]
     del cluster["name"]
@@ -219,7 +220,7 @@ def as_json(found: Views, only: Collection[str] = ()) -> dict[str, Any]:
     return {"nodes": each, "classes": of_classes, "cluster": cluster, "typicalPods": found.typical or None}
 
 
-def _amounts(memory: "Memory", *, measured: bool) -> dict[str, Any]:
+def _amounts(memory: "Memory", *, measured: bool) -> Json:
     return {
         "memoryMiB": memory.total,
         "usedMiB": memory.used,
@@ -233,7 +234,7 @@ def _shown(found: Views, only: Collection[str]) -> list[NodeView]:
     return [*(view for view in found.nodes if not only or view.name in only), found.cluster]
 
 
-def _object(view: NodeView) -> dict[str, Any]:
+def _object(view: NodeView) -> Json:
     return {
         "name": view.name,
         "models": list(view.models),

@@ -1,16 +1,15 @@
 """Checks of what Cardwise stands on: Kubernetes, runtimes, clocks, other GPU plugins, leftovers of gpushare."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
 from cardwise.core.values import wording
-
-Json = Mapping[str, Any]
+from cardwise.core.values.decoded import Json
 
 _LEAST: Final = (1, 30)  # ValidatingAdmissionPolicy and matchConditions are stable since then
 _CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}

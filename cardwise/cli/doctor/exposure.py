@@ -9,17 +9,16 @@ namespace as users have says whether it may be made; it runs in Cardwise's own, 
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-
-Json = Mapping[str, Any]
 
 CHECK: Final = "runtime"
 _POLICY: Final = f"runtimeclasses.{names.GROUP}"

@@ -1,16 +1,14 @@
 """Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from cardwise.cli.cluster import listing
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-
-Json = Mapping[str, Any]
 
 _APPS = "/apis/apps/v1"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
@@ -104,4 +102,4 @@ def configz(client: KubeClient, pod: Json) -> Json | None:
     except errors.KubeError:
         return None
     found = answer.get("componentconfig")
-    return found if isinstance(found, Mapping) else None
+    return found if isinstance(found, dict) else None

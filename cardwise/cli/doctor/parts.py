@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
 from cardwise.core.values import wording
-
-Json = Mapping[str, Any]
+from cardwise.core.values.decoded import Json
 
 _INSTALL: Final = (
     "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace --set "

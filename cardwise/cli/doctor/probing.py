@@ -9,17 +9,16 @@ has ended the extender knows that its card is free, of another only after half a
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
-
-Json = Mapping[str, Any]
 
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2

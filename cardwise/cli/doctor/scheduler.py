@@ -1,12 +1,11 @@
 """Checks that kube-scheduler asks the extender, by its configuration where it tells it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
-
-Json = Mapping[str, Any]
+from cardwise.core.values.decoded import Json
 
 _REMEDY: Final = "give it the stanzas that `cardwise scheduler-config` prints"
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)

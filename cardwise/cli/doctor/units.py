@@ -1,16 +1,15 @@
 """Check of what bare numbers of gpu-mem mean, beside what they meant to a gpushare that is still installed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
-
-Json = Mapping[str, Any]
 
 _FEW: Final = 3
 _PLUGIN: Final = "gpushare-device-plugin"

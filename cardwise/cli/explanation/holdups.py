@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods import eligible
-
-Json = Mapping[str, Any]
 
 _ASKING: Final = ("default-scheduler", "cardwise-scheduler")  # schedulers that ask us unless somebody set it otherwise
 _KUEUE: Final = "kueue.x-k8s.io/"

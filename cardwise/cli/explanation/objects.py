@@ -1,18 +1,14 @@
 """The JSON of `cardwise explain`: the text in lines, and each node and card with its numbers."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from cardwise.core.api import assignment, names, request
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.survey import Survey
 
-Json = dict[str, Any]
 
-
-def as_json(pod: Mapping[str, Any], survey: Survey | None, policy: str, text: str) -> Json:
+def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
     """`text` as people read it. Nodes are told of a pod that waits, where cards may be read; what it has, of one that
     is placed.
     """
@@ -29,7 +25,7 @@ def as_json(pod: Mapping[str, Any], survey: Survey | None, policy: str, text: st
     }
 
 
-def _held(pod: Mapping[str, Any]) -> list[Json]:
+def _held(pod: Json) -> list[Json]:
     try:
         assigned = assignment.decode(pod["metadata"].get("annotations") or {})
     except assignment.InvalidAssignment:
@@ -48,7 +44,7 @@ def _held(pod: Mapping[str, Any]) -> list[Json]:
     ]
 
 
-def _nodes(pod: Mapping[str, Any], survey: Survey, policy: str) -> list[Json]:
+def _nodes(pod: Json, survey: Survey, policy: str) -> list[Json]:
     try:
         asked = request.parse_mutated(pod)
     except InvalidRequest:

@@ -1,8 +1,7 @@
 """Remedies in `explain`: who would have to go so that a waiting pod runs, which card must come back, which quota."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from cardwise.cli.explanation import holdups
 from cardwise.cli.explanation.holdups import Around
@@ -15,6 +14,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.survey import Survey
 
@@ -24,7 +24,7 @@ _MEMBERS = 16  # of a gang, for whom room is looked for
 
 
 def remedies(
-    pod: Mapping[str, Any],
+    pod: Json,
     asked: PodRequest,
     survey: Survey,
     views: Sequence[NodeView],
@@ -126,7 +126,7 @@ def _without_mps(
         yield f"it said {MODE}: {Mode.PREFERRED}, so that it need not have MPS: that runs now, on {fits[0]}"
 
 
-def _elsewhere(pod: Mapping[str, Any], away: Sequence[NodeView], around: Around) -> Iterator[str]:
+def _elsewhere(pod: Json, away: Sequence[NodeView], around: Around) -> Iterator[str]:
     """Nodes that would take the pod, if it did not keep away from them."""
     free = [view.name for view in away if view.refusal is None]
     if free:

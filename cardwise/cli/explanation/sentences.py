@@ -4,7 +4,7 @@ It asks the engine that the extender asks, under the policy that is in force for
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.cluster.published import Published
@@ -16,6 +16,7 @@ from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import wire
@@ -39,7 +40,7 @@ class Ranks(Protocol):
 
 
 def explain(
-    pod: Mapping[str, Any],
+    pod: Json,
     survey: Survey | None,
     gang: Sequence[str] = (),
     told: Published | None = None,
@@ -86,7 +87,7 @@ def text(lines: Iterable[str]) -> str:
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
 
 
-def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
+def _in_words(asked: request.PodRequest, pod: Json) -> str:
     container = _names(pod)
     parts = []
     for c in asked.containers:
@@ -101,12 +102,12 @@ def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
     return " + ".join(parts)
 
 
-def _names(pod: Mapping[str, Any]) -> dict[str, str]:
+def _names(pod: Json) -> dict[str, str]:
     """What its containers are called, by their keys."""
     return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
 
 
-def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) -> str:
+def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
     annotations = pod["metadata"].get("annotations") or {}
     try:
         assigned = assignment.decode(annotations)
@@ -137,7 +138,7 @@ def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) 
     return text([*lines, *_states(pod)])
 
 
-def _states(pod: Mapping[str, Any]) -> list[str]:
+def _states(pod: Json) -> list[str]:
     """Of containers that do not run, why, as the kubelet says it."""
     status = pod.get("status") or {}
     lines = []
@@ -152,7 +153,7 @@ def _states(pod: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _exits(pod: Mapping[str, Any]) -> list[str]:
+def _exits(pod: Json) -> list[str]:
     """Of containers that have failed, with what."""
     lines = []
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
@@ -164,7 +165,7 @@ def _exits(pod: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
+def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Json) -> str:
     """Who else holds something of the card."""
     state = survey.ledger.node(node)
     held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
@@ -205,7 +206,7 @@ def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -
 
 
 def _waiting(
-    pod: Mapping[str, Any],
+    pod: Json,
     asked: request.PodRequest,
     survey: Survey | None,
     told: Published,

@@ -3,7 +3,7 @@
 How many members are there is counted from the pods themselves, so that it is right also where no extender runs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,11 +13,10 @@ from cardwise.cli.render import tables
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-
-Json = Mapping[str, Any]
 
 _UNKNOWN = "Unknown"
 _UNTOLD = "no extender has told of it"

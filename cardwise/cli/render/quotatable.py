@@ -4,14 +4,14 @@ GPUQuotas count what was really got; beside them stand the lines of Kubernetes' 
 asked of our resources, since a pod has to get past both.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cardwise.cli.render import tables
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.survey import NativeQuota, Survey
 
@@ -51,7 +51,7 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
     return seen
 
 
-def by_status(objects: Iterable[Mapping[str, Any]]) -> list[EntryView]:
+def by_status(objects: Iterable[Json]) -> list[EntryView]:
     """The same by what the extender has written into the GPUQuotas, for who may read no card. One that cannot be read
     limits nothing, and is left out.
     """
@@ -109,7 +109,7 @@ def _native(native: Sequence[NativeQuota]) -> list[list[str]]:
     return rows
 
 
-def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> dict[str, Any]:
+def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
     """All of it, for programs."""
     return {
         "gpuQuotas": [_object(view) for view in seen],
@@ -120,7 +120,7 @@ def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> dict[st
     }
 
 
-def _object(view: EntryView) -> dict[str, Any]:
+def _object(view: EntryView) -> Json:
     return {
         "namespace": view.quota.namespace,
         "name": view.quota.name,

@@ -6,17 +6,16 @@ for nothing of ours), or `InvalidRequest` with the field and the remedy.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cardwise.core.api import mps, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
-
-Json = Mapping[str, Any]
 
 
 class Load(NamedTuple):

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 
@@ -20,7 +21,6 @@ MOST_KINDS: Final = 16  # different things that a gang's pods may ask for: each 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
-Json = Mapping[str, Any]
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
 
 

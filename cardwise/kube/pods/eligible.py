@@ -4,9 +4,9 @@ Node selector, required node affinity, taints. What depends on other pods, ports
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-Json = Mapping[str, Any]
+from cardwise.core.values.decoded import Json
 
 _KEEPING: Final = ("NoSchedule", "NoExecute")
 _HARD: Final = "requiredDuringSchedulingIgnoredDuringExecution"
