@@ -179,8 +179,8 @@ lock: | $(filter .uv/bin/uv,$(UV)) ## renew requirements/*.lock from pyproject.t
 		--custom-compile-command "make lock" requirements/frameworks.in -o requirements/frameworks.lock
 
 .PHONY: proto
-proto: env ## regenerate the gRPC code of deviceplugin/api
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. deviceplugin/api/*.proto
+proto: env ## regenerate the messages of deviceplugin/api
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. deviceplugin/api/*.proto
 
 .PHONY: clean
 clean: ## remove the environment and caches of this folder

@@ -1,1 +1,1 @@
-"""Generated gRPC messages and stubs; see README.md here."""
+"""Generated messages of gRPC; see README.md here."""

@@ -18,14 +18,14 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.runtime.loops import Loop
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.plugin.server import OPTIONS, PluginServer
 from deviceplugin.publish import metrics
-from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
+from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
 
 _log = structlog.get_logger(__name__)
 
 API_VERSION = "v1beta1"
+_SERVICE = wire.DESCRIPTOR.services_by_name["Registration"]
 PREFIX = "cardwise-share-"
 _POLL_SECONDS = 0.25
 _REGISTER_TIMEOUT = 10.0
@@ -166,7 +166,7 @@ class Registration:
         )
         try:
             with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
-                stubs.RegistrationStub(channel).Register(message, timeout=_REGISTER_TIMEOUT)
+                call(channel, _SERVICE, "Register", message, _REGISTER_TIMEOUT)
         except grpc.RpcError as error:
             raise NotRegistered(error.details()) from error
         self._registered_with = kubelet

@@ -19,7 +19,7 @@ from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
 from deviceplugin.grants.prestart import Active, Refused
 from deviceplugin.plugin import slots
-from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
+from deviceplugin.sources.calls import CHANNEL_OPTIONS
 
 _log = structlog.get_logger(__name__)
 

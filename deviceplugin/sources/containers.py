@@ -15,12 +15,12 @@ import grpc
 import msgspec
 
 from deviceplugin.api import cri_v1_pb2 as wire
-from deviceplugin.api import cri_v1_pb2_grpc as stubs
-from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
+from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
 
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"
 _TIMEOUT = 5.0
+_SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
@@ -92,9 +92,9 @@ class Containers:
         with self._lock:
             if self._channel is None:
                 self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
-            stub = stubs.RuntimeServiceStub(self._channel)
+            channel = self._channel
         try:
-            return getattr(stub, method)(message, timeout=_TIMEOUT)
+            return call(channel, _SERVICE, method, message, _TIMEOUT)
         except ValueError as error:  # another thread has closed the channel
             raise RuntimeSilent(f"{method} at {self._socket}: {error}") from error
         except grpc.RpcError as error:

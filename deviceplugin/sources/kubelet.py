@@ -20,12 +20,11 @@ from msgspec import Struct
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from deviceplugin.api import podresources_v1_pb2 as wire
-from deviceplugin.api import podresources_v1_pb2_grpc as stubs
+from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
 
 T = TypeVar("T")
 
-# Answers of a node with hundreds of pods pass gRPC's 4 MiB (one entry per device ID).
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0))
+_SERVICE = wire.DESCRIPTOR.services_by_name["PodResourcesLister"]
 LIST_TIMEOUT = 5.0
 _RATE_LIMIT_PAUSE = 0.05  # the socket allows 100 calls/s after a burst of 10 (k:apis/podresources/constants.go)
 
@@ -142,8 +141,7 @@ class Kubelet:
         deadline = self._clock.now() + LIST_TIMEOUT
         while True:
             try:
-                stub = stubs.PodResourcesListerStub(self._connect())
-                return stub.List(wire.ListPodResourcesRequest(), timeout=LIST_TIMEOUT)
+                return call(self._connect(), _SERVICE, "List", wire.ListPodResourcesRequest(), LIST_TIMEOUT)
             except grpc.RpcError as error:
                 code, details = error.code(), error.details()
                 if code == grpc.StatusCode.UNAVAILABLE:

@@ -5,25 +5,23 @@
 
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
 from cardwise.clock import Clock
 from cardwise.core.api import names
 from deviceplugin.api import cri_v1_pb2 as cri
-from deviceplugin.api import cri_v1_pb2_grpc as cri_stubs
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as plugin_stubs
 from deviceplugin.api import podresources_v1_pb2 as resources
-from deviceplugin.api import podresources_v1_pb2_grpc as resources_stubs
 from deviceplugin.plugin.server import SERVICE, PluginServer
 from deviceplugin.sources.containers import Containers, RuntimeSilent
 from deviceplugin.sources.kubelet import Kubelet
+from tests.fakes import grpcs
 
 PATIENCE = 60.0  # seconds after which a test that waits for an event is broken
 
@@ -198,10 +196,10 @@ class SeenRuntime(Containers):
 
 
 class _Service:
-    def __init__(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
+    def __init__(self, socket: Path, service: ServiceDescriptor, served: object) -> None:
         self.socket = socket
         self.server = grpc.server(ThreadPoolExecutor(32))
-        add(self.server)
+        grpcs.serve(self.server, service, served)
         self.server.add_insecure_port(f"unix:{socket}")
         self.server.start()
 
@@ -224,10 +222,11 @@ class ServedKubelet(FakeKubelet):
     def start(self) -> None:
         self.resources = _Service(
             self.folder / "pod-resources" / "kubelet.sock",
-            lambda s: resources_stubs.add_PodResourcesListerServicer_to_server(self, s),
+            resources.DESCRIPTOR.services_by_name["PodResourcesLister"],
+            self,
         )
         self.registration = _Service(
-            self.plugins / "kubelet.sock", lambda s: plugin_stubs.add_RegistrationServicer_to_server(self, s)
+            self.plugins / "kubelet.sock", plugin.DESCRIPTOR.services_by_name["Registration"], self
         )
 
     def stop(self) -> None:
@@ -253,7 +252,7 @@ class ServedKubelet(FakeKubelet):
     def Register(self, request, context):
         self.disconnect()
         channel = grpc.insecure_channel(f"unix:{self.plugins / request.endpoint}")
-        stub = plugin_stubs.DevicePluginStub(channel)
+        stub = grpcs.stub(channel, plugin.DESCRIPTOR.services_by_name["DevicePlugin"])
         options = stub.GetDevicePluginOptions(plugin.Empty(), timeout=PATIENCE)
         assert options.pre_start_required
         self.stream = stub.ListAndWatch(plugin.Empty())
@@ -275,7 +274,7 @@ class ServedRuntime(FakeRuntime):
 
     def __init__(self, socket: Path) -> None:
         super().__init__()
-        self._service = _Service(socket, lambda s: cri_stubs.add_RuntimeServiceServicer_to_server(self, s))
+        self._service = _Service(socket, cri.DESCRIPTOR.services_by_name["RuntimeService"], self)
 
     def stop(self) -> None:
         self._service.stop()

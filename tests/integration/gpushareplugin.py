@@ -13,12 +13,12 @@ import grpc
 
 from cardwise.core.api import names
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
+from tests.fakes import grpcs
 
 _SOCKET = "aliyungpushare.sock"
 
 
-class GpusharePlugin(stubs.DevicePluginServicer):
+class GpusharePlugin:
     """From `start` to `stop`. `kubelet_dir` is the root folder of a node's kubelet."""
 
     def __init__(self, kubelet_dir: Path, mib: int) -> None:
@@ -27,14 +27,14 @@ class GpusharePlugin(stubs.DevicePluginServicer):
         self._listing = wire.ListAndWatchResponse(devices=devices)
         self._stopping = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(4))
-        stubs.add_DevicePluginServicer_to_server(self, self._server)
+        grpcs.serve(self._server, wire.DESCRIPTOR.services_by_name["DevicePlugin"], self)
 
     def start(self) -> None:
         self._server.add_insecure_port(f"unix:{self._folder / _SOCKET}")
         self._server.start()
         request = wire.RegisterRequest(version="v1beta1", endpoint=_SOCKET, resource_name=names.GPU_MEM)
         with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
-            stubs.RegistrationStub(channel).Register(request, timeout=30)
+            grpcs.stub(channel, wire.DESCRIPTOR.services_by_name["Registration"]).Register(request, timeout=30)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -6,13 +6,13 @@ import grpc
 import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.grants.access import Access
 from deviceplugin.grants.prestart import Active, Refused
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal
 from tests.deviceplugin.fakenode import PATIENCE
+from tests.fakes import grpcs
 
 
 class Served:
@@ -26,7 +26,7 @@ class Served:
         )
         self.server.start()
         self.channel = grpc.insecure_channel(f"unix:{self.server.socket}")
-        self.plugin = stubs.DevicePluginStub(self.channel)
+        self.plugin = grpcs.stub(self.channel, wire.DESCRIPTOR.services_by_name["DevicePlugin"])
 
     def _prestart(self, named: Sequence[str], active: Active) -> None:
         self.started.append(named)
