@@ -30,6 +30,7 @@ from cardwise.runtime.settings import (
     Common,
     common_options,
     core_overcommit_option,
+    option,
     simulated_cards_option,
 )
 from deviceplugin.agent import COMPONENT, Agent, Settings
@@ -78,127 +79,111 @@ def _thread_failed(thread: str) -> None:
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
-@click.option(
+@option(
     "--node-name",
     envvar=["NODE_NAME", "CARDWISE_NODE_NAME"],
-    show_envvar=True,
     required=True,
     help="Name of the Node object of this machine.",
 )
 @simulated_cards_option
 @core_overcommit_option
-@click.option(
+@option(
     "--cards",
     metavar="CARD,...",
     callback=_choice,
-    envvar="CARDWISE_CARDS",
-    show_envvar=True,
     help="Indices or UUIDs of the cards that Cardwise shares; the others are left to whom you like, such as NVIDIA's "
     "device plugin. UUIDs are safer: indices move when a card is taken out. none: no card, for a node that has other "
     "devices only. Default: all cards, and none while NVIDIA's device plugin serves the node.",
 )
-@click.option(
+@option(
     "--devices",
     "devices_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    show_envvar=True,
     help="YAML file of what this node offers beside GPUs: RDMA devices, and network cards, FPGAs and the like by their "
     "PCI vendor, device and class. Read again when it changes; docs/reference/deviceplugin.md has the format. "
     "Default: nothing.",
 )
-@click.option(
+@option(
     "--sysfs",
     type=_FOLDER,
     default=Path("/sys"),
-    show_envvar=True,
     help="Where this machine's sysfs is, which says what devices there are.",
 )
-@click.option(
+@option(
     "--dev",
     type=_FOLDER,
     default=Path("/dev"),
-    show_envvar=True,
     help="Where this machine's device nodes are; the container runtime must find them under the same path.",
 )
-@click.option(
+@option(
     "--kubelet-dir",
     type=_FOLDER,
     default=Path("/var/lib/kubelet"),
-    show_envvar=True,
     help="The kubelet's folder, with device-plugins/ and pod-resources/ below it.",
 )
-@click.option(
+@option(
     "--cdi-dir",
     type=_FOLDER,
     default=Path("/var/run/cdi"),
-    show_envvar=True,
     help="Where the container runtime reads CDI specs.",
 )
-@click.option(
+@option(
     "--state-dir",
     type=_FOLDER,
     default=Path("/var/lib/cardwise"),
-    show_envvar=True,
     help="Where this node's grants are kept. Must survive reboots.",
 )
-@click.option(
+@option(
     "--cri-socket",
     type=click.Path(path_type=Path),
     default=Path("/run/containerd/containerd.sock"),
-    show_envvar=True,
     help="The container runtime's CRI socket: it says which containers are alive.",
 )
-@click.option(
+@option(
     "--card-access",
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
-    show_envvar=True,
     help="How containers get their card. cdi: its device node and no other. env: by environment only, for runtimes "
     "without CDI; a user can then see the other cards. auto: cdi where the runtime has it.",
 )
-@click.option(
+@option(
     "--slots",
     "slot_ids",
     type=int,
     default=slots.DEFAULT_COUNT,
     callback=_slot_ids,
     envvar="CARDWISE_SLOTS",
-    show_envvar=True,
     help="Share slots: the most containers with a share that this node can run at a time.",
 )
-@click.option(
+@option(
     "--nvidia-cdi-spec",
     "nvidia_cdi_specs",
     type=click.Path(path_type=Path),
     multiple=True,
     envvar="CARDWISE_NVIDIA_CDI_SPEC",
     default=[Path("/etc/cdi"), Path("/var/run/cdi")],
-    show_envvar=True,
     help="Where the node's nvidia.com/gpu CDI spec is: a file, or a folder to look through. May be repeated.",
 )
-@click.option(
+@option(
     "--start-on-sick-cards/--no-start-on-sick-cards",
     default=False,
-    show_envvar=True,
     help="Whether containers whose card is unhealthy start all the same, or wait until it has recovered.",
 )
-@click.option(
+@option(
     "--mps",
     "mps_mode",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.PREFERRED),
     envvar="CARDWISE_MPS",
-    show_envvar=True,
     help="off: the node has no MPS manager, and no container waits for one. preferred: it may have one; once one has "
     "run here, containers wait for their card's MPS. required: it has one, so containers wait also before it first "
     f"runs. A pod's annotation {mps.MODE} goes before.",
 )
-@click.option(
+@option(
     "--mps-root",
     type=_FOLDER,
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    show_envvar=True,
     help="The MPS manager's --root.",
 )
 def main(

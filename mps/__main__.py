@@ -24,7 +24,7 @@ from cardwise.kube.errors import KubeConfigError
 from cardwise.runtime import logs
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import HealthServer
-from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, simulated_cards_option
+from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, option, simulated_cards_option
 from mps import metrics
 from mps.audit.audit import AuditSettings
 from mps.daemon import directories, units
@@ -64,89 +64,78 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
-@click.option(
+@option(
     "--node-name",
     "--node",
     envvar=["NODE_NAME", "CARDWISE_NODE_NAME"],
-    show_envvar=True,
     required=True,
     help="Name of the Node object of this machine.",
 )
 @simulated_cards_option
-@click.option(
+@option(
     "--cards",
     metavar="CARD,...",
     callback=_choice,
-    envvar="CARDWISE_CARDS",
-    show_envvar=True,
     help="Indices or UUIDs of the cards to serve; give the device plugin the same. Default: all.",
 )
-@click.option(
+@option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    show_envvar=True,
     help="Folder of the node for pipes and states, shared with the device plugin. Short: MPS opens no path of more "
     f"than {mps.LONGEST_PIPE} bytes.",
 )
-@click.option(
+@option(
     "--scope",
     type=click.Choice([str(scope) for scope in Scope]),
     default=str(Scope.CARD),
     envvar="CARDWISE_MPS_SCOPE",
-    show_envvar=True,
     help="One daemon for each card, so that faults and users of one never touch another, or one for the node, which "
     "containers with shares of several cards need. Drain the node before you change it.",
 )
-@click.option(
+@option(
     "--control",
     default=CONTROL,
     callback=_program,
     envvar="CARDWISE_MPS_CONTROL",
-    show_envvar=True,
     help="The program nvidia-cuda-mps-control.",
 )
-@click.option(
+@option(
     "--driver",
     default="",
     envvar="CARDWISE_MPS_DRIVER",
     help="Version of the driver, such as 550.163.01, where the cards do not say it (simulated ones).",
     show_default="as the cards say",
-    show_envvar=True,
 )
-@click.option(
+@option(
     "--exclusive/--no-exclusive",
     default=True,
     envvar="CARDWISE_MPS_EXCLUSIVE",
-    show_envvar=True,
     help="Whether cards are EXCLUSIVE_PROCESS while they are shared. Without it, a process that unsets "
     "CUDA_MPS_PIPE_DIRECTORY has the whole card.",
 )
-@click.option(
+@option(
     "--stop-daemons",
     type=click.Choice(["idle", "always", "never"]),
     default="idle",
     envvar="CARDWISE_MPS_STOP_DAEMONS",
-    show_envvar=True,
     help="Which daemons end with the manager. idle: those whose cards nobody holds; the next manager takes the others "
     "over, and running pods notice nothing. always: all, with their clients (uninstall).",
 )
-@click.option(
+@option(
     "--daemon-cgroup",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="CARDWISE_MPS_DAEMON_CGROUP",
-    show_envvar=True,
     help="The node's cgroup file system, such as /host/sys/fs/cgroup: daemons then live in a cgroup of their own, so "
     "that the container runtime does not end them with the manager's container. Default: the manager's own.",
 )
 @pace_options
-@click.option(
+@option(
     "--detach-before",
     type=DURATION,
     default=3.0,
     envvar="CARDWISE_MPS_DETACH_BEFORE",
-    show_envvar=True,
     help="How long before the end of a pod's grace period its processes are taken off the server, since a busy client "
     "that is killed may take others down. At most half of the grace period.",
 )

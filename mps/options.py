@@ -1,6 +1,5 @@
 """Groups of the manager's command-line options: its pace, and its audit."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import click
 
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import InvalidQuantity, MiB
-from cardwise.runtime.settings import DURATION
+from cardwise.runtime.settings import DURATION, grouped, option
 from mps.audit.audit import AuditSettings
 from mps.daemon.machine import Pace
 
@@ -44,135 +43,106 @@ def _tolerance(_: click.Context, __: click.Parameter, value: str) -> MiB:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _duration(name: str, default: float, text: str, **more: Any) -> Callable[[_Command], _Command]:
+def _duration(name: str, default: float, text: str, into: str = "", **more: Any) -> Callable[[_Command], _Command]:
+    """`into`: the field that it sets, if that has another name."""
     variable = f"CARDWISE_MPS_{name.upper().replace('-', '_')}"
-    return click.option(
-        f"--{name}", type=DURATION, default=default, envvar=variable, show_envvar=True, help=text, **more
-    )
+    names = (f"--{name}", into) if into else (f"--{name}",)
+    return option(*names, type=DURATION, default=default, envvar=variable, help=text, **more)
 
 
-def pace_options(command: _Command) -> _Command:
-    """Passes them as one argument, `pace: Pace`."""
-
-    @_duration("probe-interval", _PACE.probe, "Between two questions to each daemon.", callback=_interval)
-    @_duration(
+pace_options = grouped(
+    "pace",
+    Pace,
+    _duration("probe-interval", _PACE.probe, "Between two questions to each daemon.", "probe", callback=_interval),
+    _duration(
         "probe-timeout",
         _PACE.answer,
         "Time for an answer; a daemon that does not answer twice is replaced.",
+        "answer",
         callback=_above_zero,
-    )
-    @_duration("start-timeout", _PACE.start, "Time until a new daemon answers and has its settings.")
-    @_duration("server-timeout", _PACE.warm, "Time until its server is active.")
-    @_duration(
+    ),
+    _duration("start-timeout", _PACE.start, "Time until a new daemon answers and has its settings.", "start"),
+    _duration("server-timeout", _PACE.warm, "Time until its server is active.", "warm"),
+    _duration(
         "fault-grace",
         _PACE.fault_grace,
         "After a client's fault: time for all clients of the card to end by themselves before they are detached.",
-    )
-    @_duration(
+    ),
+    _duration(
         "drain-timeout",
         _PACE.drain,
         "Time for clients that are being detached to be gone, before their daemon ends all the same.",
-    )
-    @_duration("quit-grace", _PACE.quit_grace, "Time that `quit` leaves the server before it forces it.")
-    @_duration(
+        "drain",
+    ),
+    _duration("quit-grace", _PACE.quit_grace, "Time that `quit` leaves the server before it forces it."),
+    _duration(
         "orphan-grace",
         _PACE.orphan_grace,
         "After a daemon's death: time for the clients of its server to end before the server is ended.",
+    ),
+)
+
+
+def _audit(
+    *,
+    audit: bool,
+    audit_interval: float,
+    audit_looks: int,
+    audit_tolerance: MiB,
+    audit_evict: bool,
+    audit_evict_after: float,
+    audit_evict_per_hour: int,
+) -> AuditSettings | None:
+    if not audit:
+        return None
+    return AuditSettings(
+        interval=audit_interval,
+        looks=audit_looks,
+        tolerance=audit_tolerance,
+        evict_after=audit_evict_after if audit_evict else None,
+        evict_per_hour=audit_evict_per_hour,
     )
-    @functools.wraps(command)
-    def wrapper(
-        *args: Any,
-        probe_interval: float,
-        probe_timeout: float,
-        start_timeout: float,
-        server_timeout: float,
-        fault_grace: float,
-        drain_timeout: float,
-        quit_grace: float,
-        orphan_grace: float,
-        **kwargs: Any,
-    ) -> Any:
-        pace = Pace(
-            probe=probe_interval,
-            answer=probe_timeout,
-            start=start_timeout,
-            warm=server_timeout,
-            fault_grace=fault_grace,
-            drain=drain_timeout,
-            quit_grace=quit_grace,
-            orphan_grace=orphan_grace,
-        )
-        return command(*args, pace=pace, **kwargs)
-
-    return wrapper
 
 
-def audit_options(command: _Command) -> _Command:
-    """Passes them as one argument, `audit: AuditSettings | None`."""
-
-    @click.option(
+audit_options = grouped(
+    "audit",
+    _audit,
+    option(
         "--audit/--no-audit",
-        "audited",
         default=True,
         envvar="CARDWISE_MPS_AUDIT",
-        show_envvar=True,
         help="Whether what processes really use of the cards is compared with what their pods were given. What "
         "differs is told in events, metrics and the log.",
-    )
-    @_duration("audit-interval", _AUDIT.interval, "Between two looks.", callback=_above_zero)
-    @click.option(
+    ),
+    _duration("audit-interval", _AUDIT.interval, "Between two looks.", callback=_above_zero),
+    option(
         "--audit-looks",
         type=click.IntRange(min=1),
         default=_AUDIT.looks,
         envvar="CARDWISE_MPS_AUDIT_LOOKS",
-        show_envvar=True,
         help="How many looks in a row must find the same before it is told.",
-    )
-    @click.option(
+    ),
+    option(
         "--audit-tolerance",
         metavar="MEMORY",
         callback=_tolerance,
         default=f"{_AUDIT.tolerance}Mi",
         envvar="CARDWISE_MPS_AUDIT_TOLERANCE",
-        show_envvar=True,
         help="How much more than its share a container may use: what the driver takes for a process' own context.",
-    )
-    @click.option(
+    ),
+    option(
         "--audit-evict/--no-audit-evict",
         default=False,
         envvar="CARDWISE_MPS_AUDIT_EVICT",
-        show_envvar=True,
         help="Whether a pod that goes on using more than its share, or another card than its own, is evicted, as its "
         "disruption budget allows.",
-    )
-    @_duration("audit-evict-after", _EVICT_AFTER, "With --audit-evict: how long it must have gone on.")
-    @click.option(
+    ),
+    _duration("audit-evict-after", _EVICT_AFTER, "With --audit-evict: how long it must have gone on."),
+    option(
         "--audit-evict-per-hour",
         type=click.IntRange(min=1),
         default=_AUDIT.evict_per_hour,
         envvar="CARDWISE_MPS_AUDIT_EVICT_PER_HOUR",
-        show_envvar=True,
         help="With --audit-evict: how many pods of the node may go in an hour, one at a time. The others are told.",
-    )
-    @functools.wraps(command)
-    def wrapper(
-        *args: Any,
-        audited: bool,
-        audit_interval: float,
-        audit_looks: int,
-        audit_tolerance: MiB,
-        audit_evict: bool,
-        audit_evict_after: float,
-        audit_evict_per_hour: int,
-        **kwargs: Any,
-    ) -> Any:
-        settings = AuditSettings(
-            interval=audit_interval,
-            looks=audit_looks,
-            tolerance=audit_tolerance,
-            evict_after=audit_evict_after if audit_evict else None,
-            evict_per_hour=audit_evict_per_hour,
-        )
-        return command(*args, audit=settings if audited else None, **kwargs)
-
-    return wrapper
+    ),
+)

@@ -32,6 +32,7 @@ from cardwise.runtime.settings import (
     HostPort,
     check_distinct,
     common_options,
+    option,
     starting,
 )
 from cardwise.runtime.tls import tls
@@ -110,78 +111,76 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
-@click.option(
-    "--bind", type=HOST_PORT, default="0.0.0.0:8443", help="Where /mutate, /validate and /healthz are served."
-)
-@click.option(
+@option("--bind", type=HOST_PORT, default="0.0.0.0:8443", help="Where /mutate, /validate and /healthz are served.")
+@option(
     "--tls-hosts",
     type=_CommaList(),
     default="",
     help="Names and addresses that the API server calls us by, for the certificate. "
     "Default: those of the Service and the loopback addresses; with --tls-dir also this machine's name.",
 )
-@click.option(
+@option(
     "--tls-secret",
     type=_ObjectName(),
     default=f"{names.NAMESPACE}/cardwise-webhook-tls",
     help="Secret in which our CA and certificate are kept for all replicas; made if it is missing.",
 )
-@click.option(
+@option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     help="Keep them in this directory and not in a Secret. One that holds tls.crt, tls.key and ca.crt of somebody else "
     "(cert-manager) is used as it is, and read again when it changes.",
 )
-@click.option(
+@option(
     "--tls-rotate-every",
     type=DURATION,
     default=None,
     help="Renew the certificate after so long, and the CA after twice so long. Default: certificates after nine "
     "months, the CA after eight years. Those of somebody else are left alone.",
 )
-@click.option(
+@option(
     "--client-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
     help="PEM file of the authority of the API server's client certificate for webhooks: nobody else is answered. "
     "Default: everybody is, so refusals do not say what a namespace has and uses.",
 )
-@click.option(
+@option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
     help="Name of the mutating and the validating configuration whose caBundle we write.",
 )
-@click.option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: leave them.")
-@click.option(
+@option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: leave them.")
+@option(
     "--tolerated-taints",
     type=_Taints(),
     default="nvidia.com/gpu:NoSchedule",
     help="Taints of nodes that pods which ask for cards are to tolerate: KEY:EFFECT, with any value, or "
     "KEY=VALUE:EFFECT. The chart's webhook.toleratedTaints, which decides what is brought to us, must say the same.",
 )
-@click.option(
+@option(
     "--oversize",
     type=click.Choice(["refuse", "wait"]),
     default="refuse",
     help="What to do with a pod that asks for more than any known card has: refuse it, or let it wait with a warning, "
     "for clusters that grow.",
 )
-@click.option(
+@option(
     "--least-share",
     type=click.IntRange(min=0),
     default=256,
     help="MiB of a card: who asks for a smaller share is warned, since hardly any program starts with it and often a "
     "unit is missing (8 for 8Gi). 0: nobody is.",
 )
-@click.option(
+@option(
     "--headroom",
     type=click.IntRange(min=0),
     default=0,
     help="MiB that the extender keeps back on each card. Its --headroom must say the same: a whole card counts in "
     "GPUQuotas as what is left of it.",
 )
-@click.option(
+@option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
@@ -189,13 +188,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "of ours, in pods, workload templates and ResourceQuotas, for clusters without that plugin. The chart's "
     "webhook.nvidiaGpu, which decides what is brought to us, must say the same.",
 )
-@click.option(
+@option(
     "--exempt-namespaces",
     type=_CommaList(),
     default=",".join(_EXEMPT),
     help="Namespaces whose pods and workloads are left as they are.",
 )
-@click.option(
+@option(
     "--gang-schedulers",
     type=_CommaList(),
     default=gangs.DEFAULT_SCHEDULER,
@@ -203,14 +202,14 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "coscheduling) are in no gang. The chart's webhook.gangSchedulers, which decides what is brought to us, must say "
     "the same.",
 )
-@click.option(
+@option(
     "--scheduler",
     default="",
     help="Name of the scheduler that pods which ask for cards are given, where they name none: one that asks the "
     "extender beside a kube-scheduler that does not. Name it in --gang-schedulers too. Default: they are left to "
     "Kubernetes' own.",
 )
-@click.option(
+@option(
     "--mps",
     "mps_mode",
     type=click.Choice([str(mode) for mode in Mode]),
@@ -219,7 +218,7 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "they do without MPS. preferred: they go through MPS where the node has it. required: they wait for a node that "
     "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
 )
-@click.option(
+@option(
     "--least-mps",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.OFF),
@@ -227,14 +226,14 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     f"annotation {names.LEAST_MPS} can ask for more. off: pods may do without MPS, which closes their card to all that "
     "want it. Pods of whole cards are free.",
 )
-@click.option(
+@option(
     "--sm-percent",
     type=click.Choice([str(each) for each in SmPercent]),
     default=str(SmPercent.CORE),
     help=f"What limits the SMs of pods with MPS that have no annotation {names.SM_PERCENT}, in namespaces that have "
     f"none. core: {names.GPU_CORE}, where they ask for it. memory: where they do not, their part of the card's memory.",
 )
-@click.option(
+@option(
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
@@ -242,18 +241,18 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     f"where some node has it), or none. A pod's annotation {names.SHARE_AGENT} goes before, and the frameworks' hook "
     "brings it along.",
 )
-@click.option(
+@option(
     "--share-agent-image",
     default="",
     help="Its image, Cardwise's own. Without one no pod gets the agent.",
 )
-@click.option(
+@option(
     "--share-agent-user",
     type=click.IntRange(min=0),
     default=agent.USER,
     help="User that it runs as. 0: it names none, for clusters that give each namespace a range (OpenShift).",
 )
-@click.option(
+@option(
     "--share-agent-resources",
     type=_Resources(),
     default="cpu=50m,memory=64Mi",

@@ -5,6 +5,7 @@ A bad value ends the start with a message that names the option and says what to
 """
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.kube.errors import KubeConfigError, KubeError
 from cardwise.runtime.logs import LogFormat, LogLevel
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS: dict[str, Any] = {
     "auto_envvar_prefix": "CARDWISE",
@@ -103,71 +106,72 @@ class Common:
     metrics_bind: HostPort
 
 
+# An option that says in `--help` which environment variable it has.
+option = functools.partial(click.option, show_envvar=True)
+
 # Of the parts that run beside the cards: they must be given the same.
-simulated_cards_option = click.option(
+simulated_cards_option = option(
     "--simulated-cards",
     type=click.Path(dir_okay=False, path_type=Path),
-    show_envvar=True,
     help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
 )
 
-core_overcommit_option = click.option(
+core_overcommit_option = option(
     "--core-overcommit",
     type=click.IntRange(min=FULL_CORE, max=10 * FULL_CORE),
     default=FULL_CORE,
-    show_envvar=True,
     help=f"Percent of a card's SMs that shares may ask for in sum ({names.GPU_CORE}); above 100 they compete for them. "
     "Extender and device plugins must say the same.",
 )
 
 
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator, below `@click.command`: adds the shared options and passes them as one argument, `common: Common`."""
+def grouped(name: str, make: Callable[..., object], *options: _Decorator) -> _Decorator:
+    """Decorator, below `@click.command`: adds the options, and passes their values as one argument of this name: what
+    `make` makes of those that are named as its parameters.
+    """
+    wanted = inspect.signature(make).parameters.keys()
 
-    @click.option(
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> Any:
+            made = make(**{key: given.pop(key) for key in wanted & given.keys()})
+            return command(**given, **{name: made})
+
+        wrapped: Callable[..., Any] = wrapper
+        for add in reversed(options):
+            wrapped = add(wrapped)
+        return wrapped
+
+    return decorate
+
+
+common_options = grouped(
+    "common",
+    Common,
+    option(
         "--kubeconfig",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        envvar="CARDWISE_KUBECONFIG",
-        show_envvar=True,
         help="Kubeconfig file. Default: the pod's service account, outside a pod $KUBECONFIG or ~/.kube/config.",
-    )
-    @click.option(
+    ),
+    option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
-        envvar="CARDWISE_LOG_LEVEL",
-        show_envvar=True,
         help="Least important lines to log.",
-    )
-    @click.option(
+    ),
+    option(
         "--log-format",
         type=click.Choice(["json", "text"]),
         default="json",
-        envvar="CARDWISE_LOG_FORMAT",
-        show_envvar=True,
         help="JSON lines for machines or text for people.",
-    )
-    @click.option(
+    ),
+    option(
         "--metrics-bind",
         type=HOST_PORT,
         default=HostPort("", 9400),
-        envvar="CARDWISE_METRICS_BIND",
-        show_envvar=True,
         help="Where /metrics, /healthz, /readyz and /configz are served.",
-    )
-    @functools.wraps(command)
-    def wrapper(
-        *args: Any,
-        kubeconfig: Path | None,
-        log_level: LogLevel,
-        log_format: LogFormat,
-        metrics_bind: HostPort,
-        **kwargs: Any,
-    ) -> Any:
-        common = Common(kubeconfig=kubeconfig, log_level=log_level, log_format=log_format, metrics_bind=metrics_bind)
-        return command(*args, common=common, **kwargs)
-
-    return wrapper
+    ),
+)
 
 
 def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:

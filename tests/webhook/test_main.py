@@ -77,7 +77,7 @@ def test_the_defaults_are_those_of_the_chart() -> None:
         (option,) = [one for one in main.params if f"--{name}" in one.opts]
         assert option.default == value
     for value in (amounts, chart["shareAgentUser"]):
-        assert f"[default: {value}" in told
+        assert f" default: {value}" in told
     assert chart["shareAgentImage"] == ""
 
 

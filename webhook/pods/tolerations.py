@@ -6,11 +6,10 @@ by the name of the resource that they ask for, which is NVIDIA's on such a taint
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import eligible
-
-Json = dict[str, Any]
 
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
