@@ -11,26 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from cardwise.core.api import names
-
-
-class _Entry(Struct, rename="pascal"):
-    pod_uid: str = msgspec.field(name="PodUID")
-    resource_name: str
-
-
-class _Data(Struct, rename="pascal"):
-    pod_device_entries: list[_Entry] | None = None
-    registered_devices: dict[str, list[str] | None] | None = None
-
-
-class _Checkpoint(Struct, rename="pascal"):
-    data: _Data
-
-
-_decode = msgspec.json.Decoder(_Checkpoint).decode
+from deviceplugin.sources.kubelet import decode_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +31,7 @@ class Seen:
 def parse(content: bytes) -> Seen:
     """From the kubelet's device checkpoint."""
     try:
-        data = _decode(content).data
+        data = decode_checkpoint(content).data
     except msgspec.DecodeError:
         return Seen()  # PreStartContainer reads the same file, and says so
     registered = data.registered_devices or {}

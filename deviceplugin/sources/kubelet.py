@@ -67,19 +67,22 @@ class _Entry(Struct, rename="pascal"):
 
 class _Data(Struct, rename="pascal"):
     pod_device_entries: list[_Entry] | None = None
+    registered_devices: dict[str, list[str] | None] | None = None
 
 
-class _Checkpoint(Struct, rename="pascal"):
+class Checkpoint(Struct, rename="pascal"):
+    """The kubelet's file of who has which devices, as much of it as is read."""
+
     data: _Data
 
 
-_decode_checkpoint = msgspec.json.Decoder(_Checkpoint).decode
+decode_checkpoint = msgspec.json.Decoder(Checkpoint).decode
 
 
 def parse_checkpoint(content: bytes) -> dict[str, list[KnownContainer]]:
     """Containers by slot. Raises KubeletSilent."""
     try:
-        entries = _decode_checkpoint(content).data.pod_device_entries or ()
+        entries = decode_checkpoint(content).data.pod_device_entries or ()
     except msgspec.DecodeError as error:
         raise KubeletSilent(f"the kubelet's device checkpoint is unreadable: {error}") from error
     known: dict[str, list[KnownContainer]] = defaultdict(list)
