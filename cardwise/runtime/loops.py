@@ -39,12 +39,15 @@ class Loop:
         turn: Callable[[], None],
         *,
         failed: str,
-        failures: Counter,
+        failures: Counter | None = None,
         expected: tuple[type[Exception], ...] = (),
         every: float | None,
+        cap: float = 5.0,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`every`: seconds from the end of a turn to the next, None: when woken only. `failures` by the loop's name."""
+        """`every`: seconds from the end of a turn to the next, None: when woken only. `failures` by the loop's name.
+        `cap`: the most seconds that a failed turn keeps it away.
+        """
         self._name = name
         self._turn = turn
         self._failed = failed
@@ -52,7 +55,7 @@ class Loop:
         self._expected = expected
         self._every = self._pause = every
         self._clock = clock
-        self._backoff = Backoff(initial=0.2, cap=5.0)
+        self._backoff = Backoff(initial=0.2, cap=cap)
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -90,7 +93,8 @@ class Loop:
             _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
             return delay
         except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-            self._failures.labels(self._name).inc()
+            if self._failures is not None:
+                self._failures.labels(self._name).inc()
             _log.exception(self._failed)
             return self._backoff.next()
         self._backoff.reset()

@@ -14,9 +14,9 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
-from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.runtime.loops import Loop
 
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
@@ -51,13 +51,18 @@ class CaBundle:
             *(paths.mutatingwebhookconfigurations(name) for name in mutating),
             *(paths.validatingwebhookconfigurations(name) for name in validating),
         ]
-        self._interval = interval
         self._clock = clock
         self._bundle = ""
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._loop = Loop(
+            "ca-bundle",
+            self._turn,
+            failed="CA bundle not written",
+            expected=(errors.KubeError,),
+            every=interval,
+            cap=30.0,
+            clock=clock,
+        )
         self._reflectors = [self._reflector(path) for path in self._paths]
-        self._thread = threading.Thread(target=self._run, name="ca-bundle", daemon=True)
 
     def set(self, ca_pem: bytes) -> None:
         """The bundle to assert from now on (PEM). Returns at once."""
@@ -66,20 +71,17 @@ class CaBundle:
             self._bundle = bundle
             self.asserted.clear()
         self._sure = True
-        self._wake.set()
+        self._loop.wake()
 
     def start(self) -> None:
         for reflector in self._reflectors:
             reflector.start()
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
         for reflector in self._reflectors:
             reflector.stop()
-        if self._thread.is_alive():
-            self._clock.join(self._thread, 5.0)
+        self._loop.stop()
 
     def ensure(self) -> bool:
         """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
@@ -115,23 +117,13 @@ class CaBundle:
                 return True
         return False
 
-    def _run(self) -> None:
-        backoff = Backoff(initial=0.5, cap=30.0)
-        while not self._stopping.is_set():
-            self._wake.clear()
-            delay = self._interval
-            try:
-                bundle = self._bundle
-                if not self.ensure():
-                    # Not there yet: its creation wakes us.
-                    _log.debug("a webhook configuration or the bundle is missing", paths=self._paths)
-                elif bundle == self._bundle:
-                    self.asserted.set()
-                backoff.reset()
-            except Exception:  # noqa: BLE001 - outermost loop; without the bundle no pod is admitted
-                delay = backoff.next()
-                _log.exception("CA bundle not written", retry_in=round(delay, 1))
-            self._clock.wait(self._wake, delay)
+    def _turn(self) -> None:
+        bundle = self._bundle
+        if not self.ensure():
+            # Not there yet: its creation wakes us.
+            _log.debug("a webhook configuration or the bundle is missing", paths=self._paths)
+        elif bundle == self._bundle:
+            self.asserted.set()
 
     def _reflector(self, path: str) -> Reflector[str]:
         collection, _, name = path.rpartition("/")
@@ -139,7 +131,7 @@ class CaBundle:
             self._client,
             collection,
             _version,
-            Woken(self._wake.set),
+            Woken(self._loop.wake),
             query={"fieldSelector": f"metadata.name={name}"},
             name=f"ca-bundle-{name}",
             clock=self._clock,

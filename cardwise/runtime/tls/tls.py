@@ -4,7 +4,6 @@ The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries ou
 cluster `Given` takes its place: servers then read the Secret volume, whose files have the same names.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from cryptography import x509
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
-from cardwise.kube.backoff import Backoff
+from cardwise.runtime.loops import Loop
 from cardwise.runtime.tls import filesets, rotation
 from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, Stored
 from cardwise.runtime.tls.rotation import Lifetimes, Wanted
@@ -40,6 +39,10 @@ _ATTEMPTS = 10
 INTERVAL = 12 * 3600.0  # seconds between two checks
 
 
+class Unusable(Exception):
+    """Files of somebody else that cannot be used; the text names the file and the remedy."""
+
+
 class Checks(ABC):
     """Repeats a check of the certificates. `on_bundle` gets the CA bundle (PEM) after every check, also when it is the
     same: whoever publishes it may have to assert it again. `interval` is in seconds.
@@ -50,49 +53,35 @@ class Checks(ABC):
 
     def __init__(self, on_bundle: Callable[[bytes], None] | None, interval: float, clock: Clock) -> None:
         self._on_bundle = on_bundle
-        self._interval = interval
         self._clock = clock
-        self._stopping = threading.Event()
-        self._due = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop(
+            "certificates",
+            self._turn,
+            failed="the certificates were not checked: they stay as they are",
+            expected=(Unusable, errors.KubeError, OSError),
+            every=interval,
+            cap=min(300.0, interval),
+            clock=clock,
+        )
 
     @abstractmethod
     def ensure(self) -> bytes:
         """One check: the files are good afterwards. Returns the CA bundle (PEM)."""
 
     def start(self) -> None:
-        """Runs `run` in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="certificates", daemon=True)
-        self._thread.start()
+        self._loop.start()
 
     def check(self) -> None:
         """Once more, and soon, in the thread: somebody has seen a sign that what we know is not the newest."""
-        self._due.set()
+        self._loop.wake()
 
-    def stop(self, timeout: float = 5.0) -> None:
-        self._stopping.set()
-        self._due.set()
-        if self._thread is not None:
-            self._clock.join(self._thread, timeout)
+    def stop(self) -> None:
+        self._loop.stop()
 
-    def run(self) -> None:
-        """Checks now and every `interval`, sooner after a failure; returns after `stop`."""
-        backoff = Backoff(initial=1.0, cap=min(300.0, self._interval))
-        while not self._stopping.is_set():
-            self._due.clear()
-            delay = self._interval
-            try:
-                bundle = self.ensure()
-                if self._on_bundle is not None:
-                    self._on_bundle(bundle)
-                backoff.reset()
-            except Unusable as error:
-                delay = min(backoff.next(), self._interval)
-                _log.error("keeping the former CA", error=str(error), retry_in=round(delay, 1))
-            except Exception:  # noqa: BLE001 - outermost loop; certificates must go on being checked
-                delay = backoff.next()
-                _log.exception("certificate check failed", retry_in=round(delay, 1))
-            self._clock.wait(self._due, delay)
+    def _turn(self) -> None:
+        bundle = self.ensure()
+        if self._on_bundle is not None:
+            self._on_bundle(bundle)
 
 
 class Rotator(Checks):
@@ -137,10 +126,6 @@ class Rotator(Checks):
         written = filesets.write(self._out_dir, {name: files[name] for name in names})
         if changed or written:
             _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
-
-
-class Unusable(Exception):
-    """Files of somebody else that cannot be used; the text names the file and the remedy."""
 
 
 class Given(Checks):
