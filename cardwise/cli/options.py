@@ -40,6 +40,14 @@ gpu_mem_unit = click.option(
 )
 
 
+def _output(*choices: str) -> Callable[[_F], _F]:
+    return click.option("-o", "--output", type=click.Choice(choices), default="table", show_default=True)
+
+
+output = _output("table", "wide", "json", "yaml")
+plain_output = _output("table", "json", "yaml")
+
+
 class _Duration(click.ParamType[float]):
     """Seconds, as the parts' settings spell them. A number is a default."""
 
@@ -147,9 +155,3 @@ def client(kubeconfig: Path | None) -> "KubeClient":
 def namespace(function: _F) -> _F:
     """Whose."""
     return click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")(function)
-
-
-def output(function: _F) -> _F:
-    """For people or for programs."""
-    choice = click.Choice(["table", "wide", "json", "yaml"])
-    return click.option("-o", "--output", type=choice, default="table", show_default=True)(function)

@@ -127,6 +127,12 @@ def _refused(client: KubeClient, namespace: str, owners: Iterable[Json]) -> str:
     return str(newest.get("message") or "")
 
 
+def scheduler_says(pod: Json) -> str:
+    """Why kube-scheduler has not placed the pod; "" where it has said nothing."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((c["message"] for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), "")
+
+
 def state(pod: Json) -> str:
     """In one word for people: runs, waits, starts, ends or has ended."""
     status = pod.get("status") or {}

@@ -19,7 +19,6 @@ import msgspec
 from cardwise.cli import console, options
 from cardwise.cli.cluster import evicting, listing, movables, published, snapshots, whatif
 from cardwise.cli.options import DURATION
-from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import printing, tables
 from cardwise.clock import Clock
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
@@ -81,7 +80,7 @@ class Outcome:
 
 
 @click.command("defrag", help=_HELP)
-@_kubeconfig
+@options.kubeconfig
 @click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
 @click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
 @options.gpu_mem_unit
@@ -102,7 +101,7 @@ class Outcome:
     show_default=True,
     help="With --evict: how long to wait until a moved pod runs again.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@options.plain_output
 def defrag(
     *,
     kubeconfig: Path | None,
@@ -271,7 +270,7 @@ def text(outcome: Outcome) -> str:
         row += [
             str(pod.mem),
             str(pod.priority),
-            _age(pod.age),
+            tables.age(pod.age),
             f"{owner['kind']}/{owner['name']}",
             str(made.fits[i + 1]),
         ]
@@ -325,14 +324,6 @@ def _no_way(outcome: Outcome) -> list[str]:
 def _where(holding: Holding) -> str:
     """Such as "n1 0,1"."""
     return f"{holding.node} {','.join(map(str, holding.assignment.indices()))}"
-
-
-def _age(seconds: float) -> str:
-    """As kubectl has it: the two biggest units would be one too many in a table."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{int(seconds)}s"
 
 
 def as_json(outcome: Outcome) -> Json:

@@ -19,7 +19,7 @@ from cardwise.core.api import names
     "--probe/--no-probe", default=True, show_default=True, help="Send pods that try it, and delete them again."
 )
 @click.option("--probe-image", default="", help="With a shell. Default: the image of the device plugin.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@options.plain_output
 def doctor(
     kubeconfig: Path | None, namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str
 ) -> None:

@@ -10,7 +10,6 @@ import msgspec
 from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.cli.options import DURATION
-from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.values import wording
@@ -58,7 +57,7 @@ class Rules:
 
 
 @click.command()
-@_kubeconfig
+@options.kubeconfig
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be evicted, and what is in the way.")
 @click.option("--force", is_flag=True, help="Evict pods without a controller too: nobody makes them anew.")
 @click.option("--ignore-daemonsets", is_flag=True, help="Leave the pods of DaemonSets on the card.")

@@ -23,7 +23,7 @@ _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to
 @click.command()
 @options.kubeconfig
 @options.namespace
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@options.plain_output
 @click.argument("what", nargs=-1, required=True, metavar="[KIND] NAME | KIND/NAME")
 def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: tuple[str, ...]) -> None:
     """Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.

@@ -10,7 +10,7 @@ from cardwise.cli import options
 @click.command()
 @options.kubeconfig
 @click.option("-d", "--details", is_flag=True, help="Show the pods of each node and what they hold, and devices.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@options.plain_output
 @click.argument("node", required=False)
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""

@@ -13,7 +13,6 @@ import click
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import published, snapshots
-from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import cardtable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.nodestate import NodeState
@@ -64,10 +63,8 @@ class Views:
 
 
 @click.command()
-@_kubeconfig
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
-)
+@options.kubeconfig
+@options.output
 @click.argument("node", nargs=-1)
 def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
     """What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.
@@ -87,10 +84,9 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
     found = views(client, seen)
-    for line in filter(None, (seen.partial, *found.notes)):
-        console.say(f"note: {line}", err=True)
-    for problem in seen.problems:
-        console.say(f"warning: {problem}", err=True)
+    for note in found.notes:
+        console.say(f"note: {note}", err=True)
+    printing.warn(seen)
     if output in ("json", "yaml"):
         printing.dump(as_json(found, node), output)
     else:

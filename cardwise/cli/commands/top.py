@@ -13,7 +13,6 @@ from cardwise.cli import console, options
 from cardwise.cli.cluster import usage
 from cardwise.cli.cluster.usage import Card
 from cardwise.cli.options import DURATION
-from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import printing, toptable, visibletable
 from cardwise.cli.render.toptable import Node
 from cardwise.clock import SYSTEM, Clock
@@ -28,11 +27,11 @@ _BIG = 2000  # cards from which on a cluster is big
 
 
 @click.command()
-@_kubeconfig
+@options.kubeconfig
 @click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
 @click.option("--interval", type=DURATION, default="3s", show_default=True, help="Between two looks, at least 1s.")
 @click.option("--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Nodes; 0: all.")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@options.plain_output
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
 @click.argument("node", nargs=-1)
 def top(

@@ -6,11 +6,11 @@ cards that it finds. It is tried by the node's default runtime, and by each Runt
 namespace as users have says whether it may be made; it runs in Cardwise's own, where no team's quota counts it.
 """
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cardwise.cli.doctor import probing
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
@@ -28,7 +28,6 @@ _EVERY: Final = 0.5
 _AT_ONCE: Final = 50  # pods
 _FEW: Final = 5
 _SHOWN: Final = 200  # characters of a reason
-_NOBODY: Final = 65534
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _LOOKED: Final = "looked"
 _SCRIPT: Final = (
@@ -111,22 +110,15 @@ def _pod(image: str, runtime_class: str, node: str) -> Json:
         "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", _SCRIPT],
         "env": [{"name": name, "value": value} for name, value in asking.items()],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    spec = {
-        "nodeName": node,
-        "restartPolicy": "Never",
-        "containers": [container],
-        "tolerations": [{"operator": "Exists"}],
-        "securityContext": {"runAsNonRoot": True, "runAsUser": _NOBODY, "seccompProfile": {"type": "RuntimeDefault"}},
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-    } | ({"runtimeClassName": runtime_class} if runtime_class else {})
-    metadata = {
-        "name": f"cardwise-doctor-{secrets.token_hex(4)}",
-        "annotations": {names.DEFAULTS_OPT_OUT: "disabled"},
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return probing.pod_of(
+        container,
+        {names.DEFAULTS_OPT_OUT: "disabled"},
+        nodeName=node,
+        restartPolicy="Never",
+        tolerations=[{"operator": "Exists"}],
+        **({"runtimeClassName": runtime_class} if runtime_class else {}),
+    )
 
 
 def _refused(by: str, error: errors.KubeError) -> Finding:
@@ -168,7 +160,7 @@ def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: 
         return {node: told.get(node) or _Told(why=_why(seen.get(node, {}))) for node in pods}
     finally:
         for name in made:
-            _delete(client, namespace, name)
+            probing.delete(client, namespace, name, {"gracePeriodSeconds": 0})
 
 
 def _said(pod: Json) -> str | None:
@@ -214,10 +206,3 @@ def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], list
     if closed:
         text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
         yield Finding(CHECK, Level.OK, text)
-
-
-def _delete(client: KubeClient, namespace: str, name: str) -> None:
-    try:
-        client.delete(paths.pods(namespace, name), {"gracePeriodSeconds": 0})
-    except errors.NotFound:
-        return

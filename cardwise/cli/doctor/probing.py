@@ -9,8 +9,9 @@ has ended the extender knows that its card is free, of another only after half a
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
+from cardwise.cli.cluster import workloads
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
@@ -22,7 +23,7 @@ from cardwise.kube.pods import eligible
 
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
-_NOBODY: Final = 65534  # namespaces that enforce the restricted profile admit it
+_NOBODY: Final = 65534
 _WIRE: Final = "give kube-scheduler the stanzas that `cardwise scheduler-config` prints, and restart it"
 _TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
@@ -52,7 +53,7 @@ def probe(client: KubeClient, namespace: str, installed: str, clock: Clock = SYS
         yield Finding("webhook", Level.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if made is not None:
-            _delete(client, installed, made)
+            delete(client, installed, made["metadata"]["name"])
 
 
 def _pod() -> Json:
@@ -61,19 +62,32 @@ def _pod() -> Json:
         "image": "cardwise-doctor-probe",
         "imagePullPolicy": "Never",
         "resources": {"limits": {names.GPU_MEM: "1Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    metadata = {
-        "name": f"cardwise-doctor-{secrets.token_hex(4)}",
-        "annotations": {names.SHARE_AGENT: "never"},
-    }
-    spec = {
-        "containers": [container],
-        "securityContext": {"runAsNonRoot": True, "runAsUser": _NOBODY, "seccompProfile": {"type": "RuntimeDefault"}},
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return pod_of(container, {names.SHARE_AGENT: "never"})
+
+
+def pod_of(container: Json, annotations: Mapping[str, str], **spec: Any) -> Json:
+    """A pod of doctor's, which namespaces admit that enforce the restricted profile."""
+    restricted = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"cardwise-doctor-{secrets.token_hex(4)}", "annotations": dict(annotations)},
+        "spec": {
+            "containers": [container | restricted],
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": _NOBODY, "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            **spec,
+        },
+    }  # fmt: skip
+
+
+def delete(client: KubeClient, namespace: str, name: str, options: Json | None = None) -> None:
+    with suppress(errors.NotFound):
+        client.delete(paths.pods(namespace, name), options)
 
 
 def _moved(pod: Json, namespace: str) -> Json:
@@ -106,7 +120,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
         if node := pod["spec"].get("nodeName"):
             yield _bound(pod, node)
             return
-        said = _unscheduled(pod)
+        said = workloads.scheduler_says(pod)
         if said:
             yield _refused(said, _barring(client, pod) if _TAINTED in said else ())
             return
@@ -124,11 +138,6 @@ def _bound(pod: Json, node: str) -> Finding:
         return Finding("scheduler", Level.OK, f"the probe pod was placed on a card of {node} by the extender")
     text = f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender"
     return Finding("scheduler", Level.PROBLEM, text, _WIRE)
-
-
-def _unscheduled(pod: Json) -> str:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((c.get("message") or "" for c in conditions if c.get("type") == "PodScheduled"), "")
 
 
 def _barring(client: KubeClient, pod: Json) -> Collection[str]:
@@ -158,10 +167,3 @@ def _refused(said: str, barring: Collection[str]) -> Finding:
         remedy = "see that the extender runs, and its URL and certificates in kube-scheduler's configuration"
         return Finding("scheduler", Level.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
     return Finding("scheduler", Level.WARNING, f"the probe pod was not placed: {said}", "see `kubectl describe nodes`")
-
-
-def _delete(client: KubeClient, namespace: str, made: Json) -> None:
-    try:
-        client.delete(paths.pods(namespace, made["metadata"]["name"]))
-    except errors.NotFound:
-        return

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -56,7 +57,7 @@ def nobody_places(pod: Json) -> list[str]:
         elif name != names.GANG:
             lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
     scheduler = spec.get("schedulerName") or _ASKING[0]
-    if scheduler not in _ASKING and not any(refusal.text in _said(pod) for refusal in Refusal):
+    if scheduler not in _ASKING and not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
             f"gets a card. Create it again without spec.schedulerName, or with {_ASKING[0]}."
@@ -69,7 +70,7 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
     admitted = around.admitted(pod)
     if admitted is None:
         selector = _selector(pod)
-        if not selector or _NO_MATCH not in _said(pod):
+        if not selector or _NO_MATCH not in scheduler_says(pod):
             return []
         by = f"its nodeSelector ({selector}), or its node affinity"
         return [f"It keeps away from nodes by {by}; which labels they have, an administrator can tell."]
@@ -139,8 +140,3 @@ def _asked(pod: Json) -> list[str]:
         for name, amount in ((container.spec.get("resources") or {}).get("limits") or {}).items()
         if str(amount) != "0"
     ]
-
-
-def _said(pod: Json) -> str:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return " ".join(c.get("message") or "" for c in conditions if c.get("type") == "PodScheduled")

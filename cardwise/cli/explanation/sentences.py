@@ -6,7 +6,7 @@ It asks the engine that the extender asks, under the policy that is in force for
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import holdups, obstacles, remedies
 from cardwise.cli.explanation.holdups import Around
@@ -214,8 +214,7 @@ def _waiting(
     *,
     around: Around,
 ) -> str:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
+    said = workloads.scheduler_says(pod)
     lines = [f"kube-scheduler says: {said}"] if said else []
     unplaced = holdups.nobody_places(pod)
     lines += unplaced
@@ -246,7 +245,7 @@ def _waiting(
         still = f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
         lines.append(
             f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
-            f"{holdups.beside_cards(pod, said or '', foreign) or still}."
+            f"{holdups.beside_cards(pod, said, foreign) or still}."
         )
     known = {one.spec.uuid: one.status for one in survey.resources}
     for view in views:

@@ -21,8 +21,6 @@ from cardwise.kube.client import KubeClient
 _UNKNOWN = "Unknown"
 _UNTOLD = "no extender has told of it"
 _FEW = 5  # pods that a line names
-_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_TWICE = 2  # of a unit, below which ages are told in the smaller one
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +228,8 @@ def sentences(view: GangView) -> list[str]:
 
 
 def age(created: str, now: datetime) -> str:
-    """As kubectl writes it, such as 90s, 5m, 3h or 2d."""
+    """As of `tables.age`."""
     try:
-        seconds = int((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
+        return tables.age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
     except ValueError:
         return "-"
-    for unit, size in _UNITS:
-        if seconds >= _TWICE * size or size == 1:
-            return f"{max(0, seconds) // size}{unit}"
-    return "-"

@@ -29,6 +29,14 @@ def within(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[s
     return aligned(rows)
 
 
+def age(seconds: float) -> str:
+    """As kubectl writes it, such as 90s, 5m, 3h or 2d."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
 def together(tables: Iterable[Sequence[Sequence[str]]]) -> str:
     """Tables under each other, a blank line between them; those with nothing below their heads are left out."""
     return "\n".join(aligned(rows) for rows in tables if len(rows) > 1)
