@@ -105,6 +105,7 @@ class Agent:
             delivery=self._delivery,
             on_change=self._held_changed,
         )
+        mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock)
         self._inventory = Inventory(
             client,
             settings.node,
@@ -119,7 +120,7 @@ class Agent:
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
             split=settings.cards is not None,
-            mps=StaleMpsStatus(settings.mps, settings.mps_root, clock),
+            mps=StaleMpsStatus(settings.mps, settings.mps_root, mps_wait.has_manager, clock),
             core=settings.core_overcommit,
             clock=clock,
         )
@@ -132,7 +133,7 @@ class Agent:
             delivery=self._delivery,
             access=lambda: self._access,
             health=self._health,
-            mps_wait=MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock),
+            mps_wait=mps_wait,
             release=self._releaser.free,
             granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,

@@ -59,7 +59,7 @@ class MpsWait:
         self._clock = clock
         if setting is Mode.OFF:
             self._seen.unlink(missing_ok=True)
-        self._has_manager()  # also where nothing starts before the next reboot
+        self.has_manager()  # also where nothing starts before the next reboot
 
     def wait(
         self, grant: Grant, seat: Callable[[], bool], leave: Callable[[], None], active: Callable[[], bool]
@@ -99,7 +99,7 @@ class MpsWait:
         if not grant.pod_shares:
             return None
         mode = _mode(grant.mps_mode, self._setting)
-        here = self._has_manager()
+        here = self.has_manager()
         if mode is Mode.REQUIRED and not here:
             why = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
             raise NotYet(
@@ -110,7 +110,7 @@ class MpsWait:
             return None
         return State.OFF if mode is Mode.OFF else State.READY
 
-    def _has_manager(self) -> bool:
+    def has_manager(self) -> bool:
         """Whether this node has one, running or not: who starts before it after a reboot would get past it."""
         if self._setting is not Mode.PREFERRED:
             return self._setting is Mode.REQUIRED

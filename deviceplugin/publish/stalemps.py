@@ -1,27 +1,29 @@
 """Clears the MPS status of this node's cards when the MPS manager is gone, so that no MPS pod is placed here.
 
 The manager tells the cluster itself, and whatever ends it in bad order leaves its last word: a card that is ready for
-ever, on which nothing starts. The node's files say whether it lives, and the device plugin is there to read them.
+ever, on which nothing starts. The same where the card is a new object, after the chart was installed anew without a
+manager. The node's files say whether it lives, and the device plugin is there to read them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api.mps import Mode, State
+from cardwise.core.api.mps import MANAGER_GONE, Mode, State
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.publish import cards as tell
 
 PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
-_REASON = "the node's MPS manager is gone or hangs"
 
 
 class StaleMpsStatus:
-    """For one thread. `setting` and `root` as MpsWait has them."""
+    """For one thread. `setting` and `root` as MpsWait has them, `managed` is its `has_manager`."""
 
-    def __init__(self, setting: Mode, root: Path, clock: Clock = SYSTEM) -> None:
+    def __init__(self, setting: Mode, root: Path, managed: Callable[[], bool], clock: Clock = SYSTEM) -> None:
         self._setting = setting
         self._root = root
+        self._managed = managed
         self._clock = clock
         self._silent_since: dict[str, float] = {}  # by UUID
 
@@ -30,7 +32,11 @@ class StaleMpsStatus:
         said, uuid = found.status.mps, found.spec.uuid
         if said is not None and self._setting is Mode.OFF:
             return {"mps": None}  # what a manager has left behind that was taken away would keep pods off for ever
-        if said is None or said.state == State.DOWN or not mpsnode.silent(self._root, uuid):
+        if said is None:
+            silent = self._managed() and not mpsnode.manager_lives(self._root)
+        else:
+            silent = said.state != State.DOWN and mpsnode.silent(self._root, uuid)
+        if not silent:
             self._silent_since.pop(uuid, None)
             return {}
         now = self._clock.now()
@@ -38,4 +44,4 @@ class StaleMpsStatus:
             return {}
         # The rest stays: it is what the manager will do again, and it makes the card a managed one.
         changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"mps": {"state": str(State.DOWN), "reason": _REASON, "lastChange": changed}}
+        return {"mps": {"state": str(State.DOWN), "reason": MANAGER_GONE, "lastChange": changed}}

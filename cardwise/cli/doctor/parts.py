@@ -8,6 +8,7 @@ from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
+from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 
@@ -174,13 +175,12 @@ def mps(facts: Facts) -> Iterator[Finding]:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
         yield Finding("mps", Level.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
     ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
+    level = Level.PROBLEM if len(ill) == len(known) else Level.WARNING
     for reason, some in _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}").items():
-        yield Finding(
-            "mps",
-            Level.WARNING,
-            f"{_many(some)} without MPS, {reason}",
-            "it is tried again by itself; the log of cardwise-mps there says more",
-        )
+        remedy = "it is tried again by itself; the log of cardwise-mps there says more"
+        if MANAGER_GONE in reason:
+            remedy = "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: deviceplugin.mps=off"
+        yield Finding("mps", level, f"{_many(some)} without MPS, {reason}", remedy)
     ready = sum(status.get("state") in _USABLE for status in told.values())
     if ready:
         yield Finding("mps", Level.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")

@@ -35,6 +35,8 @@ LOCK: Final = "manager.lock"
 NODE: Final = "node"
 CONTROL: Final = "control"  # the socket in the pipe folder
 
+MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"  # as the device plugin says it in a card's status
+
 LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
 LEAST_CEILING: Final = 512  # MiB; a client's own context takes more than half of it
 _GIB: Final = 1024

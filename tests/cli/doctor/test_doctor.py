@@ -13,6 +13,7 @@ from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level, table, worst
 from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
+from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
@@ -262,6 +263,11 @@ def plant_dead_mps(seen: Facts) -> None:
     seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": "the daemon died"}
 
 
+def plant_no_mps_any_more(seen: Facts) -> None:
+    for one in seen.cards:
+        one["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
+
+
 def plant_nvidia_plugin(seen: Facts) -> None:
     seen.nodes = [node("n1", **{"nvidia.com__gpu": "2"})]
 
@@ -310,6 +316,7 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_docker, Level.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
         (plant_no_mps, Level.NOTE, "no node has an MPS manager", "cardwise-mps"),
         (plant_dead_mps, Level.WARNING, "n1: GPU-n1-1 is without MPS, Down: the daemon died", "tried again by itself"),
+        (plant_no_mps_any_more, Level.PROBLEM, "n1, 2 cards: without MPS, Down: the node's", "deviceplugin.mps=off"),
         (plant_nvidia_plugin, Level.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Level.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
         (

@@ -18,9 +18,9 @@ AGES = 5000.0  # seconds, in which nobody has looked
 class Seen:
     """The device plugin's looks at one card, by a clock of ours."""
 
-    def __init__(self, root, setting=Mode.PREFERRED) -> None:
+    def __init__(self, root, setting=Mode.PREFERRED, *, managed=False) -> None:
         self.clock = FakeClock()
-        self.said = StaleMpsStatus(setting, root, self.clock)
+        self.said = StaleMpsStatus(setting, root, lambda: managed, self.clock)
 
     def after(self, seconds, state="Ready", *, index=0):
         self.clock.advance(seconds)
@@ -79,6 +79,15 @@ def test_after_a_reboot_nothing_is_left_and_nothing_is_believed(tmp_path):
     seen.after(0)
     assert seen.after(stalemps.PATIENCE)["state"] == "Down"
     assert seen.after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
+
+
+def test_a_node_that_has_had_a_manager_says_that_nothing_starts_without_one(world):
+    """As after an installation with MPS and a later one without: the cards are new objects."""
+    seen = Seen(world.root, managed=True)
+    assert seen.after(AGES, "") == "stays", "it lives, and will tell"
+    world.end()
+    assert seen.after(0, "") == seen.after(stalemps.PATIENCE - 1, "") == "stays"
+    assert seen.after(1, "")["state"] == "Down"
 
 
 def test_one_daemon_for_all_cards_is_known_for_each(world):
