@@ -38,9 +38,10 @@ from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
-from extender.queue.schedulingqueue import Asked, SchedulingQueue
+from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
+from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
@@ -135,8 +136,8 @@ class State:
             self._gangs.beside(pod.uid, pod.group)
             if not pod.node:
                 self._queue.waits(pod)
-                if pod.claimant is not None and not self._is_on_its_way(pod):
-                    self.preemption.heard(pod.claimant, pod.nominated)
+                if pod.asks is not None and not self._is_on_its_way(pod.asks):
+                    self._reservations.nominations.heard(pod.asks, self._clock.now())
                 self.ahead.waits(pod)
             else:
                 self._set_bound(pod)
@@ -246,7 +247,7 @@ class State:
                 self._queue.placed(uid)
             return placed
 
-    def tries(self, uid: str, asked: Asked | None, *, grouped: bool) -> bool:
+    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
         """Filter is asked about the pod. Whether it may be placed; see `SchedulingQueue.tries`."""
         with self._lock:
             return self._queue.tries(uid, asked, grouped=grouped)
@@ -450,7 +451,7 @@ class State:
         sizes = {card.uuid: int(card.mem) for i, card in enumerate(state.cards) if state.used[i] > card.mem}
         return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
 
-    def _is_on_its_way(self, pod: PodRecord) -> bool:
+    def _is_on_its_way(self, pod: WaitingPod) -> bool:
         """Whether the node in the status is the one that filter has answered: kube-scheduler names it itself when a
         binding begins that takes a while, and nobody goes for the pod there.
         """

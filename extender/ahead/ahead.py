@@ -26,7 +26,7 @@ from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
 from extender.records.aheadnodes import Ground, Grounds
-from extender.records.pod import Prospect
+from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
@@ -143,9 +143,9 @@ class Ahead:
         if self._settings.when is When.NEVER:
             return
         one = self._nominated(uid)
-        if one is None or one.prospect is None:
+        if one is None or one.ahead is None:
             return
-        doubt = one.prospect.constraints
+        doubt = one.ahead.constraints
         if list(nodes) == [one.node]:
             self._reservations.meet(uid)
             self._doubts.pop(doubt, None)
@@ -184,7 +184,7 @@ class Ahead:
         return [
             one
             for one in self._reservations.among(Phase.NOMINATED)
-            if one.prospect is not None and sort_key(one.prospect) > (-priority, created)
+            if one.ahead is not None and sort_key(one.ahead) > (-priority, created)
         ]
 
     def without(self, later: Iterable[Reservation]) -> AbstractContextManager[None]:
@@ -213,11 +213,11 @@ class Ahead:
         with self._lock:
             if not self._active() or self._reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
-            prospect = self._queue.take_first(self._served, resting)
-            if prospect is None:
+            pod = self._queue.take_first(self._served, resting)
+            if pod is None:
                 return False, None
             began = self._clock.cpu()
-            nominee = self._decide(prospect)
+            nominee = self._decide(pod)
             spent = self._clock.cpu() - began
             if nominee is None or spent > _DEAR:
                 self._not_before = self._clock.now() + yielding.rest(spent)
@@ -262,35 +262,35 @@ class Ahead:
             return False
         return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
 
-    def _decide(self, prospect: Prospect) -> Nominee | None:
+    def _decide(self, pod: WaitingPod) -> Nominee | None:
         self._cache.count_cards()
         if (
-            not (self._settings.one_best_node or prospect.insists)
-            or fitting.several(prospect.request)  # that is searched in turns, as filter does
-            or self._cache.ledger.holding(prospect.uid) is not None
-            or not self._queue.has_turn(prospect.request.priority)
-            or self._doubts.get(prospect.constraints, (0, 0.0))[1] > self._clock.now()
+            not (self._settings.one_best_node or pod.insists)
+            or fitting.several(pod.request)  # that is searched in turns, as filter does
+            or self._cache.ledger.holding(pod.uid) is not None
+            or not self._queue.has_turn(pod.request.priority)
+            or self._doubts.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
-        placed = self._place(prospect)
+        placed = self._place(pod)
         if placed is None:
             return None
-        self._placing.hold_ahead(prospect, placed)
-        return Nominee(prospect.ref, prospect.version, placed.node)
+        self._placing.hold_ahead(pod, placed)
+        return Nominee(pod.ref, pod.version, placed.node)
 
-    def _place(self, prospect: Prospect) -> Placement | None:
+    def _place(self, pod: WaitingPod) -> Placement | None:
         """The best node with room for the pod beside cards, too."""
-        policy = prospect.request.policy or self._settings.policy
-        nodes = self._grounds.allowed(prospect.constraints)
-        closed = self._reserve.closed(prospect.rank, prospect.request, nodes)
+        policy = pod.request.policy or self._settings.policy
+        nodes = self._grounds.allowed(pod.constraints)
+        closed = self._reserve.closed(pod.rank, pod.request, nodes)
         full = set(closed)
         for look in range(_LOOKS + 1):
             if look == _LOOKS:
-                full = {name for name in nodes if name in closed or not self._takes(name, prospect.load)}
-            placed = self._placing.place_ahead(prospect, nodes - full if full else nodes, policy)
+                full = {name for name in nodes if name in closed or not self._takes(name, pod.load)}
+            placed = self._placing.place_ahead(pod, nodes - full if full else nodes, policy)
             if isinstance(placed, Unplaceable):
                 return None
-            if self._takes(placed.node, prospect.load):
+            if self._takes(placed.node, pod.load):
                 return placed
             full.add(placed.node)
         return None

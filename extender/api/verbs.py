@@ -14,11 +14,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.ahead.ahead import YOUNGEST
-from extender.cache.nominations import Seen
 from extender.cache.placing import Ask
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import MARKS, Decided, Phase
-from extender.queue.schedulingqueue import Asked
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import (
@@ -67,7 +65,7 @@ def filter_nodes(
     if not candidates:
         return _fits(args, [])
     if uid:
-        for_bind = Asked(asked, pod.version) if asked is not None and pod.version else None
+        for_bind = (asked, pod.version) if asked is not None and pod.version else None
         if not state.tries(uid, for_bind, grouped=pod.grouped):
             return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     if uid and pod.gang:
@@ -97,7 +95,7 @@ def filter_nodes(
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
             if nodes:
                 with state.queue() as queue:
-                    queue.fragmented(pod.claimant(), policy, nodes)
+                    queue.fragmented(pod.waiting(), policy, nodes)
         found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             full = state.full_entry(pod.ref.namespace, asked)
@@ -145,8 +143,7 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
         said = args.as_chosen().items()
         return PreemptResult({node: own for node, own in said if state.preemption.are_on(node, chosen[node])})
     policy = (asked.policy if asked is not None else None) or preferences.policy
-    seen = Seen(pod.version, pod.nominated)
-    found = state.preemption.answer(pod.claimant(), policy, chosen, member=waits, seen=seen)
+    found = state.preemption.answer(pod.waiting(), policy, chosen, member=waits)
     return PreemptResult(
         {
             node: MetaVictims([MetaPod(one) for one in victims.uids], victims.violations)

@@ -20,7 +20,7 @@ from cardwise.kube.pods.budgets import Budgets
 from extender.cache.cache import Cache
 from extender.cache.nominations import KEPT
 from extender.cache.reservations import MARKS, Phase
-from extender.records.pod import Claimant
+from extender.records.pod import WaitingPod
 
 LOWEST: Final = -(1 << 40)  # below all priorities
 _NO_LOAD: Final = Load(0, 0, 0)
@@ -71,7 +71,7 @@ class NominatedPods:
             found.append(Nominated(holding, claimant.load, place.victims))
         return found
 
-    def once_gone(self, claimant: Claimant, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
+    def once_gone(self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
         """What the pod has on the node once those that are going have gone, and these; None where it does not fit.
 
         What is kept there for others does not count: while that is found out it would go round in a circle.
@@ -81,7 +81,7 @@ class NominatedPods:
             return None
         return preemption.best(there, self.newcomer(claimant, policy, LOWEST))
 
-    def newcomer(self, claimant: Claimant, policy: str, priority: int) -> Newcomer:
+    def newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:
         """The pod, as preemption takes it: pods below this priority may be evicted for it."""
         return Newcomer(
             request=claimant.request,
@@ -93,7 +93,7 @@ class NominatedPods:
 
     def full(
         self,
-        claimant: Claimant,
+        claimant: WaitingPod,
         node: str,
         *,
         gone: Collection[str] = (),
@@ -136,19 +136,18 @@ class NominatedPods:
         ledger, loads = self._cache.ledger, self._cache.loads
         residents, seen = [], {but}
         for key, placed in loads.on(node):
-            one = placed.occupant
-            uid = one.uid if one is not None else key
+            uid = placed.uid or key
             holding = ledger.holding(uid) if uid not in seen else None
             seen.add(uid)
             if holding is not None and holding.node != node:
                 holding = None
-            if one is None:
+            if not placed.uid:
                 residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
                 continue
-            protecting = budgets.matching(one.namespace, one.labels)
-            going = one.going or uid in gone
+            protecting = budgets.matching(placed.namespace, placed.labels)
+            going = placed.going or uid in gone
             residents.append(
-                Resident(uid, one.priority, placed.load, holding, protecting, going, one.fixed, one.grouped)
+                Resident(uid, placed.priority, placed.load, holding, protecting, going, placed.fixed, placed.grouped)
             )
         residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
         return residents

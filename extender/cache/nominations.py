@@ -23,11 +23,10 @@ anew. Not thread-safe: the state locks.
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
-from extender.records.pod import Claimant
+from extender.records.pod import WaitingPod
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
 _MOMENT = 1.0  # of these, in which it mostly has been seen
@@ -40,7 +39,7 @@ KEPT = "nominated"  # the mark of what is kept
 class Kept:
     """What another pod is to have on a node, of a gang that needs both."""
 
-    claimant: Claimant
+    claimant: WaitingPod
     node: str
     assignment: Assignment
 
@@ -58,22 +57,14 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """`places`: by node; several until it is known which of them it is. `told`: the node that the pod's status says.
-    `version`: of the pod, as kube-scheduler had it when it was answered.
+    """`claimant`: the pod, as kube-scheduler had it when it was answered. `places`: by node; several until it is known
+    which of them it is. `told`: the node that the pod's status says.
     """
 
-    claimant: Claimant
+    claimant: WaitingPod
     until: float
     places: dict[str, Place] = field(default_factory=dict)
     told: str = ""
-    version: str = ""
-
-
-class Seen(NamedTuple):
-    """A pod that waits, as kube-scheduler has it: its version, and the node where it has made room for it, or ""."""
-
-    version: str = ""
-    node: str = ""
 
 
 class Nominations:
@@ -102,7 +93,7 @@ class Nominations:
             not one.told and len(one.places) > 1 and one.until - now > _UNTOLD - _MOMENT for one in self._of.values()
         )
 
-    def asks_again(self, claimant: Claimant, seen: Seen, now: float) -> bool:
+    def asks_again(self, claimant: WaitingPod, now: float) -> bool:
         """kube-scheduler asks about the pod. Whether it may have taken a node of the last answer, and it is not known
         which: then nobody goes on others.
 
@@ -112,36 +103,34 @@ class Nominations:
         nomination = self._of.get(claimant.uid)
         if nomination is None or nomination.told:
             return False
-        if seen.version and seen.version == nomination.version:
+        if claimant.version and claimant.version == nomination.claimant.version:
             return True
-        if seen.node:
-            self.heard(claimant, seen.node, now)
+        if claimant.nominated:
+            self.heard(claimant, now)
             return False
         return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
 
-    def answered(self, claimant: Claimant, places: Mapping[str, Place], now: float, version: str = "") -> None:
-        """These nodes were offered, in place of what was before; kube-scheduler takes one of them. `version`: of the
-        pod, as it had it.
-        """
+    def answered(self, claimant: WaitingPod, places: Mapping[str, Place], now: float) -> None:
+        """These nodes were offered, in place of what was before; kube-scheduler takes one of them."""
         if not places:
             self._of.pop(claimant.uid, None)
             return
         before = self._of.get(claimant.uid)
         told = before.told if before is not None and before.told in places else ""
         self._over.pop(claimant.uid, None)
-        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told, version)
+        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told)
 
-    def decided(self, claimant: Claimant, node: str, place: Place, now: float) -> None:
+    def decided(self, claimant: WaitingPod, node: str, place: Place, now: float) -> None:
         """The extender itself has chosen the node."""
         self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: place}, node)
 
-    def heard(self, claimant: Claimant, node: str, now: float) -> None:
-        """The pod waits, and its status names this node; "": none.
+    def heard(self, claimant: WaitingPod, now: float) -> None:
+        """The pod waits, and its status names the node where it is nominated, or none.
 
         Where it names none any more, kube-scheduler has found nothing to preempt: the victims may be gone and their
         cards not free yet. So what is kept stays kept for its time.
         """
-        nomination = self._of.get(claimant.uid)
+        nomination, node = self._of.get(claimant.uid), claimant.nominated
         if not node or self._over.get(claimant.uid) == node:
             return
         if nomination is None:
@@ -178,7 +167,7 @@ class Nominations:
                 ended = True
         return ended
 
-    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[Claimant, str, Place]]:
+    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, Place]]:
         """What is kept from pods of this priority: all but their own, of pods that they do not come before.
 
         As in kube-scheduler, who counts nominated pods of equal priority too.
@@ -232,5 +221,4 @@ class Nominations:
 
     def _stay(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node, and none is ending."""
-        occupants = (placed.occupant for _, placed in self._loads.on(node))
-        return {one.uid for one in occupants if one is not None and not one.going}.issuperset(uids)
+        return {one.uid for _, one in self._loads.on(node) if not one.going}.issuperset(uids)

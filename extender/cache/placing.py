@@ -17,7 +17,7 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
-from extender.records.pod import Prospect
+from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 _STEPS: Final = 512  # of the decision after a search in turns, see `Effort`
@@ -105,7 +105,7 @@ class Placing:
                     return scores, {}
             return placement.Scorer(ask.request, ask.policy, headroom).score_all(self._ledger, ask.nodes)
 
-    def place_ahead(self, pod: Prospect, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
+    def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that nobody has asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
         return self.place(Ask(pod.ref, pod.request, nodes, policy, load))
@@ -114,7 +114,7 @@ class Placing:
         """The pod is to have this."""
         self._cache.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
-    def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
+    def hold_ahead(self, pod: WaitingPod, placed: Placement) -> None:
         """The pod is to have this before kube-scheduler comes to it."""
         self._cache.reservations.plan(
             pod.ref,
@@ -123,7 +123,7 @@ class Placing:
             Phase.NOMINATED,
             mps_client=pod.request.mps_client,
             load=pod.load,
-            prospect=pod,
+            ahead=pod,
         )
 
     def _first(self, ask: Ask, looked: Looked) -> Placement | Unplaceable:

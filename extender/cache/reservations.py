@@ -40,7 +40,7 @@ from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import REPORTED, Inventory, Report
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import Nominations
-from extender.records.pod import Prospect
+from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
@@ -105,7 +105,7 @@ class Reservation:
     `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: of leadership, in which it was posted
     first. `gang`: "namespace/name" of the gang in whose plan it is, posted or not, "" for none. `gone`: the pod
     vanished while a thread was posting. `again`: not to be looked up before, after so many
-    `tries` in vain. `prospect`: the pod, where this was decided ahead.
+    `tries` in vain. `ahead`: the pod, where this was decided ahead.
     """
 
     pod: PodRef
@@ -120,7 +120,7 @@ class Reservation:
     gone: bool = False
     tries: int = 0
     again: float = -math.inf
-    prospect: Prospect | None = None
+    ahead: WaitingPod | None = None
 
     @property
     def assignment(self) -> Assignment | None:
@@ -254,7 +254,7 @@ class Reservations:
         *,
         mps_client: MpsClient = COMMON,
         load: Load | None = None,
-        prospect: Prospect | None = None,
+        ahead: WaitingPod | None = None,
         gang: str = "",
     ) -> None:
         """The pod is to have this, in place of an earlier plan. What it takes beside cards goes on counting there."""
@@ -262,7 +262,7 @@ class Reservations:
         if load is None and before is not None and before.node == node:
             load = before.load
         held = _holding(pod, node, assignment, mps_client)
-        self._put(Reservation(pod, node, phase, self._clock.now(), held, load, prospect=prospect, gang=gang))
+        self._put(Reservation(pod, node, phase, self._clock.now(), held, load, ahead=ahead, gang=gang))
 
     def meet(self, uid: str) -> None:
         """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""

@@ -20,7 +20,7 @@ from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, Place
 from extender.gangs.gangs import Gangs
 from extender.preemption.search import VictimSearch
-from extender.records.pod import Claimant
+from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 
@@ -56,7 +56,7 @@ class GangPreemption:
         """All of the pod's gang who have no place yet, and for whom nobody goes."""
         return [member.uid for member in self._lacking(uid)]
 
-    def answer(self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float) -> Together | None:
+    def answer(self, claimant: WaitingPod, policy: str, found: Mapping[str, Victims], until: float) -> Together | None:
         """None where nobody is to go: the gang only has to wait, or would not be complete. `found`: who would have to
         go for this pod alone, by node; `until`: when the search ends.
         """
@@ -67,7 +67,7 @@ class GangPreemption:
 
     def _search(
         self,
-        claimant: Claimant,
+        claimant: WaitingPod,
         policy: str,
         found: dict[str, Victims],
         lacking: Sequence[Member],
@@ -125,7 +125,7 @@ class GangPreemption:
         """Whether somebody goes for the pod already."""
         return bool(self._nominations.node(uid))
 
-    def _places(self, claimant: Claimant, members: Sequence[Member], nodes: Iterable[str]) -> list[Kept] | None:
+    def _places(self, claimant: WaitingPod, members: Sequence[Member], nodes: Iterable[str]) -> list[Kept] | None:
         """Places for all of these, once all are gone who go; what they hold there of cards."""
         gang = self._gangs.of(claimant.uid)
         if gang is None:
@@ -142,16 +142,15 @@ class GangPreemption:
         ]
 
     @contextmanager
-    def _later(self, claimant: Claimant, own: Collection[str], nodes: Iterable[str]) -> Iterator["_Later"]:
+    def _later(self, claimant: WaitingPod, own: Collection[str], nodes: Iterable[str]) -> Iterator["_Later"]:
         """Meanwhile all who go are gone, and for whom they go is there."""
         going = self._nominations.all_victims()
         more: dict[str, Load] = {}
         for node in {*nodes, *going.values()}:
-            for _, placed in self._loads.on(node):
-                one = placed.occupant
-                if one is not None and (one.going or one.uid in going):
+            for _, one in self._loads.on(node):
+                if one.going or one.uid in going:
                     going[one.uid] = node
-                    more[node] = more.get(node, _NOTHING).plus(placed.load)
+                    more[node] = more.get(node, _NOTHING).plus(one.load)
         for who, node, _ in self._nominations.before(own, claimant.request.priority):
             if self._loads.get(who.uid) is None:
                 more[node] = more.get(node, _NOTHING).plus(who.load, -1)
@@ -177,6 +176,6 @@ class _Later:
 _NOTHING = Load(0, 0, 0)
 
 
-def _claimant(namespace: str, member: Member) -> Claimant:
+def _claimant(namespace: str, member: Member) -> WaitingPod:
     asked = member.request or PodRequest(containers=(), priority=member.priority)
-    return Claimant(PodRef(member.uid, namespace, member.name), asked, member.load)
+    return WaitingPod(PodRef(member.uid, namespace, member.name), asked, member.load)

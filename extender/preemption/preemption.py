@@ -14,13 +14,13 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import LOWEST, NominatedPods
-from extender.cache.nominations import Place, Seen
+from extender.cache.nominations import Place
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
 from extender.preemption.search import VictimSearch
-from extender.records.pod import Claimant
+from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
@@ -33,7 +33,7 @@ _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for t
 class Eviction:
     """Who is to go for whom."""
 
-    claimant: Claimant
+    claimant: WaitingPod
     node: str
     victims: tuple[PodRef, ...]
 
@@ -63,24 +63,20 @@ class Preemption:
         with self._lock:
             self._search.budgets.remove(key)
 
-    def heard(self, claimant: Claimant, node: str) -> None:
-        """The pod waits, and its status names this node, or "". Under the lock."""
-        self._nominations.heard(claimant, node, self._clock.now())
-
     # What kube-scheduler asks.
 
     def answer(
-        self, claimant: Claimant, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool, seen: Seen
+        self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
         """By node the victims whose going makes the pod fit; nodes without such are left out. What is answered is kept
-        for the pod. `chosen`: kube-scheduler's own victims. `member`: of a gang that does not run yet, perhaps.
-        `seen`: the pod, as kube-scheduler has it.
+        for the pod, as kube-scheduler has it. `chosen`: its own victims. `member`: of a gang that does not run yet,
+        perhaps.
         """
         until = self._clock.now() + _SECONDS
         self._hear()
         with self._lock:
             self._cache.count_cards()
-            if self._nominations.asks_again(claimant, seen, self._clock.now()) or self._waits(claimant, policy):
+            if self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy):
                 return {}
             own = self._together.unhelped(claimant.uid) if member else []
         found: dict[str, Victims] = {}
@@ -93,13 +89,13 @@ class Preemption:
                     found[node] = victims
         with self._lock:
             if member and self._together.concerns(claimant.uid):
-                return self._for_gang(claimant, policy, found, until, seen)
-            return self._answered(claimant, found, seen)
+                return self._for_gang(claimant, policy, found, until)
+            return self._answered(claimant, found)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
         with self._lock:
-            there = {placed.occupant.uid for _, placed in self._loads.on(node) if placed.occupant is not None}
+            there = {placed.uid for _, placed in self._loads.on(node)}
         return there.issuperset(uids)
 
     # Pods that only cards keep waiting.
@@ -135,15 +131,14 @@ class Preemption:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
             return None
 
-    def wanted(self, claimant: Claimant, victim: str) -> bool:
+    def wanted(self, claimant: WaitingPod, victim: str) -> bool:
         """Whether the victim is still to go for the pod."""
         with self._lock:
             nomination = self._nominations.get(claimant.uid)
             placed = self._loads.get(victim)
-            going = placed is not None and placed.occupant is not None and placed.occupant.going
-            return nomination is not None and not going
+            return nomination is not None and not (placed is not None and placed.going)
 
-    def given_up(self, claimant: Claimant) -> None:
+    def given_up(self, claimant: WaitingPod) -> None:
         """Nobody was evicted for the pod: nothing is kept for it."""
         with self._lock:
             self._nominations.drop(claimant.uid)
@@ -164,15 +159,15 @@ class Preemption:
 
     # Everything below runs under the lock.
 
-    def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
+    def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
-        there = {one.uid: one for _, placed in self._loads.on(node) if (one := placed.occupant) is not None}
+        there = {placed.uid: placed for _, placed in self._loads.on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids))
 
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
-    def _waits(self, claimant: Claimant, policy: str) -> bool:
+    def _waits(self, claimant: WaitingPod, policy: str) -> bool:
         """Whether somebody goes for the pod already, and that is enough."""
         nomination = self._nominations.get(claimant.uid)
         if nomination is None or not nomination.told:
@@ -183,17 +178,17 @@ class Preemption:
         )
 
     def _for_gang(
-        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float, seen: Seen
+        self, claimant: WaitingPod, policy: str, found: Mapping[str, Victims], until: float
     ) -> dict[str, Victims]:
         together = self._together.answer(claimant, policy, found, until)
         if together is None:
             return {}
         victims = together.victims
         place = Place(victims.assignment, victims.uids, together.rest)
-        self._nominations.answered(claimant, {together.node: place}, self._clock.now(), seen.version)
+        self._nominations.answered(claimant, {together.node: place}, self._clock.now())
         return {together.node: victims}
 
-    def _answered(self, claimant: Claimant, found: dict[str, Victims], seen: Seen) -> dict[str, Victims]:
+    def _answered(self, claimant: WaitingPod, found: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in found.values()):
             # Somewhere it only has to wait, so nobody else goes: the node is named by those that go already.
             found = {
@@ -202,9 +197,8 @@ class Preemption:
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
         places = {node: Place(victims.assignment, victims.uids) for node, victims in found.items()}
-        self._nominations.answered(claimant, places, self._clock.now(), seen.version)
+        self._nominations.answered(claimant, places, self._clock.now())
         return found
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
-        occupants = (placed.occupant for _, placed in self._loads.on(node))
-        return tuple(one.uid for one in occupants if one is not None and one.going and one.priority < priority)
+        return tuple(one.uid for _, one in self._loads.on(node) if one.going and one.priority < priority)

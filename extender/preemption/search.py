@@ -6,7 +6,7 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.nominated import NominatedPods
-from extender.records.pod import Claimant
+from extender.records.pod import WaitingPod
 
 
 class VictimSearch:
@@ -18,7 +18,7 @@ class VictimSearch:
 
     def look(
         self,
-        claimant: Claimant,
+        claimant: WaitingPod,
         policy: str,
         node: str,
         chosen: Collection[str] = (),

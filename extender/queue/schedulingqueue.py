@@ -22,11 +22,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
-from extender.records.pod import Claimant, Prospect
+from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
@@ -41,13 +41,6 @@ _SETTLED: Final = 3.0  # seconds that a pod waits before somebody is evicted for
 _LOOK_AGAIN: Final = 15.0  # seconds between two looks for victims
 
 
-class Asked(NamedTuple):
-    """What a pod asks, as that version of it (its resourceVersion) says."""
-
-    request: PodRequest
-    version: str
-
-
 @dataclass(slots=True, eq=False)
 class Fragmented:
     """A pod that waits because cards are fragmented: the sums of these nodes have room for it, and no card of them has.
@@ -56,7 +49,7 @@ class Fragmented:
     so last.
     """
 
-    claimant: Claimant
+    claimant: WaitingPod
     policy: str
     nodes: tuple[str, ...]
     heard: float
@@ -66,7 +59,8 @@ class Fragmented:
 @dataclass(slots=True, eq=False)
 class QueuedPod:
     """`pod`: as the watch shows it, None until it does. `tried`: when filter was asked about it last; `asked`: what it
-    asked then, until its bind. `refused`: when filter had no node last; `reason`: what most nodes lacked then.
+    asked then, and in which version of the object, until its bind. `refused`: when filter had no node last; `reason`:
+    what most nodes lacked then.
 
     `considered`: kube-scheduler has come to it, or it was decided about ahead of that once.
 
@@ -77,7 +71,7 @@ class QueuedPod:
     pod: PodRecord | None = None
     considered: bool = False
     tried: float = -math.inf
-    asked: Asked | None = None
+    asked: tuple[PodRequest, str] | None = None
     refused: float = -math.inf
     reason: str = ""
     backoff: float = 0.0
@@ -85,14 +79,15 @@ class QueuedPod:
     fragmented: Fragmented | None = None
 
     @property
-    def prospect(self) -> Prospect | None:
-        """What it asks, where it may be decided about before kube-scheduler comes to it."""
-        return self.pod.prospect if self.pod is not None and not self.considered else None
+    def ahead(self) -> WaitingPod | None:
+        """The pod, where it may be decided about before kube-scheduler comes to it."""
+        asks = self.pod.asks if self.pod is not None and not self.considered else None
+        return asks if asks is not None and not asks.nominated else None
 
 
-def sort_key(prospect: Prospect) -> tuple[int, str]:
+def sort_key(pod: WaitingPod) -> tuple[int, str]:
     """By it kube-scheduler sorts its queue: the highest priority first, of equal ones the first created."""
-    return -prospect.request.priority, prospect.created
+    return -pod.request.priority, pod.created
 
 
 _Entry = tuple[tuple[int, str], int, str]  # of a heap: `sort_key`, the order of coming, and the pod
@@ -125,9 +120,9 @@ class SchedulingQueue:
         """The pod has no node, as the watch shows."""
         row = self._row(pod.uid)
         row.considered |= pod.refused
-        before, row.pod = row.prospect, pod
-        if before is None and (prospect := row.prospect) is not None:
-            self._put_in_order(prospect)
+        before, row.pod = row.ahead, pod
+        if before is None:
+            self._put_in_order(row)
         self._unseen.pop(pod.uid, None)
         if pod.turned_away is not None:
             self._turned_away[pod.uid] = pod.turned_away
@@ -151,7 +146,7 @@ class SchedulingQueue:
 
     # Who is next.
 
-    def take_first(self, schedulers: Collection[str], resting: frozenset[str]) -> Prospect | None:
+    def take_first(self, schedulers: Collection[str], resting: frozenset[str]) -> WaitingPod | None:
         """The first pod that is to be decided about before kube-scheduler comes to it, of these schedulers, once.
         `resting`: namespaces whose pods wait meanwhile.
         """
@@ -162,7 +157,7 @@ class SchedulingQueue:
         heads = []
         for scheduler in schedulers:
             heap = self._in_order.get(scheduler, [])
-            while heap and ((one := self._prospect(heap[0][2])) is None or one.ref.namespace in resting):
+            while heap and ((one := self._ahead(heap[0][2])) is None or one.ref.namespace in resting):
                 entry = heappop(heap)
                 if one is not None:
                     self._aside.append((scheduler, entry))
@@ -171,21 +166,20 @@ class SchedulingQueue:
         if not heads:
             return None
         uid = heappop(self._in_order[min(heads)[1]])[2]
-        prospect = self._prospect(uid)
+        pod = self._ahead(uid)
         self._pods[uid].considered = True
-        return prospect
+        return pod
 
     def put_back(self, uid: str) -> None:
         """It was decided about, and kube-scheduler did not come in time: its turn is still to come."""
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
-            if row.prospect is not None:
-                self._put_in_order(row.prospect)
+            self._put_in_order(row)
 
     # One try, from filter to bind.
 
-    def tries(self, uid: str, asked: Asked | None, *, grouped: bool) -> bool:
+    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
         """Filter is asked about the pod. Whether it may be placed.
 
         kube-scheduler brings a member of a PodGroup of Kubernetes again at once when its bind was refused. So it backs
@@ -233,8 +227,8 @@ class SchedulingQueue:
         """Whether it was refused, and not placed since."""
         return uid in self._unschedulable
 
-    def take_asked(self, uid: str) -> Asked | None:
-        """What filter was asked for, once: a bind that fails is followed by another filter."""
+    def take_asked(self, uid: str) -> tuple[PodRequest, str] | None:
+        """What filter was asked for, and the pod's version, once: a bind that fails is followed by another filter."""
         row = self._pods.get(uid)
         if row is None:
             return None
@@ -323,7 +317,7 @@ class SchedulingQueue:
 
     # Who waits because cards are fragmented.
 
-    def fragmented(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
+    def fragmented(self, claimant: WaitingPod, policy: str, nodes: Collection[str]) -> None:
         """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
         row, now = self._row(claimant.uid), self._clock.now()
         not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED
@@ -368,16 +362,19 @@ class SchedulingQueue:
                 self.over(next(iter(self._unseen)))
         return row
 
-    def _prospect(self, uid: str) -> Prospect | None:
+    def _ahead(self, uid: str) -> WaitingPod | None:
         row = self._pods.get(uid)
-        return row.prospect if row is not None else None
+        return row.ahead if row is not None else None
 
-    def _put_in_order(self, prospect: Prospect) -> None:
-        heap = self._in_order.setdefault(prospect.scheduler, [])
-        heappush(heap, (sort_key(prospect), next(self._order), prospect.uid))
+    def _put_in_order(self, row: QueuedPod) -> None:
+        pod = row.ahead
+        if pod is None:
+            return
+        heap = self._in_order.setdefault(pod.scheduler, [])
+        heappush(heap, (sort_key(pod), next(self._order), pod.uid))
         if len(heap) > 2 * len(self._pods) + _SLACK:
             # Nobody takes from the heap of a scheduler that never asks.
-            heap[:] = [one for one in heap if self._prospect(one[2]) is not None]
+            heap[:] = [one for one in heap if self._ahead(one[2]) is not None]
             heapify(heap)
 
     def _shown(self) -> Iterator[PodRecord]:

@@ -15,36 +15,29 @@ from extender.records.aheadnodes import Ground, Taint
 from extender.records.podref import PodRef
 
 
-class Occupant(NamedTuple):
-    """Who takes it, as far as preemption asks. `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`:
-    it names a PodGroup of Kubernetes.
+class Placed(NamedTuple):
+    """A pod that counts: its node, and what it takes of it; and who it is, as far as preemption asks. One without a UID
+    is only planned there.
+
+    `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes. `group`:
+    that one, "namespace/name", for a pod that is none of ours; it may wait, and have no node.
     """
 
-    uid: str
-    namespace: str
-    name: str
+    node: str
+    load: Load
+    uid: str = ""
+    namespace: str = ""
+    name: str = ""
     priority: int = 0
     labels: Mapping[str, str] = {}
     going: bool = False
     fixed: bool = False
     grouped: bool = False
+    group: str = ""
 
     @property
     def ref(self) -> PodRef:
         return PodRef(self.uid, self.namespace, self.name)
-
-
-class Placed(NamedTuple):
-    """A pod that counts: its node, and what it takes of it. `occupant`: None for one that is only planned there.
-
-    `group`: the PodGroup of Kubernetes that it names, "namespace/name", for one that is none of ours; it may wait, and
-    have no node.
-    """
-
-    node: str
-    load: Load
-    occupant: Occupant | None = None
-    group: str = ""
 
 
 class NodeRecord(NamedTuple):

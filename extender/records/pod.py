@@ -50,35 +50,23 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
-    """A pod that waits, and what it asks."""
+class WaitingPod:
+    """A pod that waits, and what it asks: of cards, beside them (`load`), and of its node (`constraints`, a key).
+
+    `version`: of the object, as last seen. `nominated`: the node where kube-scheduler makes room for it, or "". `rank`:
+    as a gang of one. `insists`: it says that the extender is to choose, whatever holds for others.
+    """
 
     ref: PodRef
     request: PodRequest
     load: Load = Load()
-
-    @property
-    def uid(self) -> str:
-        return self.ref.uid
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """A pod that waits and was not tried yet, as far as is known; it may be decided about before kube-scheduler asks.
-
-    `version`: of the object, as last seen. `rank`: as a gang of one. `constraints`: key of what it asks of its node.
-    `insists`: it says that the extender is to choose, whatever holds for others.
-    """
-
-    ref: PodRef
-    version: str
-    created: str
-    scheduler: str
-    request: PodRequest
-    load: Load
-    rank: Rank
-    constraints: bytes
-    insists: bool
+    version: str = ""
+    nominated: str = ""
+    created: str = ""
+    scheduler: str = ""
+    rank: Rank = (0, 0, "", "")
+    constraints: bytes = b""
+    insists: bool = False
 
     @property
     def uid(self) -> str:
@@ -193,10 +181,6 @@ class Pod:
             if names.SHARE in ((one.get("resources") or {}).get("limits") or ())
         )
 
-    def claimant(self) -> Claimant:
-        """Who asks for what. Raises InvalidRequest."""
-        return Claimant(self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)
-
     # What kube-scheduler does with it.
 
     @property
@@ -271,9 +255,25 @@ class Pod:
             problem=problem if not self.node else "",
         )
 
-    def prospect(self) -> Prospect | None:
-        """The pod, which has no node and was not tried; None where it is not ours, or not to be decided about ahead."""
-        if (
+    def waiting(self) -> WaitingPod:
+        """The pod, which has no node. Raises InvalidRequest."""
+        return WaitingPod(
+            self.ref,
+            self.request or PodRequest(containers=(), priority=self.priority),
+            self.load,
+            version=self.version,
+            nominated=self.nominated,
+            created=self.created,
+            scheduler=self.scheduler,
+            rank=self.rank,
+            constraints=self._constraints,
+            insists=self.one_best_node(default=False),
+        )
+
+    @property
+    def predictable(self) -> bool:
+        """Whether it may be decided about before kube-scheduler comes to it."""
+        return not (
             not self.version
             or self.going
             or self._spec.get("schedulingGates")
@@ -281,28 +281,14 @@ class Pod:
             or self.grouped
             or not self.one_best_node(default=True)
             or self._is_bound_to_others()
-        ):
-            return None
-        try:
-            asked = self.request
-        except InvalidRequest:
-            return None  # filter will say it
-        constraints = aheadnodes.key_of(self._spec)
-        if asked is None or len(constraints) > MOST_CONSTRAINTS:
-            return None
-        return Prospect(
-            self.ref,
-            version=self.version,
-            created=self.created,
-            scheduler=self.scheduler,
-            request=asked,
-            load=self.load,
-            rank=self.rank,
-            constraints=constraints,
-            insists=self.one_best_node(default=False),
+            or len(self._constraints) > MOST_CONSTRAINTS
         )
 
     # Everything below reads.
+
+    @cached_property
+    def _constraints(self) -> bytes:
+        return aheadnodes.key_of(self._spec)
 
     def _containers(self) -> Iterator[Json]:
         yield from self._spec.get("initContainers") or ()

@@ -18,8 +18,8 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads, resizes
-from extender.records.nodeinfo import Occupant, Placed
-from extender.records.pod import REFUSED, Claimant, Pod, Prospect
+from extender.records.nodeinfo import Placed
+from extender.records.pod import REFUSED, Pod, WaitingPod
 from extender.records.podref import PodRef
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
@@ -34,11 +34,10 @@ class PodRecord(Struct, frozen=True, gc=False):
     """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
 
     `node` is "" until it is bound, `classes` are what it asks until then; `placed`: what it takes of its node.
-    `nominated`: the node that kube-scheduler makes room on for it while it waits, and `claimant` what it would have
-    there; `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`:
-    its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
-    `prospect`: what it asks, while it was not and may be decided about ahead. `mps_client`: what
-    it is to those who share MPS with it.
+    `asks`: what it asks, where kube-scheduler makes room for it, or has not tried it and it may be decided about ahead;
+    `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`: its priority, where
+    it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain. `mps_client`: what it is
+    to those who share MPS with it.
 
     `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
     a gang. `unplaced`: somebody else has bound it, so it has none of the cards or devices that it asks for.
@@ -60,12 +59,10 @@ class PodRecord(Struct, frozen=True, gc=False):
     placed: Placed | None = None
     gang: str = ""
     member: Member | None = None
-    nominated: str = ""
+    asks: WaitingPod | None = None
     named: str = ""
-    claimant: Claimant | None = None
     turned_away: int | None = None
     refused: bool = False
-    prospect: Prospect | None = None
     mps_client: MpsClient = COMMON
     bindable: bool = False
     group: str = ""
@@ -177,7 +174,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         finished,
         _ended(read, finished=finished),
         problem,
-        placed=None if finished else Placed(node, resizes.load(raw, read.spec), _occupant(meta, read.spec)),
+        placed=None if finished else _placed(raw, meta, read.spec),
         gang=gang,
         member=member,
         group="" if gang or finished else _group(meta, read.spec),
@@ -198,29 +195,27 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     if finished:
         return PodRecord(*pod.ref, finished=True, gang=pod.gang, member=pod.member() if pod.gang else None)
     reason, told = pod.unscheduled, status.nominated_node_name
-    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, pod.nominated
+    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated)
     fresh = not (refused or unanswered or told)
     return PodRecord(
         *pod.ref,
         classes=pod.classes,
         gang=pod.gang,
         member=pod.member() if pod.gang else None,
-        nominated=nominated,
+        asks=_asks(pod) if nominated or (fresh and pod.predictable) else None,
         named="" if nominated else told,
-        claimant=_claimant(pod) if nominated else None,
         turned_away=pod.priority if unanswered else None,
         refused=refused or unanswered,
-        prospect=pod.prospect() if fresh else None,
         bindable=pod.bindable,
         group="" if pod.gang else _group(read.metadata, read.spec),
     )
 
 
-def _claimant(pod: Pod) -> Claimant | None:
+def _asks(pod: Pod) -> WaitingPod | None:
     try:
-        return pod.claimant() if pod.request is not None else None
+        return pod.waiting() if pod.request is not None else None
     except InvalidRequest:
-        return None  # filter has said it
+        return None  # filter says it
 
 
 def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
@@ -229,9 +224,7 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     meta, group = read.metadata, _group(read.metadata, read.spec)
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
         return None
-    occupant = _occupant(meta, read.spec, fixed=static)
-    placed = Placed(intern(read.spec.node_name), resizes.load(raw, read.spec), occupant, group)
-    return f"{meta.namespace}/{meta.name}", placed
+    return f"{meta.namespace}/{meta.name}", _placed(raw, meta, read.spec, group, fixed=static)
 
 
 def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
@@ -241,8 +234,10 @@ def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
     return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
 
 
-def _occupant(meta: "_Meta | _OtherMeta", spec: _Grouped, *, fixed: bool = False) -> Occupant:
-    return Occupant(
+def _placed(raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, group: str = "", *, fixed: bool = False) -> Placed:
+    return Placed(
+        intern(spec.node_name),
+        resizes.load(raw, spec),
         meta.uid,
         intern(meta.namespace),
         meta.name,
@@ -251,6 +246,7 @@ def _occupant(meta: "_Meta | _OtherMeta", spec: _Grouped, *, fixed: bool = False
         going=meta.deletion_timestamp is not None,
         fixed=fixed,
         grouped=spec.scheduling_group is not None,
+        group=group,
     )
 
 

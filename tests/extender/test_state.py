@@ -11,7 +11,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import podinfo
-from extender.records.nodeinfo import NodeRecord, Occupant, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
 from tests.extender.worlds import (
     ENDED,
@@ -210,7 +210,7 @@ def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
 def test_of_pods_that_are_none_of_our_business_only_their_load_and_who_they_are_is_kept():
     made = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
     made["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
-    placed = Placed("n", Load(250, 1 << 30, 1), Occupant("u", "d", "x"))
+    placed = Placed("n", Load(250, 1 << 30, 1), "u", "d", "x")
     assert podinfo.pod(json.dumps(made).encode()) == ("d/x", placed)
     made["status"] = {"phase": "Succeeded"}
     assert podinfo.pod(json.dumps(made).encode()) is None
@@ -223,7 +223,7 @@ def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
     forged["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
     key, placed = podinfo.pod(json.dumps(forged).encode()) or ("", None)
     assert (key, type(placed)) == ("default/a", Placed)
-    assert (placed.node, placed.load, placed.occupant.fixed) == ("n1", Load(0, 0, 1), True)
+    assert (placed.node, placed.load, placed.fixed) == ("n1", Load(0, 0, 1), True)
 
 
 def test_a_card_counts_only_once_it_was_reported_healthy(world):

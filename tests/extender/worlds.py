@@ -12,7 +12,6 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Patience
-from extender.queue.schedulingqueue import Asked
 from extender.records import objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
@@ -107,7 +106,7 @@ def plan(
 
 def comes(made: State, name: str, asked: PodRequest | None, version: str) -> None:
     """Filter is asked about the pod."""
-    made.tries(f"uid-{name}", Asked(asked, version) if asked is not None else None, grouped=False)
+    made.tries(f"uid-{name}", (asked, version) if asked is not None else None, grouped=False)
 
 
 def begin(
