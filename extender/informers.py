@@ -5,7 +5,7 @@ nothing of the state.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -14,18 +14,19 @@ from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
-from cardwise.kube.pods.budgets import Budget
 from cardwise.kube.watch.reflector import Reflector
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import nodeinfo, objects, podinfo
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import Placed
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.records.podinfo import PodRecord
 from extender.reporting.listers import CardLister, ClassLister, Lister, Listers
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
@@ -48,21 +49,34 @@ class Informers:
         self._clock = clock
         # What another extender may have decided, by which limits, and how far gangs had come with it.
         self._decisive: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups), clock=clock),
-            Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas), clock=clock),
+            Reflector(client, paths.podgroups(), podgroups.record, _groups(state, seen.groups), clock=clock),
+            Reflector(client, paths.gpuquotas(), objects.quota, _quotas(state, seen.quotas), clock=clock),
             Reflector(
                 client, paths.pods(), podinfo.pod, _Pods(state, events, listed), named=podinfo.named, clock=clock
             ),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.nodes(), nodeinfo.node, _Nodes(state), named=_by_key, clock=clock),
             Reflector(
-                client, paths.resourceclasses(), objects.resource_class, _Classes(state, seen.classes), clock=clock
+                client,
+                paths.nodes(),
+                nodeinfo.node,
+                _Feed(state.set_node, state.remove_node),
+                named=_by_key,
+                clock=clock,
+            ),
+            Reflector(
+                client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), clock=clock
             ),
             Reflector(
                 client, paths.extendedresources(), objects.card, _Cards(state, seen.cards), named=_by_key, clock=clock
             ),
-            Reflector(client, paths.poddisruptionbudgets(), budgets.record, _Budgets(state), clock=clock),
+            Reflector(
+                client,
+                paths.poddisruptionbudgets(),
+                budgets.record,
+                _Feed(state.preemption.set_budget, state.preemption.remove_budget),
+                clock=clock,
+            ),
             *self._decisive,
         )
 
@@ -153,98 +167,65 @@ class _Cards:
         pass
 
 
-class _Nodes:
-    def __init__(self, state: State) -> None:
-        self._state = state
+class _Feed(Generic[_T]):
+    """Hands each object of one kind to the state, and to its lister. `problem`: what of it cannot be read, which is
+    logged as `unreadable` once.
+    """
 
-    def on_change(self, key: str, old: NodeRecord | None, new: NodeRecord) -> None:
-        del old
-        self._state.set_node(key, new)
-
-    def on_delete(self, key: str, old: NodeRecord) -> None:
-        del old
-        self._state.remove_node(key)
-
-    def on_synced(self) -> None:
-        pass
-
-
-class _Budgets:
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def on_change(self, key: str, old: Budget | None, new: Budget) -> None:
-        del old
-        self._state.preemption.set_budget(key, new)
-
-    def on_delete(self, key: str, old: Budget) -> None:
-        del old
-        self._state.preemption.remove_budget(key)
-
-    def on_synced(self) -> None:
-        pass
-
-
-class _Classes:
-    def __init__(self, state: State, seen: ClassLister) -> None:
-        self._state = state
+    def __init__(
+        self,
+        put: Callable[[str, _T], object],
+        remove: Callable[[str], object],
+        seen: Lister[_T] | None = None,
+        problem: Callable[[_T], str] = lambda _: "",
+        unreadable: str = "",
+    ) -> None:
+        self._put = put
+        self._remove = remove
         self._seen = seen
+        self._problem = problem
+        self._unreadable = unreadable
 
-    def on_change(self, key: str, old: ClassRecord | None, new: ClassRecord) -> None:
-        if new.problem and (old is None or old.problem != new.problem):
-            _log.warning("unreadable ResourceClass, no card is of it", name=key, problem=new.problem)
+    def on_change(self, key: str, old: _T | None, new: _T) -> None:
+        problem = self._problem(new)
+        if problem and (old is None or self._problem(old) != problem):
+            _log.warning(self._unreadable, name=key, problem=problem)
+        self._put(key, new)
+        if self._seen is not None:
+            self._seen.put(key, new)
+
+    def on_delete(self, key: str, old: _T) -> None:
+        del old
+        self._remove(key)
+        if self._seen is not None:
+            self._seen.remove(key)
+
+    def on_synced(self) -> None:
+        pass
+
+
+def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
+    def put(key: str, new: ClassRecord) -> None:
         if new.device_class is None:
-            self._state.remove_class(key)
+            state.remove_class(key)
         else:
-            self._state.set_class(new.device_class)
-        self._seen.put(key, new)
+            state.set_class(new.device_class)
 
-    def on_delete(self, key: str, old: ClassRecord) -> None:
-        del old
-        self._state.remove_class(key)
-        self._seen.remove(key)
-
-    def on_synced(self) -> None:
-        pass
+    text = "unreadable ResourceClass, no card is of it"
+    return _Feed(put, state.remove_class, seen, lambda one: one.problem, text)
 
 
-class _Quotas:
-    def __init__(self, state: State, seen: Lister[QuotaRecord]) -> None:
-        self._state = state
-        self._seen = seen
-
-    def on_change(self, key: str, old: QuotaRecord | None, new: QuotaRecord) -> None:
-        if new.problem and (old is None or old.problem != new.problem):
-            _log.warning("unreadable GPUQuota, it limits nothing", quota=key, problem=new.problem)
+def _quotas(state: State, seen: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
+    def put(key: str, new: QuotaRecord) -> None:
         if new.quota is None:
-            self._state.remove_quota(key)
+            state.remove_quota(key)
         else:
-            self._state.set_quota(key, new.quota)
-        self._seen.put(key, new)
+            state.set_quota(key, new.quota)
 
-    def on_delete(self, key: str, old: QuotaRecord) -> None:
-        del old
-        self._state.remove_quota(key)
-        self._seen.remove(key)
-
-    def on_synced(self) -> None:
-        pass
+    return _Feed(put, state.remove_quota, seen, lambda one: one.problem, "unreadable GPUQuota, it limits nothing")
 
 
-class _Groups:
-    def __init__(self, state: State, seen: Lister[GroupRecord]) -> None:
-        self._state = state
-        self._seen = seen
-
-    def on_change(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
-        del old
-        self._state.gangs.set_group(key, new.group)
-        self._seen.put(key, new)
-
-    def on_delete(self, key: str, old: GroupRecord) -> None:
-        del old
-        self._state.gangs.set_group(key, None)
-        self._seen.remove(key)
-
-    def on_synced(self) -> None:
-        pass
+def _groups(state: State, seen: Lister[GroupRecord]) -> _Feed[GroupRecord]:
+    return _Feed(
+        lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), seen
+    )

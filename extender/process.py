@@ -45,7 +45,7 @@ from extender.gangs import gangwords
 from extender.informers import Informers
 from extender.leadership import leadership
 from extender.leadership.fence import Fence
-from extender.leadership.leadership import Alone, Leadership
+from extender.leadership.leadership import Leadership
 from extender.leadership.marking import LeaderMark
 from extender.reporting.listers import Listers
 from extender.state import State
@@ -109,7 +109,7 @@ class Extender:
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
         seen = Listers()
         self._informers = Informers(client, self._state, seen, self._events, clock, listed=listed)
-        self._leadership: Leadership = Alone()
+        self._leadership: Leadership = Leadership()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
             self._leadership = leadership.by_lease(

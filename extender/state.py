@@ -36,6 +36,7 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way
 from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
+from extender.gangs.gangplaces import Places
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
@@ -86,7 +87,10 @@ class State:
             settings=of_ahead or ahead.Settings(),
             clock=clock,
         )
-        self._gangs = Gangs(gangwords.Parts(cache, nominated, reserve, self.ahead), settings, clock)
+        places = Places(
+            cache=cache, nominated=nominated, reserve=reserve, ahead=self.ahead, policy=settings.policy, clock=clock
+        )
+        self._gangs = Gangs(cache, places, settings, clock)
         self.gangs = LockedGangs(self._lock, cache, self._gangs, reserve, clock)
         self.preemption = Preemption(self._lock, cache=cache, nominated=nominated, gangs=self._gangs, clock=clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
@@ -483,6 +487,5 @@ class State:
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
         if plan is not None and self._cache.good(plan, ask.request):
             return plan.assignment
-        with self._cache.aside(ask.pod.uid):
-            placed = self._placing.place_on(ask, node)
+        placed = self._placing.place_on(ask, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

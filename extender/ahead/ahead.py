@@ -6,10 +6,9 @@ as filter's do: the scheduler's own filters and filter and bind stand as ever. S
 """
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
@@ -29,6 +28,8 @@ from extender.records.aheadnodes import Ground, Grounds
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
+
+_T = TypeVar("_T")
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
@@ -157,47 +158,53 @@ class Ahead:
 
     def place(self, ask: Ask, created: str) -> Placement | Unplaceable:
         """The best node for a pod of that time of creation, if need be with what pods after it hold ahead."""
-        found = self._placing.place(ask)
-        if isinstance(found, Unplaceable) and (later := self.after(ask.request.priority, created)):
-            with self.without(later):
-                then = self._placing.place(ask)
-            if isinstance(then, Placement):
-                self.overtake(later, ask.pod.namespace, (then.node,))
-                return self._placing.place(ask)
-        return found
+        return self.overtaking(
+            ask.request.priority,
+            created,
+            ask.pod.namespace,
+            lambda: self._placing.place(ask),
+            lambda found: (found.node,) if isinstance(found, Placement) else (),
+        )
 
     def score(self, ask: Ask, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place`, for all nodes that fit; and why the others do not."""
-        found = self._placing.score(ask)
-        if not found[0] and (later := self.after(ask.request.priority, created)):
-            with self.without(later):
-                scores, _ = self._placing.score(ask)
-            if scores:
-                self.overtake(later, ask.pod.namespace, scores)
-                return self._placing.score(ask)
-        return found
+        return self.overtaking(
+            ask.request.priority,
+            created,
+            ask.pod.namespace,
+            lambda: self._placing.score(ask),
+            lambda found: found[0],
+        )
 
-    # What gives way to a pod or a gang that finds no place.
-
-    def after(self, priority: int, created: str) -> list[Reservation]:
-        """What is held ahead for pods that come later in the queue than one of this priority and time of creation."""
-        return [
-            one
-            for one in self._reservations.among(Phase.NOMINATED)
-            if one.ahead is not None and sort_key(one.ahead) > (-priority, created)
-        ]
-
-    def without(self, later: Iterable[Reservation]) -> AbstractContextManager[None]:
-        """Meanwhile these hold nothing."""
-        return self._cache.ledger.what_if(released=[one.pod.uid for one in later])
-
-    def overtake(self, later: Iterable[Reservation], namespace: str, nodes: Collection[str]) -> None:
-        """What these hold on the nodes is over; where the namespace has quotas, all that its own pods hold."""
+    def overtaking(
+        self,
+        priority: int,
+        created: str,
+        namespace: str,
+        search: Callable[[], _T],
+        nodes_of: Callable[[_T], Collection[str]],
+    ) -> _T:
+        """What the search finds, if need be with what is held ahead for pods that come later in the queue than one of
+        this priority and time of creation. That is over on the nodes that were found, `nodes_of`; where the namespace
+        has quotas, so is all that its own pods hold ahead.
+        """
+        found = search()
+        if nodes_of(found):
+            return found
+        ahead = self._reservations.among(Phase.NOMINATED)
+        later = [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
+        if not later:
+            return found
+        with self._cache.ledger.what_if(released=[one.pod.uid for one in later]):
+            nodes = nodes_of(search())
+        if not nodes:
+            return found
         limited = bool(self._cache.headroom(namespace))
         self._end(
             [one.pod.uid for one in later if one.node in nodes or (limited and one.pod.namespace == namespace)],
             Outcome.OVERTAKEN,
         )
+        return search()
 
     # What time does.
 

@@ -25,7 +25,7 @@ from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder, Failed
 from extender.cache import statelock
-from extender.leadership.leadership import Alone, Leadership
+from extender.leadership.leadership import Leadership
 from extender.records import wire
 from extender.records.wire import BindResult, FilterResult, Malformed
 from extender.state import State
@@ -51,7 +51,7 @@ class Parts:
     metrics: Metrics
     preferences: Preferences
     missing: Callable[[], list[str]]
-    leadership: Leadership = field(default_factory=Alone)
+    leadership: Leadership = field(default_factory=Leadership)
     notice: verbs.Notice | None = None
     inspect_unit: Unit = Unit.MIB
 

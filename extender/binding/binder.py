@@ -24,7 +24,7 @@ from extender.binding.permit import Line, WaitingBinds
 from extender.binding.throttle import BindThrottle
 from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
-from extender.leadership.leadership import Alone, Leadership
+from extender.leadership.leadership import Leadership
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
@@ -104,7 +104,7 @@ class Binder:
         self._state = state
         self._policy = policy
         self._seconds = seconds
-        self._leadership = leadership or Alone()
+        self._leadership = leadership or Leadership()
         self._clock = clock
         self._posting = 0
         self._turn = threading.Condition()  # to post

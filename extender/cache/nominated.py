@@ -39,6 +39,7 @@ class NominatedPods:
     """`policy`: of placement, for pods that name none."""
 
     def __init__(self, cache: Cache, policy: str = policies.DEFAULT) -> None:
+        self.budgets = Budgets()
         self._cache = cache
         self._policy = policy
         self._nominations = cache.reservations.nominations
@@ -76,12 +77,31 @@ class NominatedPods:
 
         What is kept there for others does not count: while that is found out it would go round in a circle.
         """
-        there = self.full(claimant, node, gone=gone)
+        there = self._full(claimant, node, gone=gone)
         if there is None:
             return None
-        return preemption.best(there, self.newcomer(claimant, policy, LOWEST))
+        return preemption.best(there, self._newcomer(claimant, policy, LOWEST))
 
-    def newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:
+    def who_goes(
+        self,
+        claimant: WaitingPod,
+        policy: str,
+        node: str,
+        chosen: Collection[str] = (),
+        *,
+        own: Collection[str] = (),
+    ) -> Victims | None:
+        """Who must go on the node for the pod; None where nobody's going helps. `chosen`: kube-scheduler's own victims;
+        `own`: pods of which nothing is kept from this one.
+        """
+        priority = claimant.request.priority
+        kept = self.kept_on(node, {claimant.uid, *own}, priority)
+        there = self._full(claimant, node, kept=kept, budgets=self.budgets)
+        if there is None:
+            return None
+        return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
+
+    def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:
         """The pod, as preemption takes it: pods below this priority may be evicted for it."""
         return Newcomer(
             request=claimant.request,
@@ -91,7 +111,7 @@ class NominatedPods:
             headroom=self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
         )
 
-    def full(
+    def _full(
         self,
         claimant: WaitingPod,
         node: str,

@@ -82,10 +82,9 @@ class Placing:
             yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
-        """The cards of one node."""
-        headroom = self._cache.headroom(ask.pod.namespace)
-        with self._nominated.kept((ask.pod.uid,), ask.request.priority):
-            return placement.place_on(self._ledger.node(node), ask.request, ask.policy, headroom)
+        """The cards of one node. What the pod holds itself is no obstacle."""
+        with self.asking(ask, Effort()) as scorer:
+            return scorer.place_on(self._ledger.node(node))
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""

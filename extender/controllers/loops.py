@@ -19,7 +19,7 @@ from extender.binding import binder
 from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.gangcontroller import GangController
 from extender.leadership.fence import Fence
-from extender.leadership.leadership import Alone, Leadership
+from extender.leadership.leadership import Leadership
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Loops:
         self._client = client
         self._fence = fence or Fence(client, clock)
         self._state = state
-        self._leadership = leadership or Alone()
+        self._leadership = leadership or Leadership()
         self._clock = clock
         self._rests_since: float | None = None
         self._keep = keep

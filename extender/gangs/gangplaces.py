@@ -16,10 +16,12 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, Plan
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
-from extender.ahead.reserve import no_place
+from extender.ahead.ahead import Ahead
+from extender.ahead.reserve import Reserve, no_place
 from extender.cache import yielding
+from extender.cache.cache import Cache
+from extender.cache.nominated import NominatedPods
 from extender.cache.reservations import Phase, Reservations
-from extender.gangs.gangwords import Parts
 from extender.records.podref import PodRef
 
 CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
@@ -28,13 +30,22 @@ CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
 class Places:
     """`policy`: of placement, for pods that name none."""
 
-    def __init__(self, parts: Parts, policy: str, clock: Clock) -> None:
-        self._cache = parts.cache
-        self._ledger, self._loads = parts.cache.ledger, parts.cache.loads
-        self._reservations = parts.cache.reservations
-        self._nominated = parts.nominated
-        self._reserve = parts.reserve
-        self._ahead = parts.ahead
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        nominated: NominatedPods,
+        reserve: Reserve,
+        ahead: Ahead,
+        policy: str,
+        clock: Clock,
+    ) -> None:
+        self._cache = cache
+        self._ledger, self._loads = cache.ledger, cache.loads
+        self._reservations = cache.reservations
+        self._nominated = nominated
+        self._reserve = reserve
+        self._ahead = ahead
         self._policy = policy
         self._clock = clock
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
@@ -136,13 +147,13 @@ class Places:
             self._loads.what_if(unplanned=uids),
             self._nominated.kept(gang.members, gang.priority),
         ):
-            found = self._planned(gang, members, offers, now)
-            if isinstance(found, Unplanned) and (later := self._ahead.after(gang.priority, created)):
-                with self._ahead.without(later):
-                    then = self._planned(gang, members, offers, now)
-                if isinstance(then, Planned):
-                    self._ahead.overtake(later, gang.namespace, set(then.nodes.values()))
-                    found = self._planned(gang, members, offers, now)
+            found = self._ahead.overtaking(
+                gang.priority,
+                created,
+                gang.namespace,
+                lambda: self._planned(gang, members, offers, now),
+                lambda found: set(found.nodes.values()) if isinstance(found, Planned) else (),
+            )
         if isinstance(found, Unplanned):
             gang.reason = self._reserve.hopeless(gang.key) or no_place(found.member)
             return False

@@ -15,10 +15,11 @@ from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
+from extender.cache.cache import Cache
 from extender.gangs.bindturns import BindTurns
 from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
-from extender.gangs.gangwords import Hold, Parts, Settings, Work
+from extender.gangs.gangwords import Hold, Settings, Work
 from extender.gangs.line import Line, Walk
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
@@ -27,12 +28,12 @@ TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gan
 class Gangs:
     """Not thread-safe: the state locks."""
 
-    def __init__(self, parts: Parts, settings: Settings, clock: Clock) -> None:
+    def __init__(self, cache: Cache, places: Places, settings: Settings, clock: Clock) -> None:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
-        self._cache = parts.cache
-        self._queue = parts.cache.queue
-        self._reservations = parts.cache.reservations
+        self._cache = cache
+        self._queue = cache.queue
+        self._reservations = cache.reservations
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
@@ -49,7 +50,7 @@ class Gangs:
         self._round_cost = 0.0
         self._next_round = float("-inf")
         self._bind_turns = BindTurns(settings.max_waiting)
-        self._places = Places(parts, settings.policy, clock)
+        self._places = places
         self._stopped = ""
 
     # What the API server tells.

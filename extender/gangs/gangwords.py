@@ -9,10 +9,6 @@ from typing import NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.gangs.gangs import GangPatience
-from extender.ahead.ahead import Ahead
-from extender.ahead.reserve import Reserve
-from extender.cache.cache import Cache
-from extender.cache.nominated import NominatedPods
 from extender.records.podref import PodRef
 
 
@@ -38,15 +34,6 @@ class Hold:
     def settle(self, *, go: bool, reason: str = "") -> None:
         self.go, self.reason = go, reason
         self.done.set()
-
-
-class Parts(NamedTuple):
-    """The parts of the state that plans are made of."""
-
-    cache: Cache
-    nominated: NominatedPods
-    reserve: Reserve
-    ahead: Ahead
 
 
 class Work(NamedTuple):

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -46,8 +45,10 @@ class Denial:
     elsewhere: bool
 
 
-class Leadership(Protocol):
-    """Thread-safe."""
+class Leadership:
+    """Whether this extender answers, and what it may post; thread-safe. As it stands, the only extender there is has
+    it: that one always answers (--no-lease).
+    """
 
     def start(self) -> None:
         """In the process that serves."""
@@ -57,56 +58,33 @@ class Leadership(Protocol):
 
     def term(self) -> int | None:
         """The term in which calls are answered now."""
-
-    def resumes(self) -> bool:
-        """Whether nobody else has led since this extender did: it may go on with what it knows."""
-
-    def denial(self) -> Denial | None:
-        """Why they are not."""
-
-    def word(self, term: int) -> str:
-        """What a Binding of this term says of it; "" where nobody asks."""
-
-    @contextmanager
-    def posting(self, term: int) -> Iterator[float]:
-        """Around one write: the seconds that it may take. 0: it must not be made."""
-
-    def summary(self) -> str:
-        """A line for people."""
-
-
-class Alone:
-    """The only extender there is: it always answers."""
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def term(self) -> int | None:
         return 0
 
     def resumes(self) -> bool:
+        """Whether nobody else has led since this extender did: it may go on with what it knows."""
         return True
 
     def denial(self) -> Denial | None:
+        """Why they are not."""
         return None
 
     def word(self, term: int) -> str:
+        """What a Binding of this term says of it; "" where nobody asks."""
         del term
         return ""
 
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
+        """Around one write: the seconds that it may take. 0: it must not be made."""
         del term
         yield math.inf
 
     def summary(self) -> str:
+        """A line for people."""
         return "leader: there is no lease (--no-lease)"
 
 
-class ByLease:
+class ByLease(Leadership):
     """Who holds the Lease.
 
     `elect` makes the elector, which calls `on_change` and asks `able` and `settled`; after the fork, see

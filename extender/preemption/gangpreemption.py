@@ -19,7 +19,6 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, Place
 from extender.gangs.gangs import Gangs
-from extender.preemption.search import VictimSearch
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -36,14 +35,11 @@ class Together:
 class GangPreemption:
     """Not thread-safe: the state locks."""
 
-    def __init__(
-        self, nominated: NominatedPods, search: VictimSearch, gangs: Gangs, *, cache: Cache, clock: Clock
-    ) -> None:
+    def __init__(self, nominated: NominatedPods, gangs: Gangs, *, cache: Cache, clock: Clock) -> None:
         self._ledger = cache.ledger
         self._loads = cache.loads
         self._nominations = cache.reservations.nominations
         self._nominated = nominated
-        self._victims = search
         self._gangs = gangs
         self._clock = clock
 
@@ -98,7 +94,7 @@ class GangPreemption:
                 nodes.add(node)
                 del found[node]
                 taker = _claimant(claimant.ref.namespace, fellows[0]) if fellows else claimant
-                again = self._victims.look(
+                again = self._nominated.who_goes(
                     taker, policy, node, own=[m.uid for m in lacking if not self._is_helped(m.uid)]
                 )
                 if again is not None:

@@ -19,7 +19,6 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
-from extender.preemption.search import VictimSearch
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -47,9 +46,8 @@ class Preemption:
         self._loads = cache.loads
         self._nominated = nominated
         self._nominations = cache.reservations.nominations
-        self._search = VictimSearch(nominated)
         self._queue = cache.queue
-        self._together = GangPreemption(nominated, self._search, gangs, cache=cache, clock=clock)
+        self._together = GangPreemption(nominated, gangs, cache=cache, clock=clock)
         self._clock = clock
 
     # What the API server tells.
@@ -57,11 +55,11 @@ class Preemption:
     def set_budget(self, key: str, budget: Budget) -> None:
         """The PodDisruptionBudget, "namespace/name", is so now."""
         with self._lock:
-            self._search.budgets.set(key, budget)
+            self._nominated.budgets.set(key, budget)
 
     def remove_budget(self, key: str) -> None:
         with self._lock:
-            self._search.budgets.remove(key)
+            self._nominated.budgets.remove(key)
 
     # What kube-scheduler asks.
 
@@ -84,7 +82,7 @@ class Preemption:
             if self._clock.now() > until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
-                victims = self._search.look(claimant, policy, node, chosen[node], own=own)
+                victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
                     found[node] = victims
         with self._lock:
@@ -113,7 +111,7 @@ class Preemption:
             with self._lock:
                 self._cache.count_cards()
                 for node in nodes:
-                    victims = self._search.look(due.claimant, due.policy, node)
+                    victims = self._nominated.who_goes(due.claimant, due.policy, node)
                     if victims is None or victims.violations:
                         continue
                     if not victims.uids:
@@ -126,7 +124,7 @@ class Preemption:
             if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
                 return None
             for _, node in found[:_TOGETHER]:
-                victims = self._search.look(due.claimant, due.policy, node)
+                victims = self._nominated.who_goes(due.claimant, due.policy, node)
                 if victims is not None and not victims.violations:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
             return None

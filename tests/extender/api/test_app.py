@@ -17,7 +17,7 @@ from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
-from extender.leadership.leadership import Alone, Denial
+from extender.leadership.leadership import Denial, Leadership
 from tests.examples import examples
 from tests.extender.worlds import P100, asking, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
@@ -37,7 +37,7 @@ def parts(missing=(), leadership=None, clock=None):
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
-        leadership=leadership or Alone(),
+        leadership=leadership or Leadership(),
     )
 
 
@@ -121,7 +121,7 @@ def test_while_somebody_has_the_state_for_long_no_thread_is_kept_waiting(clock):
     assert post(client, "filter", filter_)["NodeNames"] == ["n1"]
 
 
-class Denying(Alone):
+class Denying(Leadership):
     def __init__(self, denial):
         self._denial = denial
 

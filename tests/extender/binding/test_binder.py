@@ -10,7 +10,7 @@ from extender.binding import binder
 from extender.binding.binder import Binder, Failed
 from extender.cache.reservations import Phase
 from extender.leadership.fence import Fence
-from extender.leadership.leadership import Alone
+from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, comes, free, mark, state, with_cards
@@ -324,7 +324,7 @@ def test_what_cannot_be_made_void_is_kept(status):
 
 
 def looks_up(world):
-    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+    binder.look_up(Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
 
 def times_out(world, call):

@@ -13,7 +13,7 @@ from cardwise.kube import errors, paths
 from extender.binding.binder import Failed
 from extender.cache.reservations import Phase
 from extender.leadership.fence import Fate
-from extender.leadership.leadership import Alone
+from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from tests.build import pod
 from tests.extender.leaders import LEASE, Cluster, Extender
@@ -720,7 +720,7 @@ def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
 
 
 def test_alone_there_is_nothing_to_wait_for():
-    alone = Alone()
+    alone = Leadership()
     assert alone.denial() is None
     assert alone.resumes()
     with alone.posting(alone.term()) as left:
