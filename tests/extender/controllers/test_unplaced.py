@@ -8,6 +8,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.kube import paths
 from extender.controllers.unplaced import Unplaced
+from extender.records.podinfo import PodRecord
 from tests.build import container, shares
 from tests.extender.gangworlds import member
 from tests.extender.worlds import P100, as_pod, asking, state, with_cards
@@ -41,7 +42,10 @@ class World:
 
     def see(self, name="p"):
         known = as_pod(self.api.get(f"{PODS}/{name}"))
-        self.state.set_pod(known) if hasattr(known, "uid") else self.state.set_other(f"default/{name}", known)
+        if isinstance(known, PodRecord):
+            self.state.set_pod(known)
+        else:
+            self.state.set_other(f"default/{name}", known)
 
     def step(self, rounds=8):
         for _ in range(rounds):
