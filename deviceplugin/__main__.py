@@ -44,6 +44,8 @@ from deviceplugin.sources.nocards import NoCards
 _log = structlog.get_logger(__name__)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_OF_KUBELET = ("device-plugins", "pod-resources")
+_LOOK_SECONDS = 1.0  # between two looks at the folders
 
 
 def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, ...]:
@@ -71,6 +73,16 @@ def _gpus(simulated: Path | None, cards: Choice | None, faults: Path) -> Gpus:
     if cards == Choice(()):
         return NoCards()
     return NvmlGpus(faults=faults, on_failure=_thread_failed)
+
+
+def _removed(folder: Path) -> bool:
+    """Whether it was removed on the node while our container has it mounted. Nothing can be made in it then, and we see
+    nothing of what comes in its place: only a new container does.
+    """
+    try:
+        return not folder.stat().st_nlink
+    except OSError:
+        return False
 
 
 def _thread_failed(thread: str) -> None:
@@ -255,7 +267,19 @@ def main(
     health.start()
     agent.start()
     _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))
-    stopped.wait()
+    mounted = [
+        cdi_dir,
+        state_dir,
+        mps_root,
+        *nvidia_cdi_specs,
+        cri_socket.parent,
+        *map(kubelet_dir.joinpath, _OF_KUBELET),
+    ]
+    mounted = [folder for folder in mounted if not _removed(folder)]  # some file systems count no links
+    while not stopped.wait(_LOOK_SECONDS):
+        if removed := [str(folder) for folder in mounted if _removed(folder)]:
+            _log.error("removed from the node; ends, so that a new container mounts them anew", folders=removed)
+            break
     _log.info("stopping")
     agent.leave()
     agent.stop()

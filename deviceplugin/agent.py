@@ -284,9 +284,9 @@ class Agent:
     def _look_after_grants(self) -> None:
         self.grants.mend()
         self._tell_unwritable()
-        self._releaser.sweep()
         if self.pods.synced and not self._settled:
             self._settle()
+        self._releaser.sweep(complete=self._settled)
 
     def _tell_unwritable(self) -> None:
         cdi_trouble = self._delivery.trouble() if self._access is Access.CDI else ""
@@ -319,9 +319,10 @@ class Agent:
         self._settled = True
 
     def _adopt(self) -> None:
-        known = self._kubelet.checkpoint()
-        alive = self._containers.alive({holder.pod_uid for holders in known.values() for holder in holders})
-        adopted = adoption.adopt(known, self.pods, self.grants, alive)
+        known, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
+        uids = {holder.pod_uid for holders in known.values() for holder in holders}
+        alive = self._containers.alive(uids.union(one.pod_uid for one in sandboxes))
+        adopted = adoption.adopt(known, self.pods, self.grants, sandboxes, alive)
         if adopted and self._access is Access.CDI:
             slots = [slot for grant in adopted for slot in grant.slots]
             self._delivery.refresh(slots, self.grants, Hardware.look(self._gpus, self._devices))

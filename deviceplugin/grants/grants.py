@@ -84,9 +84,9 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     namespace: str
     name: str
     container: str
-    key: str
-    slots: tuple[str, ...]
-    shares: tuple[Share, ...]
+    key: str = ""
+    slots: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
     pod_shares: tuple[Share, ...]
     pod_keys: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -96,6 +96,20 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     sm_percent: str = ""
     mps: tuple[str, ...] = ()
     granted_ns: int = 0
+
+    @classmethod
+    def of(cls, pod_uid: str, namespace: str, name: str, container: str, assignment: Assignment) -> "Grant":
+        """What the pod holds; nothing of it is the container's."""
+        return cls(
+            pod_uid=pod_uid,
+            namespace=namespace,
+            name=name,
+            container=container,
+            pod_shares=tuple(Share.of(share) for share in assignment.shares()),
+            pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
+            pod_devices=tuple(Device.of(share) for share in assignment.device_shares()),
+            pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
+        )
 
     @property
     def pod(self) -> str:

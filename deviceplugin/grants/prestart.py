@@ -93,19 +93,12 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
         raise Refused(
             f"{what}: its assignment has no card or device for container {container!r} (key {key}); create it again"
         )
-    return Grant(
-        pod_uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        container=container,
+    return msgspec.structs.replace(
+        Grant.of(pod.uid, pod.namespace, pod.name, container, assignment),
         key=key,
         slots=tuple(slots),
         shares=tuple(Share.of(share) for share in shares),
-        pod_shares=tuple(Share.of(share) for share in assignment.shares()),
-        pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
         devices=tuple(Device.of(share) for share in devices),
-        pod_devices=tuple(Device.of(share) for share in assignment.device_shares()),
-        pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
         mps_mode=pod.annotations.get(mps.MODE, ""),
         sm_percent=pod.annotations.get(mps.SM_PERCENT, ""),
     )

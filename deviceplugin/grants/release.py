@@ -98,14 +98,14 @@ class Releaser:
                 self._drop(uid, epoch)
         return answered
 
-    def sweep(self) -> None:
-        """One round over all grants."""
+    def sweep(self, *, complete: bool = True) -> None:
+        """One round over all grants. `complete`: there is one for each container that runs."""
         uids = {grant.pod_uid for grant in self._grants.all()}
         whole = self.free(uids)
         granted = {grant.pod_uid for grant in self._grants.all()}
         with self._lock:
             self._ended = {uid: rounds for uid, rounds in self._ended.items() if uid in granted}
-        self._publish(whole=whole)
+        self._publish(whole=whole and complete)
 
     def _ended_by_api(self, uid: str) -> bool | None:
         """Whether the pod has finished or is gone, for certain; None where the API server does not say."""

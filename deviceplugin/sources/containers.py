@@ -6,7 +6,7 @@ for their grace period, or for ever if they hang.
 
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ class RuntimeFacts:
     cdi_dirs: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod as the runtime was told of it when it started; its annotations are those that it was bound with."""
+
+    pod_uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str]
+
+
 class Containers:
     """The runtime behind one CRI socket. Thread-safe."""
 
@@ -67,6 +77,13 @@ class Containers:
             if uid in pod_uids and container.state != wire.CONTAINER_EXITED:
                 found.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
         return found
+
+    def sandboxes(self) -> list[Sandbox]:
+        """Of all pods, also of those that the API server knows no more. Raises RuntimeSilent."""
+        found = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
+        return [
+            Sandbox(one.metadata.uid, one.metadata.namespace, one.metadata.name, dict(one.annotations)) for one in found
+        ]
 
     def facts(self) -> RuntimeFacts:
         """Raises RuntimeSilent."""

@@ -305,6 +305,12 @@ def health(rig: Rig) -> list[str | None]:
     return [rig.status(card["index"]).get("health") for card in rig.cards]
 
 
+def told_of(rig, index: int) -> list[list[str]]:
+    """The names of the pods that hold the card, by each status of it that was ever written."""
+    path = f"{RESOURCES}/{card_uuid(index).lower()}/status"
+    return [[held["name"] for held in one.body["status"]["held"]] for one in rig.api.sent("patch", path)]
+
+
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     """Status and message of a gRPC call that must fail."""
     with pytest.raises(grpc.RpcError) as caught:

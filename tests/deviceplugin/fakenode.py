@@ -149,16 +149,16 @@ class FakeRuntime:
         self.cdi = cdi
         self.version = version
         self.running: dict[str, set[str]] = {}
-        self.sandboxes: set[str] = set()
+        self.sandboxes: dict[str, dict] = {}  # the pods that they were made for
         self.silent = False
 
     def run(self, pod: dict, container: str) -> None:
-        self.sandboxes.add(pod["metadata"]["uid"])
+        self.sandboxes[pod["metadata"]["uid"]] = pod
         self.running.setdefault(pod["metadata"]["uid"], set()).add(container)
 
     def kill(self, pod_uid: str) -> None:
         self.running.pop(pod_uid, None)
-        self.sandboxes.discard(pod_uid)
+        self.sandboxes.pop(pod_uid, None)
 
     def Version(self, request, context):
         return cri.VersionResponse(runtime_name="containerd", runtime_version=self.version)
@@ -169,8 +169,12 @@ class FakeRuntime:
 
     def ListPodSandbox(self, request, context):
         answer = cri.ListPodSandboxResponse()
-        for uid in list(self.sandboxes):
-            answer.items.add(id=uid, state=cri.SANDBOX_READY, labels={"io.kubernetes.pod.uid": uid})
+        for uid, pod in list(self.sandboxes.items()):
+            metadata = pod["metadata"]
+            one = answer.items.add(id=uid, state=cri.SANDBOX_READY, labels={"io.kubernetes.pod.uid": uid})
+            one.metadata.uid = uid
+            one.metadata.namespace, one.metadata.name = metadata.get("namespace", ""), metadata.get("name", "")
+            one.annotations.update(metadata.get("annotations", {}))
         return answer
 
     def ListContainers(self, request, context):

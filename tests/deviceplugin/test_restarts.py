@@ -1,9 +1,15 @@
 """Restarts of the agent, and of containers while the API server is away."""
 
-import grpc
+import os
+import shutil
+from pathlib import Path
 
+import grpc
+import pytest
+
+from deviceplugin import __main__ as command
 from deviceplugin.grants.access import Access
-from tests.deviceplugin.conftest import refusal
+from tests.deviceplugin.conftest import P100, PODS, refusal, told_of
 
 
 def test_a_restart_of_a_container_needs_no_api_server(rig):
@@ -46,3 +52,44 @@ def test_running_containers_are_compared_with_the_grants_once_the_runtime_answer
     rig.runtime.silent = False
     rig.settle()
     assert rig.held_on_disk(1) == 8138
+
+
+@pytest.mark.parametrize("end", ["forgotten", "deleted", "finished"])
+def test_what_an_ended_pod_still_holds_is_found_again_when_the_state_was_lost(rig, end):
+    pod = rig.bind("a", [(1, P100)])
+    rig.run(pod)
+    if end == "finished":
+        rig.api.put(PODS, pod | {"status": {"phase": "Failed"}})
+    else:
+        rig.force_delete(pod)
+    if end == "forgotten":
+        rig.kubelet.forget(pod["metadata"]["uid"])
+    rig.settle()
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    before = len(told_of(rig, 1))
+    rig.start()
+    assert all(held == ["a"] for held in told_of(rig, 1)[before:]), "nor is it ever told that the card is free"
+    assert [(held["name"], held["memoryMiB"]) for held in rig.status(1)["held"]] == [("a", P100)]
+    assert "still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(1, 1)])))[1]
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.settle()
+    assert rig.status(1)["held"] == []
+    rig.run(rig.bind("c", [(1, P100)]))
+
+
+def test_a_folder_that_was_removed_is_told_from_one_that_is_there_and_one_that_never_was(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    descriptor = os.open(there, os.O_RDONLY)  # as a mount does, it keeps what was there
+    try:
+        mounted = Path(f"/proc/self/fd/{descriptor}")
+        assert not command._removed(mounted)
+        there.rmdir()
+        assert command._removed(mounted)
+        there.mkdir()
+        assert command._removed(mounted), "it is another one"
+        assert not command._removed(there)
+        assert not command._removed(tmp_path / "never")
+    finally:
+        os.close(descriptor)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -436,7 +437,8 @@ def test_a_force_deleted_pod_is_held_until_its_container_is_gone(hand):
     hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
 
 
-def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand):
+@pytest.mark.parametrize("lost", [False, True], ids=["", "state-lost"])
+def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand, lost):
     uid = hand.pod("hangs", 0, P100)
     hand.wait(lambda: hand.container_id("hangs"), "the container's id")
     # Nobody can kill a container whose shim does not answer; it lives on, like one stuck in a driver.
@@ -445,6 +447,11 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand):
     try:
         hand.delete("hangs", force=True)
         hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held")
+        if lost:
+            hand.cluster.process(PLUGIN).stop()
+            shutil.rmtree(hand.state)
+            hand.start_plugin()
+            hand.wait(hand.grants, "a grant by what the runtime remembers")
         claimant = hand.pod("claimant", 0, P100)
         hand.wait(
             lambda: f"still held by {hand.space.name}/hangs" in hand.events("claimant"), "the claimant is told who"

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from deviceplugin.grants.access import Access
-from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
 from tests.fakes.apiserver import Fault
 
 
@@ -59,12 +59,6 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
     rig.settle()
     assert changed_at(rig) != before
-
-
-def told_of(rig, index: int) -> list[list[str]]:
-    """The names of the pods that hold the card, by each status of it that was ever written."""
-    path = f"{RESOURCES}/{card_uuid(index).lower()}/status"
-    return [[held["name"] for held in one.body["status"]["held"]] for one in rig.api.sent("patch", path)]
 
 
 @pytest.mark.parametrize("alive", ["container", "sandbox"])
