@@ -20,6 +20,7 @@ from mps.host.pods import PodView
 _log = structlog.get_logger(__name__)
 
 _HOUR = 3600.0
+_ENDS = 600.0  # seconds that the others wait for the end of one that was evicted: a tenant may give his a year
 
 
 class Allowance:
@@ -29,6 +30,7 @@ class Allowance:
         self._per_hour = per_hour
         self._spent: deque[float] = deque()
         self.last = ""  # UID of the one that went last
+        self._until = 0.0  # when its end is awaited no more
 
     def withheld(self, there: Collection[str], now: float) -> str:
         """Why none may go now, "" if one may. `there` are the UIDs of the node's pods that have not ended."""
@@ -36,10 +38,12 @@ class Allowance:
             self._spent.popleft()
         if len(self._spent) >= self._per_hour:
             return f"this node has had its {self._per_hour} evictions of an hour (--audit-evict-per-hour)"
-        return "the pod that was evicted before it has not ended yet" if self.last in there else ""
+        waits = self.last in there and now < self._until
+        return "the pod that was evicted before it has not ended yet" if waits else ""
 
     def spend(self, uid: str, now: float) -> None:
         self._spent.append(now)
+        self._until = now + _ENDS
         self.last = uid
 
 

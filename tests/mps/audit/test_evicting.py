@@ -17,6 +17,13 @@ def test_the_next_one_goes_when_the_former_has_ended():
     assert subject.withheld({"b"}, 1.0) == ""
 
 
+def test_one_that_takes_its_time_to_end_shields_no_other_for_long():
+    subject = Allowance(10)
+    subject.spend("a", 0.0)
+    assert subject.withheld({"a", "b"}, 599.0)
+    assert subject.withheld({"a", "b"}, 600.0) == ""
+
+
 def test_an_hour_has_so_many():
     subject = Allowance(2)
     for now in (0.0, 60.0):
@@ -43,7 +50,7 @@ def test_whatever_happens_no_hour_has_more(per_hour, happened):
         now += step
         if subject.withheld({last} if last and not ended else set(), now):
             continue
-        assert not last or ended, "one at a time"
+        assert not last or ended or now - gone[-1] >= 600, "one at a time"
         gone.append(now)
         last = str(index)
         subject.spend(last, now)
