@@ -13,10 +13,11 @@ PARTS = ("webhook", "extender", "deviceplugin", "mps")
 
 
 def started(part: str, *lacking: str) -> subprocess.CompletedProcess[str]:
-    """`cardwise-PART --help` where these modules are not installed."""
+    """`cardwise-PART --help` where these modules are not installed, and whether it has loaded rich."""
     absent = "".join(f"sys.modules[{module!r}] = None\n" for module in lacking)
     script = f"import sys\n{absent}sys.argv = ['cardwise-{part}', '--help']\nfrom cardwise import programs\n"
-    command = [sys.executable, "-c", f"{script}programs.{part}()"]
+    script += f"try: programs.{part}()\nfinally: print('rich.console' in sys.modules)"
+    command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -32,6 +33,7 @@ def test_a_part_with_them_runs_under_its_name() -> None:
     done = started("mps")
     assert done.returncode == 0, done.stderr
     assert "Usage: cardwise-mps " in done.stdout
+    assert done.stdout.endswith("\nFalse\n"), "rich is for `cardwise top`"
 
 
 def test_the_names_on_path_are_these_programs() -> None:
