@@ -1,5 +1,6 @@
 """What holds for every test: logging is plain, and what a test has set up ends with it."""
 
+import gc
 import logging
 import os
 import sys
@@ -33,6 +34,17 @@ hypothesis.settings.register_profile(
     suppress_health_check=_CALM,
 )
 hypothesis.settings.load_profile("cardwise")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests with all that they import stay to the end: looking for garbage among them is in vain."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

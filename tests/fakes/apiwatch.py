@@ -127,7 +127,9 @@ class Watch:
                 return
 
     def _ready(self) -> bool:
-        return self._closed or bool(self._how()) or (not self._silent() and self._visible() > self._seen)
+        if self._due():
+            return self._closed or self.then != "silence"
+        return self._closed or self._visible() > self._seen
 
     def _visible(self) -> int:
         """Up to which revision it may tell of what happened."""

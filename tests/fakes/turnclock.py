@@ -55,7 +55,8 @@ class TurnClock(FakeClock):
         self._drawn = random.Random(seed)
         self._parked: list[_Parked] = []
         self._programs: dict[int, Program] = {}  # by thread
-        self._over = threading.Semaphore(0)  # given back by each turn
+        self._over = threading.Lock()  # given back by each turn
+        self._over.acquire()
         self._ended: set[threading.Thread] = set()
         self._own = Program("test")
         self._chosen: dict[threading.Thread, Program] = {}
@@ -200,7 +201,7 @@ class TurnClock(FakeClock):
         return True
 
     def _able(self, one: _Parked) -> bool:
-        return one.program.dead or (not one.program.still and bool(one.ready() or self._reached(one.until)))
+        return one.program.dead or (not one.program.still and bool(self._reached(one.until) or one.ready()))
 
 
 def _submit(pool: ThreadPoolExecutor, do: Callable[..., object], *args: object, **kwargs: object) -> Future[object]:
