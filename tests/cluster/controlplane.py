@@ -42,7 +42,6 @@ _UNUSED = (
     "ttl",
     "validatingadmissionpolicy-status",
 )
-_TIMEOUT = 60  # seconds
 _LOOPBACK = "127.0.0.1"
 
 
@@ -144,7 +143,7 @@ class ControlPlane:
             ]
         )
         # Else the apiserver's first try fails, and it waits a whole second before the next.
-        etcd.wait_until(lambda: _answers(f"{client}/health"), "/health", _TIMEOUT)
+        etcd.wait_until(lambda: _answers(f"{client}/health"), "/health")
         self._start_apiserver(APISERVER, self.ports[APISERVER], extra)
 
     @contextmanager
@@ -191,7 +190,7 @@ class ControlPlane:
         )
         # Anonymous users may look at it (ClusterRole system:public-info-viewer).
         url = f"https://{self.address}:{port}/readyz"
-        apiserver.wait_until(lambda: _answers(url), "/readyz", _TIMEOUT)
+        apiserver.wait_until(lambda: _answers(url), "/readyz")
         return apiserver
 
     def start_controllers(self, extra: Sequence[str] = ()) -> None:
@@ -253,7 +252,7 @@ class ControlPlane:
                 *extra,
             ]
         )
-        scheduler.wait_until(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "/readyz", _TIMEOUT)
+        scheduler.wait_until(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "/readyz")
 
     @property
     def _pki(self) -> Path:
