@@ -26,7 +26,7 @@ from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
 from extender.ahead import ahead
 from extender.api.app import Parts, create_app
-from extender.api.metrics import Levels, Metrics, Sources
+from extender.api.metrics import Levels, Metrics
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.cache import statelock
@@ -170,7 +170,7 @@ class Extender:
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
         """What answers; its metrics go to `registry`."""
-        sources = Sources(
+        levels = Levels(
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
             waiting=self._state.waiting,
@@ -178,7 +178,7 @@ class Extender:
             staleness=self._informers.staleness,
             leads=self._leads,
         )
-        registry.register(Levels(sources))
+        registry.register(levels)
         registry.register(self._fragments)
         metrics = Metrics(registry, self._clock)
         self._state.gangs.observe(metrics.held, metrics.queued)

@@ -117,12 +117,11 @@ class State:
 
     def warm(self) -> None:
         """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
-        while self._warm_some():
+        more = True
+        while more:
+            with self.view() as ledger:
+                more = ledger.index_some(_WARMED)
             give_way(self._clock)
-
-    def _warm_some(self) -> bool:
-        with self.view() as ledger:
-            return ledger.index_some(_WARMED)
 
     def held(self) -> float:
         """Seconds for which somebody has had the state, 0 for nobody; see `statelock`. Waits for nobody."""

@@ -92,9 +92,11 @@ class Metrics:
         self._binds.labels(outcome).inc()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Who is asked for the levels: counts by label, in seconds `staleness`."""
+@dataclass(kw_only=True, eq=False)
+class Levels(Collector):
+    """What is read when somebody asks: counts by label, in seconds `staleness`. One sample for each label of a closed
+    set: cards and pods are told by the nodes' device plugins, or this would be 40,000 lines.
+    """
 
     marks: Callable[[], Mapping[str, int]]
     gangs: Callable[[], Mapping[str, int]]
@@ -103,43 +105,33 @@ class Sources:
     staleness: Callable[[], Mapping[str, float]]
     leads: Callable[[], bool]
 
-
-class Levels(Collector):
-    """What is read when somebody asks. One sample for each label of a closed set: cards and pods are told by the nodes'
-    device plugins, or this would be 40,000 lines.
-    """
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
     def collect(self) -> Iterator[Metric]:
-        ask = self._sources
-        yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", ask.marks())
+        yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", self.marks())
         # A standby knows of a half that is bound, and not how far the leader has come with the rest.
-        gangs = ask.gangs() if ask.leads() else dict.fromkeys(ask.gangs(), 0)
+        gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
         yield _gauge("cardwise_extender_gangs", "Gangs by phase, as the leader has them.", "phase", gangs)
         yield _gauge(
             "cardwise_extender_waiting_pods",
             "Pods for which filter found no node when asked last, by the most frequent reason among the nodes.",
             "reason",
-            ask.waiting(),
+            self.waiting(),
         )
         yield _gauge(
             "cardwise_extender_ledger_disagreements",
             "Cards on which ledger and cluster have disagreed for longer than a minute, by how.",
             "kind",
-            ask.disagreements(),
+            self.disagreements(),
         )
         yield _gauge(
             "cardwise_extender_staleness_seconds",
             "Time since the API server last told anything, by kind of object.",
             "kind",
-            ask.staleness(),
+            self.staleness(),
         )
         yield GaugeMetricFamily(
             "cardwise_extender_leader",
             "1 while this extender answers kube-scheduler, 0 while another one does.",
-            value=float(ask.leads()),
+            value=float(self.leads()),
         )
 
 

@@ -26,7 +26,7 @@ _RECOVER_SECONDS: Final = 3.0  # before a term begins; whose turn has not come t
 
 
 class LockedGangs:
-    """All methods may be called from any thread."""
+    """All methods may be called from any thread; those that say nothing else are as in `Gangs`."""
 
     def __init__(self, lock: StateLock, cache: Cache, gangs: Gangs, reserve: Reserve, clock: Clock) -> None:
         self._lock = lock
@@ -36,17 +36,14 @@ class LockedGangs:
         self._reserve = reserve
 
     def set_group(self, key: str, group: Group | None) -> None:
-        """Our PodGroup, "namespace/name", is so now; None: it is no more."""
         with self._lock:
             self._gangs.set_group(key, group)
 
     def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
-        """As `set_group`, of somebody else's PodGroup."""
         with self._lock:
             self._gangs.set_foreign(kind, key, group)
 
     def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
-        """The node of a member; None: it is placed alone."""
         with self._lock:
             self._cache.count_cards()
             return self._gangs.filter(uid, nodes)
@@ -60,18 +57,15 @@ class LockedGangs:
             return self._reserve.closed(rank, request, nodes)
 
     def join(self, uid: str, node: str) -> Hold | str | None:
-        """A bind call has come: what to wait for, or why it cannot be; None: it goes on at once."""
         with self._lock:
             self._cache.count_cards()
             return self._gangs.join(uid, node)
 
     def waits(self, uid: str) -> bool:
-        """Whether a bind of this pod would have to wait for others."""
         with self._lock:
             return self._gangs.waits(uid)
 
     def cancel(self, hold: Hold, reason: str) -> None:
-        """Somebody who waits for it cannot go on."""
         with self._lock:
             self._gangs.cancel(hold, reason)
 
@@ -91,7 +85,6 @@ class LockedGangs:
             give_way(self._clock)
 
     def stop(self, reason: str) -> None:
-        """Nobody may wait any more."""
         with self._lock:
             self._gangs.stop(reason)
 
@@ -123,7 +116,6 @@ class LockedGangs:
             return self._gangs.plan_some()
 
     def evicts(self, uid: str) -> bool:
-        """Whether the member is still to be evicted."""
         with self._lock:
             return self._gangs.evicts(uid)
 
@@ -138,11 +130,9 @@ class LockedGangs:
         return found
 
     def foreign(self) -> list[tuple[Foreign, str]]:
-        """The gangs whose minimum somebody else's PodGroup says, and whose."""
         with self._lock:
             return self._gangs.foreign()
 
     def phases(self) -> dict[str, int]:
-        """How many gangs are in which phase."""
         with self._lock:
             return self._gangs.phases()

@@ -14,7 +14,7 @@ from cardwise.kube import paths
 from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
 from extender.api.app import Parts, create_app
-from extender.api.metrics import Levels, Metrics, Sources
+from extender.api.metrics import Levels, Metrics
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.leadership.leadership import Denial, Leadership
@@ -166,7 +166,7 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
 def test_who_leads_is_a_metric(leads):
     registry = CollectorRegistry()
     nothing = {"marks": dict, "gangs": dict, "waiting": dict, "disagreements": dict, "staleness": dict}
-    registry.register(Levels(Sources(**nothing, leads=lambda: leads)))
+    registry.register(Levels(**nothing, leads=lambda: leads))
     assert registry.get_sample_value("cardwise_extender_leader") == float(leads)
 
 

@@ -11,7 +11,7 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.app import Parts, create_app
-from extender.api.metrics import Levels, Metrics, Sources, most_frequent
+from extender.api.metrics import Levels, Metrics, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from tests.extender.gangworlds import World, member
@@ -39,7 +39,7 @@ class Serving:
             missing=list,
         )
         self.client = create_app(parts).test_client()
-        sources = Sources(
+        levels = Levels(
             marks=self.state.marks,
             gangs=self.state.gangs.phases,
             waiting=self.state.waiting,
@@ -47,7 +47,7 @@ class Serving:
             staleness=dict,
             leads=lambda: self.leads,
         )
-        self.registry.register(Levels(sources))
+        self.registry.register(levels)
 
     def filter(self, name: str, mem: int) -> list[str]:
         call = {"Pod": asking(name, gpu_mem=mem), "NodeNames": ["n1"]}
