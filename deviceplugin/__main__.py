@@ -33,7 +33,7 @@ from cardwise.runtime.settings import (
     option,
     simulated_cards_option,
 )
-from deviceplugin.agent import COMPONENT, Agent, Settings
+from deviceplugin.agent import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
 from deviceplugin.publish import metrics
@@ -226,7 +226,7 @@ def main(
     are freed when the pod's containers are gone.
     """
     logs.setup(COMPONENT, common.log_level, common.log_format)
-    settings = Settings(
+    settings = NodeAgentSettings(
         node=node_name,
         kubelet_dir=kubelet_dir,
         cdi_dir=cdi_dir,
@@ -250,7 +250,7 @@ def main(
             NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
-        agent = Agent(
+        agent = NodeAgent(
             settings,
             client=client,
             gpus=gpus,

@@ -21,7 +21,7 @@ from deviceplugin.grants.access import Access, Delivery
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait
-from deviceplugin.grants.prestart import Active, PreStart, Refused
+from deviceplugin.grants.prestart import Active, PreStart, StartRefused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
@@ -29,7 +29,7 @@ from deviceplugin.publish import cardlevels, metrics, shutdown
 from deviceplugin.publish.cardlevels import CardLevel
 from deviceplugin.publish.cordons import Cordons
 from deviceplugin.publish.handover import HandOver
-from deviceplugin.publish.inventory import Inventory
+from deviceplugin.publish.inventory import NodePublisher
 from deviceplugin.publish.marking import Marker
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from deviceplugin.sources.containers import Containers, RuntimeSilent
@@ -43,7 +43,7 @@ _RELEASE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class NodeAgentSettings:
     """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs.
 
     `cards`: those of the machine that are shared; None: all, unless NVIDIA's device plugin serves the node.
@@ -65,12 +65,12 @@ class Settings:
     core_overcommit: int = FULL_CORE
 
 
-class Agent:
+class NodeAgent:
     """`start`, then `stop`. Raises OSError when its folders cannot be used."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: NodeAgentSettings,
         *,
         client: KubeClient,
         gpus: Gpus,
@@ -106,7 +106,7 @@ class Agent:
             on_change=self._held_changed,
         )
         mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock)
-        self._inventory = Inventory(
+        self._inventory = NodePublisher(
             client,
             settings.node,
             gpus=gpus,
@@ -274,7 +274,7 @@ class Agent:
         try:
             grant = self._prestart(slots, active)
             outcome = "granted"
-        except Refused:
+        except StartRefused:
             outcome = "refused"
             raise
         finally:

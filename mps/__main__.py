@@ -28,10 +28,10 @@ from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common
 from mps import metrics
 from mps.audit.audit import AuditSettings
 from mps.daemon import directories, units
-from mps.daemon.machine import Pace
+from mps.daemon.machine import DaemonPace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
-from mps.manager import Held, Lock, Manager, Settings
+from mps.manager import Lock, Manager, ManagerSettings, RootTaken
 from mps.options import audit_options, pace_options
 
 _log = structlog.get_logger(__name__)
@@ -153,7 +153,7 @@ def main(
     exclusive: bool,
     stop_daemons: str,
     daemon_cgroup: Path | None,
-    pace: Pace,
+    pace: DaemonPace,
     detach_before: float,
     audit: AuditSettings | None,
 ) -> None:
@@ -164,7 +164,7 @@ def main(
     and the machine's PIDs (hostPID).
     """
     logs.setup(COMPONENT, common.log_level, common.log_format)
-    settings = Settings(
+    settings = ManagerSettings(
         node=node_name,
         root=root,
         scope=Scope(scope),
@@ -226,7 +226,7 @@ def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
     while not stopped.is_set():
         try:
             lock.take()
-        except Held:
+        except RootTaken:
             if not told and clock.now() - began > _SOON:
                 told = True
                 _log.warning("another manager holds the root; waiting for its end")

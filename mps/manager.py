@@ -23,9 +23,9 @@ from mps.audit.audit import Audit, AuditSettings
 from mps.audit.owners import Owners
 from mps.daemon import computemode, directories
 from mps.daemon.daemon import Daemon, DaemonSettings
-from mps.daemon.machine import Pace
+from mps.daemon.machine import DaemonPace
 from mps.daemon.termination import Terminations
-from mps.daemon.units import Unit
+from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import ControlError
 from mps.host.pods import Demand, PodView, demands, following, wanted_ceilings
@@ -42,7 +42,7 @@ _STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ManagerSettings:
     """`stop_daemons`: idle, always, never; see docs/design/0005-mps.md. `driver`: "" to take it from the cards.
 
     `audit`: None for none.
@@ -52,7 +52,7 @@ class Settings:
     root: Path
     scope: Scope
     control: Path
-    pace: Pace
+    pace: DaemonPace
     exclusive: bool
     stop_daemons: str
     detach_before: float
@@ -61,7 +61,7 @@ class Settings:
     audit: AuditSettings | None = None
 
 
-class Held(Exception):
+class RootTaken(Exception):
     """Another manager holds the root."""
 
 
@@ -79,7 +79,7 @@ class Lock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Held from error
+            raise RootTaken from error
 
     def lost(self) -> bool:
         """Whether its file is not the one at its place any more: who looks there takes the manager for gone."""
@@ -97,7 +97,7 @@ class Manager:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ManagerSettings,
         client: KubeClient,
         gpus: Gpus,
         use: CardUse,
@@ -262,7 +262,7 @@ class Manager:
                     self._daemons[home] = daemon
                 daemon.start()
 
-    def _make(self, unit: Unit) -> Daemon:
+    def _make(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings
         driver = settings.driver or unit.cards[0].properties.get("driver", "")
         capabilities = drivers.probed(drivers.of_version(driver), settings.control, root=os.geteuid() == 0)
@@ -340,15 +340,15 @@ class Manager:
                 _log.error("a card was left closed", problem=problem)
 
 
-def units_of(settings: Settings, cards: Sequence[GpuCard]) -> list[Unit]:
+def units_of(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:
     """What there is to be a daemon for. Pure."""
     if settings.scope is Scope.CARD:
         root = str(settings.root)
         return [
-            Unit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=Scope.CARD, cards=(card,))
+            DaemonUnit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=Scope.CARD, cards=(card,))
             for card in cards
         ]
     if not cards:
         return []
     home = Path(mps.node_folder(str(settings.root)))
-    return [Unit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]
+    return [DaemonUnit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]

@@ -9,9 +9,9 @@ from cardwise.core.values import quantity
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.runtime.settings import DURATION, grouped, option
 from mps.audit.audit import AuditSettings
-from mps.daemon.machine import Pace
+from mps.daemon.machine import DaemonPace
 
-_PACE = Pace()
+_PACE = DaemonPace()
 _AUDIT = AuditSettings()
 _EVICT_AFTER = 300.0
 _LONGEST_INTERVAL = 30.0
@@ -52,7 +52,7 @@ def _duration(name: str, default: float, text: str, into: str = "", **more: Any)
 
 pace_options = grouped(
     "pace",
-    Pace,
+    DaemonPace,
     _duration("probe-interval", _PACE.probe, "Between two questions to each daemon.", "probe", callback=_interval),
     _duration(
         "probe-timeout",

@@ -11,16 +11,16 @@ import structlog
 
 from cardwise.core.api import assignment as codec
 from deviceplugin.grants.grants import Grant, GrantStore
-from deviceplugin.grants.prestart import Refused, grant_of
+from deviceplugin.grants.prestart import StartRefused, grant_of
 from deviceplugin.sources.containers import Sandbox
 from deviceplugin.sources.kubelet import KnownContainer
-from deviceplugin.sources.pods import Pods, PodView
+from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
 
 def missing(
-    known: Mapping[str, Sequence[KnownContainer]], pods: Mapping[str, PodView], granted: set[tuple[str, str]]
+    known: Mapping[str, Sequence[KnownContainer]], pods: Mapping[str, NodePod], granted: set[tuple[str, str]]
 ) -> list[Grant]:
     """The grants that are missing for the checkpoint's containers. Pure."""
     slots: dict[tuple[str, str], list[str]] = {}
@@ -34,7 +34,7 @@ def missing(
             continue
         try:
             found.append(grant_of(pod, container, sorted(theirs)))
-        except Refused as error:
+        except StartRefused as error:
             who = f"{pod.namespace}/{pod.name}"
             _log.warning("a container holds a share slot without an assignment", pod=who, uid=uid, error=str(error))
     return found

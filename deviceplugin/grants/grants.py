@@ -37,7 +37,7 @@ class UnsafeName(ValueError):
     """A pod UID or container name that may not become a file name."""
 
 
-class Share(Struct, frozen=True):
+class GrantedShare(Struct, frozen=True):
     """A part of one card, as in the assignment. `whole` is missing in grants of an older version."""
 
     index: int
@@ -48,21 +48,21 @@ class Share(Struct, frozen=True):
     whole: bool = False
 
     @classmethod
-    def of(cls, share: CardShare) -> "Share":
+    def of(cls, share: CardShare) -> "GrantedShare":
         return cls(share.index, share.uuid, share.mem, share.core, share.total, share.whole)
 
     def to_core(self) -> CardShare:
         return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total), self.whole)
 
 
-class Device(Struct, frozen=True, rename="camel"):
+class GrantedDevice(Struct, frozen=True, rename="camel"):
     """A device that is no GPU, as in the assignment; it is given whole."""
 
     device_class: str
     uuid: str
 
     @classmethod
-    def of(cls, share: DeviceShare) -> "Device":
+    def of(cls, share: DeviceShare) -> "GrantedDevice":
         return cls(share.device_class, share.uuid)
 
 
@@ -86,11 +86,11 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     container: str
     key: str = ""
     slots: tuple[str, ...] = ()
-    shares: tuple[Share, ...] = ()
-    pod_shares: tuple[Share, ...]
+    shares: tuple[GrantedShare, ...] = ()
+    pod_shares: tuple[GrantedShare, ...]
     pod_keys: tuple[str, ...] = ()
-    devices: tuple[Device, ...] = ()
-    pod_devices: tuple[Device, ...] = ()
+    devices: tuple[GrantedDevice, ...] = ()
+    pod_devices: tuple[GrantedDevice, ...] = ()
     pod_device_keys: tuple[str, ...] = ()
     mps_mode: str = ""
     sm_percent: str = ""
@@ -105,9 +105,9 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             namespace=namespace,
             name=name,
             container=container,
-            pod_shares=tuple(Share.of(share) for share in assignment.shares()),
+            pod_shares=tuple(GrantedShare.of(share) for share in assignment.shares()),
             pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
-            pod_devices=tuple(Device.of(share) for share in assignment.device_shares()),
+            pod_devices=tuple(GrantedDevice.of(share) for share in assignment.device_shares()),
             pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
         )
 
@@ -152,7 +152,7 @@ def _pods(grants: Iterable[Grant]) -> str:
     return ", ".join(sorted({f"{grant.pod} (uid {grant.pod_uid})" for grant in grants}))
 
 
-class Overfull(Struct, frozen=True):
+class CardFull(Struct, frozen=True):
     """A card that cannot take a grant beside what others hold there: MiB (or percent of cores, if `cores`)."""
 
     index: int
@@ -171,7 +171,7 @@ class Overfull(Struct, frozen=True):
         )
 
 
-class Taken(Struct, frozen=True):
+class DeviceTaken(Struct, frozen=True):
     """A device that somebody else holds."""
 
     uuid: str
@@ -181,7 +181,7 @@ class Taken(Struct, frozen=True):
         return f"device {self.uuid} is still held by {_pods(self.holders)}"
 
 
-Conflict = Overfull | Taken
+GrantConflict = CardFull | DeviceTaken
 
 
 class GrantStore:
@@ -221,7 +221,7 @@ class GrantStore:
             found = [grant for grant in self._grants.values() if slot in grant.slots]
         return max(found, key=lambda grant: grant.granted_ns, default=None)
 
-    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Conflict | None:
+    def claim(self, grant: Grant, totals: Mapping[str, int]) -> GrantConflict | None:
         """Enter the grant, or say which card is over-full or which device taken; `totals` are the MiB of this node's
         cards by UUID.
 
@@ -291,7 +291,7 @@ class GrantStore:
                 sums[device.uuid] += 0
         return dict(sums)
 
-    def _overfull(self, mine: Grant, totals: Mapping[str, int]) -> Overfull | None:
+    def _overfull(self, mine: Grant, totals: Mapping[str, int]) -> CardFull | None:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
@@ -311,18 +311,18 @@ class GrantStore:
             holders = tuple(grant for grant, _ in others)
             held, total = sum(share.mem for _, share in others), totals[uuid]
             if held + asked > total:
-                return Overfull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
+                return CardFull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
             held = sum(share.core for _, share in others)
             if held + core[uuid] > self._core and core[uuid]:
-                return Overfull(indices[uuid], uuid, core[uuid], held, self._core, cores=True, holders=holders)
+                return CardFull(indices[uuid], uuid, core[uuid], held, self._core, cores=True, holders=holders)
         return None
 
-    def _taken(self, mine: Grant) -> Taken | None:
+    def _taken(self, mine: Grant) -> DeviceTaken | None:
         others = [grant for uid, grant in by_pod(self._grants.values()).items() if uid != mine.pod_uid]
         for device in mine.pod_devices:
             holders = [one for one in others if any(theirs.uuid == device.uuid for theirs in one.pod_devices)]
             if holders:
-                return Taken(device.uuid, tuple(holders))
+                return DeviceTaken(device.uuid, tuple(holders))
         return None
 
     def _latest_ns(self) -> int:
@@ -330,8 +330,8 @@ class GrantStore:
         return max(self._clock.wall_ns(), 1 + max((one.granted_ns for one in self._grants.values()), default=0))
 
     def _enter(
-        self, grant: Grant, check: Callable[[], Conflict | None], granted_ns: Callable[[], int]
-    ) -> Conflict | None:
+        self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
+    ) -> GrantConflict | None:
         _checked(grant)
         version = _WITH_DEVICES if grant.pod_devices else _VERSION
         key = (grant.pod_uid, grant.container)

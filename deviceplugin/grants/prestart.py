@@ -20,11 +20,11 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
 from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
 from deviceplugin.grants.cdi import NoDevice
-from deviceplugin.grants.grants import Conflict, Device, Grant, GrantStore, Share, UnsafeName
+from deviceplugin.grants.grants import Grant, GrantConflict, GrantedDevice, GrantedShare, GrantStore, UnsafeName
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait, NotYet
 from deviceplugin.sources.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
-from deviceplugin.sources.pods import Pods, PodView
+from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ _MAX_WAITING = 16  # of the server's threads: the others must stay free for Allo
 Active = Callable[[], bool]  # whether the kubelet still waits for the answer
 
 
-class Refused(Exception):
+class StartRefused(Exception):
     """The container may not start now; the message is for the pod's events."""
 
 
@@ -48,7 +48,7 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
     kubelet has not cleaned up yet.
     """
     if not slots:
-        raise Refused("the kubelet named no device")
+        raise StartRefused("the kubelet named no device")
     named: dict[NamedContainer, None] = {}
     known: dict[KnownContainer, None] = {}
     for slot in slots:
@@ -56,32 +56,32 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
         known |= dict.fromkeys(holders.known.get(slot, ()))
     what = f"share slot {', '.join(slots)}"
     if not named:
-        raise Refused(f"the kubelet does not list a container with {what} yet")
+        raise StartRefused(f"the kubelet does not list a container with {what} yet")
     if len(named) > 1:
         both = " and ".join(f"{one.namespace}/{one.pod} (container {one.container})" for one in named)
-        raise Refused(f"the kubelet gave {what} to {both}; delete one of these pods")
+        raise StartRefused(f"the kubelet gave {what} to {both}; delete one of these pods")
     who = next(iter(named))
     uids = [one.pod_uid for one in known if one.container == who.container]
     if len(uids) > 1:
         uids = [uid for uid in uids if pod_of(uid) in (f"{who.namespace}/{who.pod}", None)]
     if len(uids) != 1:
         found = ", ".join(f"{one.pod_uid}/{one.container}" for one in known) or "nobody"
-        raise Refused(
+        raise StartRefused(
             f"the kubelet's two records disagree on {what}: PodResources says {who.namespace}/{who.pod} "
             f"(container {who.container}), its checkpoint says {found}"
         )
     return who, uids[0]
 
 
-def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
+def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     """The grant that the pod's annotations order for a container. Pure. Raises Refused."""
     what = f"pod {pod.namespace}/{pod.name}"
     try:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment as error:
-        raise Refused(f"{what}: {error}; create the pod again, so that it is placed again") from error
+        raise StartRefused(f"{what}: {error}; create the pod again, so that it is placed again") from error
     if assignment is None or assignment.legacy:
-        raise Refused(
+        raise StartRefused(
             f"{what} was not placed by the Cardwise extender: it has no cards or devices in its annotations. "
             "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"
         )
@@ -90,34 +90,34 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
     devices = assignment.devices.get(key or "", ())
     is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
     if key is None or not (shares or devices or is_agent):
-        raise Refused(
+        raise StartRefused(
             f"{what}: its assignment has no card or device for container {container!r} (key {key}); create it again"
         )
     return msgspec.structs.replace(
         Grant.of(pod.uid, pod.namespace, pod.name, container, assignment),
         key=key,
         slots=tuple(slots),
-        shares=tuple(Share.of(share) for share in shares),
-        devices=tuple(Device.of(share) for share in devices),
+        shares=tuple(GrantedShare.of(share) for share in shares),
+        devices=tuple(GrantedDevice.of(share) for share in devices),
         mps_mode=pod.annotations.get(mps.MODE, ""),
         sm_percent=pod.annotations.get(mps.SM_PERCENT, ""),
     )
 
 
-def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
+def check_cards(shares: Sequence[GrantedShare], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
     """The cards of the shares. Pure. Raises Refused for one that is not here or is smaller than its shares."""
     found = []
     asked: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
         if card is None:
-            raise Refused(
+            raise StartRefused(
                 f"card {share.index} ({share.uuid}) is not on this node (any more), or --cards leaves it out; delete "
                 "the pod, so that it is placed again"
             )
         asked[share.uuid] += share.mem
         if asked[share.uuid] > card.memory:
-            raise Refused(
+            raise StartRefused(
                 f"card {share.index} ({share.uuid}) has {card.memory} MiB, not the {asked[share.uuid]} MiB that the "
                 "pod was given there; delete the pod, so that it is placed again"
             )
@@ -125,18 +125,18 @@ def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[G
     return found
 
 
-def check_devices(given: Sequence[Device], devices: Mapping[str, OtherDevice]) -> list[OtherDevice]:
+def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> list[OtherDevice]:
     """The devices of the grant. Pure. Raises Refused for one that is not here or was given twice."""
     found: dict[str, OtherDevice] = {}
     for one in given:
         device = devices.get(one.uuid)
         if device is None:
-            raise Refused(
+            raise StartRefused(
                 f"device {one.uuid} of class {one.device_class} is not on this node (any more), or --devices leaves it "
                 "out; delete the pod, so that it is placed again"
             )
         if one.uuid in found:
-            raise Refused(f"the pod was given device {one.uuid} twice; delete it, so that it is placed again")
+            raise StartRefused(f"the pod was given device {one.uuid} twice; delete it, so that it is placed again")
         found[one.uuid] = device
     return list(found.values())
 
@@ -157,7 +157,7 @@ class PreStart:
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
-        granted: Callable[[PodView], None],
+        granted: Callable[[NodePod], None],
         start_on_sick_cards: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -186,12 +186,12 @@ class PreStart:
         try:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
         except KubeletSilent as error:
-            raise Refused(str(error)) from error
+            raise StartRefused(str(error)) from error
         structlog.contextvars.bind_contextvars(pod=f"{who.namespace}/{who.pod}", uid=uid)  # of all lines of this call
         grant, pod = self._order(who, uid, slots)
         access = self._access()
         if grant.devices and access is Access.ENV:
-            raise Refused(f"pod {grant.pod}: {NO_CDI}")
+            raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
         hardware = Hardware.look(self._gpus, self._devices)
         mine = check_cards(grant.shares, hardware.cards)
         check_cards(grant.pod_shares, hardware.cards)
@@ -202,15 +202,15 @@ class PreStart:
         try:
             grant = self._mps.wait(grant, self._seat, self._waiting.release, active)
             if grant.mps and grant.shares and access is Access.ENV:
-                raise Refused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
+                raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
             self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()}, active)
             self._mps.confirm(grant)  # the card may have been awaited for seconds
             if access is not Access.ENV:
                 self._delivery.deliver(grant, hardware)
         except NotYet as error:
-            raise Refused(str(error)) from error
+            raise StartRefused(str(error)) from error
         except (OSError, UnsafeName, NoDevice) as error:
-            raise Refused(f"the grant of pod {grant.pod} could not be written: {error}") from error
+            raise StartRefused(f"the grant of pod {grant.pod} could not be written: {error}") from error
         if pod is not None:
             self._granted(pod)
         _log.info(
@@ -231,7 +231,7 @@ class PreStart:
         pod = self._pods.known(uid)
         return None if pod is None else f"{pod.namespace}/{pod.name}"
 
-    def _order(self, who: NamedContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, PodView | None]:
+    def _order(self, who: NamedContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, NodePod | None]:
         """The grant to make, and the pod unless only the disk remembers it."""
         before = self._grants.get(uid, who.container)
         try:
@@ -239,13 +239,13 @@ class PreStart:
         except errors.KubeError as error:
             # A restart of a container needs no API server: the order is the one it was started with.
             if before is None or (before.namespace, before.name) != (who.namespace, who.pod):
-                raise Refused(
+                raise StartRefused(
                     f"the assignment of pod {who.namespace}/{who.pod} is not known here and the API server "
                     f"does not answer: {error}"
                 ) from error
             return msgspec.structs.replace(before, slots=tuple(slots)), None
         if pod is None or (pod.namespace, pod.name) != (who.namespace, who.pod):
-            raise Refused(f"pod {who.namespace}/{who.pod} (uid {uid}) does not exist any more")
+            raise StartRefused(f"pod {who.namespace}/{who.pod} (uid {uid}) does not exist any more")
         return grant_of(pod, who.container, slots), pod
 
     def _check_health(self, cards: list[GpuCard]) -> None:
@@ -253,7 +253,7 @@ class PreStart:
         for card in cards:
             state = health[card.uuid]
             if not state.healthy and not self._start_on_sick_cards:
-                raise Refused(
+                raise StartRefused(
                     f"card {card.index} ({card.uuid}) is unhealthy: {state.reason}; the container starts when it has "
                     "recovered, or delete the pod, so that it is placed again"
                 )
@@ -262,36 +262,36 @@ class PreStart:
         for device in devices:
             trouble = device_trouble(device, access)
             if trouble:
-                raise Refused(
+                raise StartRefused(
                     f"{device.kind} {device.index} ({device.uuid}) is unhealthy: {trouble}; the container starts when "
                     "it has recovered, or delete the pod, so that it is placed again"
                 )
 
     def _claim(self, grant: Grant, totals: dict[str, int], active: Active) -> None:
         if not active():
-            raise Refused(_GIVEN_UP)
+            raise StartRefused(_GIVEN_UP)
         conflict = self._grants.claim(grant, totals)
         if conflict is None:
             return
         if not self._seat():
-            raise Refused(str(conflict))
+            raise StartRefused(str(conflict))
         try:
             conflict = self._wait_for_room(conflict, grant, totals, active)
         finally:
             self._waiting.release()
         if conflict is not None:
-            raise Refused(str(conflict))
+            raise StartRefused(str(conflict))
 
     def _seat(self) -> bool:
         """Whether one more call may wait."""
         return self._waiting.acquire(blocking=False)
 
     def _wait_for_room(
-        self, conflict: Conflict, grant: Grant, totals: dict[str, int], active: Active
-    ) -> Conflict | None:
+        self, conflict: GrantConflict, grant: Grant, totals: dict[str, int], active: Active
+    ) -> GrantConflict | None:
         """What holds the card or device has mostly ended already, and only nobody has asked the runtime yet."""
         deadline = self._clock.now() + _CONFLICT_SECONDS
-        left: Conflict | None = conflict
+        left: GrantConflict | None = conflict
         while left is not None:
             self._release({holder.pod_uid for holder in left.holders})
             left = self._grants.claim(grant, totals)
@@ -299,5 +299,5 @@ class PreStart:
                 break
             self._clock.sleep(_CONFLICT_PAUSE)
             if not active():
-                raise Refused(_GIVEN_UP)
+                raise StartRefused(_GIVEN_UP)
         return left

@@ -32,10 +32,10 @@ _REGISTER_TIMEOUT = 10.0
 _STREAM_SECONDS = 3.0  # the kubelet connects back within a second
 _ZERO_SECONDS = 30.0  # the kubelet reports its node every 10 s
 
-Identity = tuple[int, int, int]
+SocketIdentity = tuple[int, int, int]
 
 
-def identity(socket: Path) -> Identity | None:
+def identity(socket: Path) -> SocketIdentity | None:
     """What tells one socket from the next at the same path; None where there is none. An inode alone may recur."""
     try:
         found = socket.stat()
@@ -48,8 +48,8 @@ def identity(socket: Path) -> Identity | None:
 class Sight:
     """What is seen of a registration. Times in seconds, None: not so at present."""
 
-    kubelet: Identity | None
-    registered_with: Identity | None
+    kubelet: SocketIdentity | None
+    registered_with: SocketIdentity | None
     own_socket: bool
     without_stream: float | None
     showing_zero: float | None
@@ -91,7 +91,7 @@ class Registration:
         self._serve = serve
         self._share_allocatable = share_allocatable
         self._server: PluginServer | None = None
-        self._registered_with: Identity | None = None
+        self._registered_with: SocketIdentity | None = None
         self._stream_lost: float | None = None
         self._zero_since: float | None = None
         self._count = 0

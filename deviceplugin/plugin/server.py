@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Active, Refused
+from deviceplugin.grants.prestart import Active, StartRefused
 from deviceplugin.plugin import slots
 from deviceplugin.sources.calls import CHANNEL_OPTIONS
 
@@ -144,7 +144,7 @@ def _answer(verb: Callable[[Any, Active], Any], kind: Any, body: bytes, context:
         code, why = grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}"
     except _Invalid as error:
         code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-    except Refused as error:
+    except StartRefused as error:
         code, why = grpc.StatusCode.FAILED_PRECONDITION, str(error)
         _log.warning("a container may not start yet", why=why)
     except Exception as error:  # noqa: BLE001 - the outermost frame of this call: logged and answered

@@ -13,7 +13,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
 from deviceplugin.grants.grants import Grant, by_pod
-from deviceplugin.sources.pods import PodView
+from deviceplugin.sources.pods import NodePod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class CardLevel:
 
 
 def levels(
-    cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[PodView], grants: Iterable[Grant]
+    cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
     """Of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
     cards = list(cards)
@@ -74,7 +74,7 @@ def levels(
     ]
 
 
-def _assigned(pod: PodView) -> Iterator[CardShare]:
+def _assigned(pod: NodePod) -> Iterator[CardShare]:
     try:
         found = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:

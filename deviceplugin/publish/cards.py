@@ -14,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
-from deviceplugin.sources.pods import PodView
+from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
 _MANY = 1_000_000  # more pods than a node can have
@@ -31,7 +31,7 @@ _GONE_DEVICE = Health(
 )
 
 
-def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView], core: int = FULL_CORE) -> dict[str, str]:
+def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
     """Node capacities of cards given as (MiB, UUID), sick ones included. `core`: percent of the SMs of each.
 
     Never below what the node's living pods ask for: a kubelet that restarts admits its pods again and fails those that
@@ -49,7 +49,7 @@ def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView], core: 
 
 
 def class_capacities(
-    members: Iterable[tuple[MiB, Iterable[DeviceClass]]] | None, pods: Iterable[PodView], now: Mapping[str, str]
+    members: Iterable[tuple[MiB, Iterable[DeviceClass]]] | None, pods: Iterable[NodePod], now: Mapping[str, str]
 ) -> dict[str, str]:
     """Node capacities of ResourceClasses: as many as containers on the cards and devices can ask for at once.
 

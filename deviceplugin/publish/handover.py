@@ -17,7 +17,7 @@ from deviceplugin.sources.kubelet import decode_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GpuMemRecord:
     """What the kubelet says of gpu-mem. `devices`: how many, None where no device plugin has it. `holders` are UIDs.
 
     `ours`: it knows our plugin.
@@ -28,21 +28,21 @@ class Seen:
     ours: bool = False
 
 
-def parse(content: bytes) -> Seen:
+def parse(content: bytes) -> GpuMemRecord:
     """From the kubelet's device checkpoint."""
     try:
         data = decode_checkpoint(content).data
     except msgspec.DecodeError:
-        return Seen()  # PreStartContainer reads the same file, and says so
+        return GpuMemRecord()  # PreStartContainer reads the same file, and says so
     registered = data.registered_devices or {}
-    return Seen(
+    return GpuMemRecord(
         len(registered[names.GPU_MEM] or ()) if names.GPU_MEM in registered else None,
         frozenset(entry.pod_uid for entry in data.pod_device_entries or () if entry.resource_name == names.GPU_MEM),
         names.SHARE in registered,
     )
 
 
-def why_not(seen: Seen, living: Collection[str]) -> str:
+def why_not(seen: GpuMemRecord, living: Collection[str]) -> str:
     """What keeps the cards from being shared, "" where nothing does. `living`: UIDs of the pods that are not finished.
 
     Other holders are old: the kubelet drops them before it next gives a device away. Pure.
@@ -70,7 +70,7 @@ class HandOver:
     def __init__(self, kubelet_dir: Path) -> None:
         self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
         self._mark = (0, 0, 0)
-        self._seen = Seen()
+        self._seen = GpuMemRecord()
         self._leaving = False
         self._lock = threading.Lock()
 
@@ -86,7 +86,7 @@ class HandOver:
             if mark != self._mark:
                 self._seen, self._mark = parse(self._checkpoint.read_bytes()), mark
         except OSError:
-            self._seen, self._mark = Seen(), (0, 0, 0)  # no plugin has registered yet
+            self._seen, self._mark = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet
         if not self._leaving and self._seen.devices is None and not self._seen.holders:
             return ""
         why = why_not(self._seen, frozenset(living))

@@ -50,7 +50,7 @@ def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
     return found.metadata.name, msgspec.structs.replace(found, metadata=head)
 
 
-class Inventory:
+class NodePublisher:
     """One thread that writes, and two that watch the cards and the other devices.
 
     `access` is None until it is known; `split` as OwnNode. `mps` puts right what is said of this node's MPS; `core`:

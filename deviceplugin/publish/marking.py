@@ -14,7 +14,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
 from deviceplugin.publish import metrics
-from deviceplugin.sources.pods import PodView
+from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class Marker:
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, PodView] = OrderedDict()
+        self._waiting: OrderedDict[str, NodePod] = OrderedDict()
         self._loop = Loop(
             "marking",
             self._mark_next,
@@ -45,7 +45,7 @@ class Marker:
     def stop(self) -> None:
         self._loop.stop()
 
-    def mark(self, pod: PodView) -> None:
+    def mark(self, pod: NodePod) -> None:
         """Returns at once. A pod that is marked already costs nothing, nor one without cards, which has no mark."""
         if pod.annotations.get(names.ASSIGNED, "true") == "true":
             return
@@ -72,7 +72,7 @@ class Marker:
         except errors.KubeError as error:
             _log.warning(_FAILED, pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, error=str(error))
 
-    def _patch(self, pod: PodView) -> None:
+    def _patch(self, pod: NodePod) -> None:
         # The UID is a precondition: a patch that would change it is Invalid.
         change = {"metadata": {"uid": pod.uid, "annotations": {names.ASSIGNED: "true"}}}
         self._client.patch(paths.pods(pod.namespace, pod.name), change, "merge")

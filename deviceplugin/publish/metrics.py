@@ -49,7 +49,7 @@ _OF_CARDS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
 )
 
 
-class Cards(Collector):
+class CardCollector(Collector):
     """A sample for each card and metric, asked for at the scrape; none until `ask` is set."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Cards(Collector):
             yield family
 
 
-CARDS = Cards()
+CARDS = CardCollector()
 REGISTRY.register(CARDS)
 
 

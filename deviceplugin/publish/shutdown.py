@@ -13,7 +13,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment
 from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
-from deviceplugin.sources.pods import PodView
+from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ _PAUSE = 0.25
 _AGAIN = 1.0  # seconds after which the slots are withdrawn again, where nobody says how the node is now
 
 
-def not_admitted(pods: Iterable[PodView], kubelet: Kubelet) -> list[str]:
+def not_admitted(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
     """The pods bound here that the kubelet has given no slots yet; nobody where it does not say. By name."""
     try:
         slots = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
@@ -32,7 +32,7 @@ def not_admitted(pods: Iterable[PodView], kubelet: Kubelet) -> list[str]:
     return [f"{pod.namespace}/{pod.name}" for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _asked(pod)]
 
 
-def _asked(pod: PodView) -> int:
+def _asked(pod: NodePod) -> int:
     """How many slots: one for each container that was given something."""
     try:
         assigned = assignment.decode(pod.annotations)

@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodView:
+class NodePod:
     """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours and each class."""
 
     uid: str
@@ -49,7 +49,7 @@ class PodView:
         return self.phase in names.FINISHED_PHASES
 
 
-def view(pod: Json) -> PodView:
+def view(pod: Json) -> NodePod:
     """From a pod as the API server writes it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
@@ -64,7 +64,7 @@ def view(pod: Json) -> PodView:
             if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
                     asked[name] = asked.get(name, 0) + quantity.count(amount, least=0)
-    return PodView(
+    return NodePod(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -75,7 +75,7 @@ def view(pod: Json) -> PodView:
     )
 
 
-def _project(content: bytes) -> tuple[str, PodView]:
+def _project(content: bytes) -> tuple[str, NodePod]:
     pod = view(_decode(content))
     return pod.uid, pod
 
@@ -86,30 +86,30 @@ class _Gone:
     def __init__(self, on_gone: Callable[[], None]) -> None:
         self._on_gone = on_gone
 
-    def on_change(self, key: str, old: PodView | None, new: PodView) -> None:  # noqa: ARG002 - the Handler protocol
+    def on_change(self, key: str, old: NodePod | None, new: NodePod) -> None:  # noqa: ARG002 - the Handler protocol
         if new.finished and (old is None or not old.finished):
             self._on_gone()
 
-    def on_delete(self, key: str, old: PodView) -> None:  # noqa: ARG002
+    def on_delete(self, key: str, old: NodePod) -> None:  # noqa: ARG002
         self._on_gone()
 
     def on_synced(self) -> None:
         self._on_gone()
 
 
-class Pods(NodePods[PodView]):
+class Pods(NodePods[NodePod]):
     """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
 
     def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None], clock: Clock = SYSTEM) -> None:
         super().__init__(client, node, _project, _Gone(on_gone), clock)
         self._client = client
 
-    def find(self, namespace: str, name: str, uid: str) -> PodView | None:
+    def find(self, namespace: str, name: str, uid: str) -> NodePod | None:
         """The pod, None when it is certain that none of this UID exists. Raises KubeError."""
         found = self.known(uid)
         return found if found is not None else self.ask(namespace, name, uid)
 
-    def ask(self, namespace: str, name: str, uid: str) -> PodView | None:
+    def ask(self, namespace: str, name: str, uid: str) -> NodePod | None:
         """As `find`, from the API server itself: the newest state, never a cache. Raises KubeError."""
         try:
             pod = view(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))

@@ -21,7 +21,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """Of a request."""
 
     status: int
@@ -41,7 +41,7 @@ class _Connection:
 class Endpoint:
     """`answer` is called with the listener's name and the path."""
 
-    def __init__(self, answer: Callable[[str, str], Answer], clock: Clock = SYSTEM) -> None:
+    def __init__(self, answer: Callable[[str, str], Reply], clock: Clock = SYSTEM) -> None:
         self._answer = answer
         self._clock = clock
         self._selector = selectors.DefaultSelector()
@@ -131,12 +131,12 @@ class Endpoint:
             connection.answer = memoryview(_encoded(self._answered(connection)))
             self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
-    def _answered(self, connection: _Connection) -> Answer:
+    def _answered(self, connection: _Connection) -> Reply:
         words = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return Answer(400, "no HTTP request\n")
+            return Reply(400, "no HTTP request\n")
         if words[0] != "GET":
-            return Answer(405, "only GET\n")
+            return Reply(405, "only GET\n")
         return self._answer(connection.listener, words[1].partition("?")[0])
 
     def _drop_late(self) -> None:
@@ -150,7 +150,7 @@ class Endpoint:
         connection.socket.close()
 
 
-def _encoded(answer: Answer) -> bytes:
+def _encoded(answer: Reply) -> bytes:
     body = answer.body.encode()
     head = (
         f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.kind}\r\n"

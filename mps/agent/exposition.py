@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from cardwise.core.api.assignment import CardShare, fraction
 from mps.agent.podshares import Told
-from mps.agent.watching import Look
+from mps.agent.watching import CardLook
 
 _BYTES = 1024 * 1024
 
 
-def text(told: Told, enforced: Mapping[str, str], looks: Mapping[str, Look], *, ready: bool) -> str:
+def text(told: Told, enforced: Mapping[str, str], looks: Mapping[str, CardLook], *, ready: bool) -> str:
     """`enforced` by container key, `looks` by card."""
     shares = [(_labels(key, share), share) for key, shares in told.shares.items() for share in shares]
     limits = ((labels, share.mem * _BYTES) for labels, share in shares)

@@ -13,9 +13,9 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.values.invalid import InvalidRequest
 from mps.agent import exposition, podshares, watching
-from mps.agent.endpoint import Answer, Endpoint
+from mps.agent.endpoint import Endpoint, Reply
 from mps.agent.podshares import Told
-from mps.agent.watching import Look
+from mps.agent.watching import CardLook
 
 _WAITING_SECONDS = 2.0
 _READY_SECONDS = 5.0
@@ -26,7 +26,7 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _BAD_SETTING = 2
 
 
-class Agent:
+class ShareAgent:
     """`run` never returns. `hook`: the pod's containers get the frameworks' hook from here."""
 
     def __init__(self, told: Told, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT) -> None:
@@ -35,7 +35,7 @@ class Agent:
         self._mps_root = mps_root
         self._clock = clock
         self._endpoint = Endpoint(self._answer, clock)
-        self._looks: dict[str, Look] = {}
+        self._looks: dict[str, CardLook] = {}
         self._enforced = dict.fromkeys(told.shares, podshares.UNKNOWN)
         self._unwritten = set(told.shares)
         self._unheard: dict[Path | int, str] = {
@@ -131,18 +131,18 @@ class Agent:
             self._trouble[what] = str(error)
             _say("error", what, error=str(error))
 
-    def _answer(self, listener: str, path: str) -> Answer:
+    def _answer(self, listener: str, path: str) -> Reply:
         match path:
             case "/share" if listener != _POD:
                 body = podshares.document(self._told.shares[listener], self._enforced[listener])
-                return Answer(200, body + "\n", "application/json")
+                return Reply(200, body + "\n", "application/json")
             case "/metrics":
                 body = exposition.text(self._told, self._enforced, self._looks, ready=self._ready)
-                return Answer(200, body, _METRICS)
+                return Reply(200, body, _METRICS)
             case "/readyz":
                 body = "".join(f"{problem}\n" for problem in self._problems()) or "ok\n"
-                return Answer(200 if self._ready else 503, body)
-        return Answer(404, "there are /share (on a container's own socket), /metrics and /readyz\n")
+                return Reply(200 if self._ready else 503, body)
+        return Reply(404, "there are /share (on a container's own socket), /metrics and /readyz\n")
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:
@@ -156,7 +156,7 @@ def run(environ: Mapping[str, str]) -> NoReturn:
         sys.exit(_BAD_SETTING)
     folder = Path(environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER)
     root = Path(environ.get(shareagent.MPS_ROOT_ENV) or shareagent.MPS_ROOT)
-    Agent(told, folder, root, hook=bool(environ.get(shareagent.HOOK_ENV))).run()
+    ShareAgent(told, folder, root, hook=bool(environ.get(shareagent.HOOK_ENV))).run()
 
 
 def _end(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of signal handlers

@@ -20,7 +20,7 @@ from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit import findings
 from mps.audit.evicting import Convict, Evictor
-from mps.audit.findings import About, Finding, Granted, Reason, Standing, Use
+from mps.audit.findings import About, PodGrant, ProcessUse, Reason, StandingViolation, Violation
 from mps.audit.owners import Owner, Owners
 from mps.audit.usage import Usage, measured
 from mps.host.pods import PodView, indexed
@@ -76,7 +76,7 @@ class Audit:
         self._evictor = Evictor(client, self._events, settings.evict_per_hour)
         self._remind = max(1, round(_REMIND_SECONDS / settings.interval))
         self._usage = Usage()
-        self._standing: dict[About, Standing] = {}
+        self._standing: dict[About, StandingViolation] = {}
         self._unseen: set[str] = set()  # cards that did not answer at the last look
         self._loop = Loop(
             "audit",
@@ -143,7 +143,7 @@ class Audit:
                 count = sum(finding.card == card.uuid and finding.reason is reason for finding in loud)
                 metrics.AUDIT_STANDING.labels(card.uuid, reason).set(count)
 
-    def _tell(self, finding: Finding, pod: PodView | None) -> None:
+    def _tell(self, finding: Violation, pod: PodView | None) -> None:
         text = self._said(finding, pod)
         metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
         who = {"pod": f"{pod.namespace}/{pod.name}" if pod is not None else "", "uid": finding.pod}
@@ -153,7 +153,7 @@ class Audit:
             about = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
         self._events.record(about, finding.reason, text, "Warning")
 
-    def _has_to_go(self, standing: Standing, pod: PodView, now: float) -> bool:
+    def _has_to_go(self, standing: StandingViolation, pod: PodView, now: float) -> bool:
         after = self._settings.evict_after
         if (
             after is None
@@ -163,7 +163,7 @@ class Audit:
             return False
         return now - standing.since >= after and pod.ends is None and not pod.finished
 
-    def _use_of(self, card: str, process: GpuProcess, owners: Owners, own: Owner | None) -> Use | None:
+    def _use_of(self, card: str, process: GpuProcess, owners: Owners, own: Owner | None) -> ProcessUse | None:
         """None for one that has ended, and for the MPS server."""
         memberships = self._host.memberships(process.pid)
         owner = owners.of(memberships)
@@ -173,14 +173,16 @@ class Audit:
             return None
         if owner is None:
             pod = memberships[-1].pod_uid if memberships else ""
-            return Use(card=card, pid=process.pid, memory=process.memory, pod=pod)
-        return Use(card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container)
+            return ProcessUse(card=card, pid=process.pid, memory=process.memory, pod=pod)
+        return ProcessUse(
+            card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container
+        )
 
-    def _said(self, finding: Finding, pod: PodView | None) -> str:
+    def _said(self, finding: Violation, pod: PodView | None) -> str:
         return message(finding, pod, [self._host.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
 
 
-def granted(pod: PodView, by_index: dict[int, str]) -> Granted:
+def granted(pod: PodView, by_index: dict[int, str]) -> PodGrant:
     """What the pod has, for the comparison. Pure."""
     shares: dict[tuple[str, str], MiB] = {}
     for holding in pod.holdings:
@@ -189,10 +191,10 @@ def granted(pod: PodView, by_index: dict[int, str]) -> Granted:
     # Where gpushare placed it, nobody knows which container has what.
     told = all(holding.container for holding in pod.holdings)
     keys = {one.runtime_id: one.key for one in pod.containers if one.runtime_id} if told else {}
-    return Granted(shares, keys)
+    return PodGrant(shares, keys)
 
 
-def message(finding: Finding, pod: PodView | None, names: Sequence[str]) -> str:
+def message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> str:
     """For the event. `names` are those of the first processes. Pure."""
     shown = [f"{pid} ({name})" if name else str(pid) for pid, name in zip(finding.pids, names, strict=False)]
     more = len(finding.pids) - len(shown)

@@ -26,7 +26,7 @@ OF_A_HOLDER = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD, Reason.PAST_M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class ProcessUse:
     """A process on a card. `memory` is None where the driver does not say.
 
     `pod` is the UID of its pod, "" for none; `container` the runtime's ID of its container, "" where nobody says it.
@@ -42,7 +42,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class PodGrant:
     """What a pod has: MiB by container key and card. `keys`: the container key by the runtime's ID, as far as known."""
 
     shares: Mapping[tuple[str, str], MiB] = field(default_factory=dict)
@@ -53,7 +53,7 @@ About = tuple[Reason, str, str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Violation:
     """Something that should not be. `container` is a key, "" for the pod as a whole; `used` and `granted` in MiB."""
 
     reason: Reason
@@ -71,10 +71,10 @@ class Finding:
         return self.reason, self.card, self.pod, self.container, pids
 
 
-def compare(uses: Iterable[Use], pods: Mapping[str, Granted], tolerance: MiB) -> list[Finding]:
+def compare(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance: MiB) -> list[Violation]:
     """Each matter once, in a stable order. `pods` are those of the node, by UID; `tolerance` is for each share."""
     found = []
-    by_place: dict[tuple[str, str], list[Use]] = {}
+    by_place: dict[tuple[str, str], list[ProcessUse]] = {}
     for use in uses:
         if use.pod in pods:
             by_place.setdefault((use.pod, use.card), []).append(use)
@@ -85,7 +85,7 @@ def compare(uses: Iterable[Use], pods: Mapping[str, Granted], tolerance: MiB) ->
     return sorted(found, key=lambda finding: finding.about)
 
 
-def _of_pod(uses: Sequence[Use], pod: Granted, tolerance: MiB) -> list[Finding]:
+def _of_pod(uses: Sequence[ProcessUse], pod: PodGrant, tolerance: MiB) -> list[Violation]:
     """Of one pod on one card: container by container where it is known which process is whose, else all in one."""
     card = uses[0].card
     if not pod.shares:
@@ -93,7 +93,7 @@ def _of_pod(uses: Sequence[Use], pod: Granted, tolerance: MiB) -> list[Finding]:
     if any(use.container not in pod.keys for use in uses):
         shares = [mem for (_, where), mem in pod.shares.items() if where == card]
         return _judge(uses, "", shares, tolerance) if shares else [_finding(Reason.WRONG_CARD, uses)]
-    by_key: dict[str, list[Use]] = {}
+    by_key: dict[str, list[ProcessUse]] = {}
     for use in uses:
         by_key.setdefault(pod.keys[use.container], []).append(use)
     found = []
@@ -106,7 +106,7 @@ def _of_pod(uses: Sequence[Use], pod: Granted, tolerance: MiB) -> list[Finding]:
     return found
 
 
-def _judge(uses: Sequence[Use], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Finding]:
+def _judge(uses: Sequence[ProcessUse], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Violation]:
     if past := [use for use in uses if use.past]:
         return [_finding(Reason.PAST_MPS, past, key)]
     granted = MiB(sum(shares))
@@ -114,8 +114,8 @@ def _judge(uses: Sequence[Use], key: str, shares: Sequence[MiB], tolerance: MiB)
     return [finding] if finding.used > granted + tolerance * len(shares) else []
 
 
-def _finding(reason: Reason, uses: Sequence[Use], key: str = "", granted: MiB = MiB(0)) -> Finding:
-    return Finding(
+def _finding(reason: Reason, uses: Sequence[ProcessUse], key: str = "", granted: MiB = MiB(0)) -> Violation:
+    return Violation(
         reason=reason,
         card=uses[0].card,
         pids=tuple(sorted(use.pid for use in uses)),
@@ -127,10 +127,10 @@ def _finding(reason: Reason, uses: Sequence[Use], key: str = "", granted: MiB = 
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingViolation:
     """A matter that was found `looks` times in a row, since `since` (seconds of the caller's clock)."""
 
-    finding: Finding
+    finding: Violation
     looks: int
     since: float
 
@@ -146,11 +146,13 @@ class Standing:
 
 
 def follow(
-    before: Mapping[About, Standing], found: Iterable[Finding], now: float, unseen: Collection[str] = ()
-) -> dict[About, Standing]:
+    before: Mapping[About, StandingViolation], found: Iterable[Violation], now: float, unseen: Collection[str] = ()
+) -> dict[About, StandingViolation]:
     """What stands after one more look. Of cards that were `unseen` nothing is known, so theirs stands as it did."""
     standing = {about: kept for about, kept in before.items() if kept.finding.card in unseen}
     for finding in found:
         last = before.get(finding.about)
-        standing[finding.about] = Standing(finding, 1 + (last.looks if last else 0), last.since if last else now)
+        standing[finding.about] = StandingViolation(
+            finding, 1 + (last.looks if last else 0), last.since if last else now
+        )
     return standing

@@ -7,7 +7,7 @@ whose it is.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.pods import PodView
 
 
@@ -29,7 +29,7 @@ class Owners:
             self._by_uid[pod.cgroup_uid] = pod
             self._by_container |= {one.runtime_id: pod for one in pod.containers if one.runtime_id}
 
-    def of(self, memberships: Sequence[Membership]) -> Owner | None:
+    def of(self, memberships: Sequence[CgroupMembership]) -> Owner | None:
         """The outermost pod that the cluster knows: a tenant may name groups within his own like another's."""
         for membership in memberships:
             pod = self._by_uid.get(membership.pod_uid) if membership.pod_uid else None

@@ -6,7 +6,7 @@ Here and not in the share agent, since the driver tells it to privileged process
 from collections.abc import Iterable, Mapping
 
 from mps import metrics
-from mps.audit.findings import Use
+from mps.audit.findings import ProcessUse
 from mps.host.pods import PodView
 
 _BYTES = 1024 * 1024
@@ -14,7 +14,7 @@ _BYTES = 1024 * 1024
 Labels = tuple[str, str, str, str]
 
 
-def measured(uses: Iterable[Use], pods: Mapping[str, PodView]) -> dict[Labels, int]:
+def measured(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) -> dict[Labels, int]:
     """Bytes by namespace, pod, container ("" where it is not known) and card. `pods` by UID. Pure."""
     found: dict[Labels, int] = {}
     for use in uses:

@@ -11,8 +11,8 @@ import structlog
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from mps import metrics
-from mps.daemon.units import Unit
-from mps.host.control import Control, Refused
+from mps.daemon.units import DaemonUnit
+from mps.host.control import CommandRefused, Control
 
 _log = structlog.get_logger(__name__)
 
@@ -22,7 +22,7 @@ _BYTES = 1024 * 1024
 class Ceilings:
     """Of one daemon. `wanted` is replaced by other threads; the rest is for the daemon's own."""
 
-    def __init__(self, unit: Unit, control: Control) -> None:
+    def __init__(self, unit: DaemonUnit, control: Control) -> None:
         self.wanted: Mapping[str, MiB] | None = None  # by UUID; None while nobody knows
         self.confirmed: dict[str, MiB] = {}  # of all clients to come: the lowest of the daemon's and its servers'
         self._given: dict[str, MiB] = {}  # of the daemon's next server, as read back
@@ -59,7 +59,7 @@ class Ceilings:
             for ordinal, uuid in enumerate(self._unit.uuids):
                 try:
                     self._control.set_server_ceiling(server, ordinal, target[uuid])
-                except Refused as error:
+                except CommandRefused as error:
                     # Its clients still meet the old one; containers of larger shares wait, and we try again.
                     confirmed[uuid] = min(confirmed[uuid], self.confirmed.get(uuid, MiB(0)))
                     _log.warning("a server kept its ceiling", card=self._unit.name, error=str(error))

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from cardwise.clock import Clock
 from cardwise.core.api import mps
-from mps.daemon.units import Unit
+from mps.daemon.units import DaemonUnit
 from mps.host import cgroups, processes
-from mps.host.processes import Host, Process
+from mps.host.processes import Host, HostProcess
 
 _KILL_SECONDS = 3.0
 _LOOK_SECONDS = 0.02
 _CGROUP = "cardwise-mps"
 
 
-class Child:
+class DaemonProcess:
     """At most one process at a time. For one thread, but for `running` and `pid`.
 
     `cgroup`: the mounted cgroup root below which it lives on its own, None: in ours.
@@ -27,7 +27,7 @@ class Child:
 
     def __init__(
         self,
-        unit: Unit,
+        unit: DaemonUnit,
         program: Path,
         environment: Mapping[str, str],
         *,
@@ -42,7 +42,7 @@ class Child:
         self._host = host
         self._clock = clock
         self._started: processes.Child | None = None  # the last one of ours
-        self._process: Process | None = None
+        self._process: HostProcess | None = None
 
     @property
     def running(self) -> bool:

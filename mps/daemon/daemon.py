@@ -21,14 +21,14 @@ from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.daemon import computemode, directories, machine, units
 from mps.daemon.ceilings import Ceilings
-from mps.daemon.child import Child
+from mps.daemon.child import DaemonProcess
 from mps.daemon.daemonlog import Output
-from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.daemon.machine import OK, Act, DaemonPace, DaemonPhase, Machine, Outcome, Result
 from mps.daemon.orphans import OrphanSweeper
 from mps.daemon.servers import Servers
 from mps.daemon.strangers import Strangers
-from mps.daemon.units import Unit
-from mps.host.control import Client, Control, ControlError, NoDaemon, Refused, Silent
+from mps.daemon.units import DaemonUnit
+from mps.host.control import Client, CommandRefused, Control, ControlError, NoDaemon, Silent
 from mps.host.drivers import Capabilities
 from mps.host.processes import LOCAL, Host
 
@@ -44,7 +44,7 @@ class DaemonSettings:
     """`cgroup`: the mounted cgroup root below which daemons live on their own, None: in ours."""
 
     control: Path
-    pace: Pace
+    pace: DaemonPace
     exclusive: bool
     cgroup: Path | None = None
 
@@ -58,7 +58,7 @@ class Daemon:
 
     def __init__(
         self,
-        unit: Unit,
+        unit: DaemonUnit,
         settings: DaemonSettings,
         use: CardUse,
         *,
@@ -84,7 +84,9 @@ class Daemon:
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
         self._ill = False  # since it was ready last
-        self._child = Child(unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock)
+        self._child = DaemonProcess(
+            unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
+        )
         self._output = Output(unit.home / mps.LOG, unit.name)
         self._probes = 0
         self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
@@ -182,11 +184,11 @@ class Daemon:
             self._bury(now)
             return 0.0
         act = machine.plan(self._machine, now)
-        if act is Act.REST and hurried and self._machine.phase is Phase.READY and self._ceilings.behind:
+        if act is Act.REST and hurried and self._machine.phase is DaemonPhase.READY and self._ceilings.behind:
             act = Act.PROBE
         if act is Act.REST:
             if now - self._written >= self._pace.probe:
-                self._publish(looked=self._machine.phase is Phase.OFF)
+                self._publish(looked=self._machine.phase is DaemonPhase.OFF)
             return min(_SLICE, max(0.0, self._machine.due - now))
         result = self._perform(act)
         self._become(machine.after(self._machine, result, self._clock.now(), self._pace))
@@ -194,7 +196,7 @@ class Daemon:
 
     def _bury(self, now: float) -> None:
         code = self._child.code
-        if self._machine.phase is Phase.AWAITING:
+        if self._machine.phase is DaemonPhase.AWAITING:
             self._doubt_options()
         self._child.forget()
         reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
@@ -235,23 +237,23 @@ class Daemon:
         if new.failures > old.failures:
             metrics.FAILURES.labels(self.unit.name).inc()
             self._ill = True
-        if new.phase in (Phase.FAULT, Phase.SUSPECT):
+        if new.phase in (DaemonPhase.FAULT, DaemonPhase.SUSPECT):
             self._ill = True
-        elif new.phase is Phase.READY and self._ill:
+        elif new.phase is DaemonPhase.READY and self._ill:
             metrics.HEALS.labels(self.unit.name).inc()
             self._ill = False
-        if new.phase in (Phase.READY, Phase.OFF):
+        if new.phase in (DaemonPhase.READY, DaemonPhase.OFF):
             self._strangers.none()
         if old.phase is new.phase:
             if new.reason != old.reason:
                 self._publish()
             return
-        if new.phase is Phase.FAULT:
+        if new.phase is DaemonPhase.FAULT:
             metrics.FAULTS.labels(self.unit.name).inc()
         before, after = machine.state_of(old), machine.state_of(new)
         level = _log.info if after in (State.READY, State.STARTING, State.OFF) or before is after else _log.warning
         level("MPS", card=self.unit.name, phase=str(new.phase), state=str(after), reason=new.reason)
-        self._publish(looked=new.phase is Phase.OFF)
+        self._publish(looked=new.phase is DaemonPhase.OFF)
 
     # The acts.
 
@@ -314,7 +316,7 @@ class Daemon:
 
     def _look(self) -> Result:
         result = self._good(self._servers.look())
-        if result.outcome is not Outcome.OK or self._machine.phase is not Phase.READY:
+        if result.outcome is not Outcome.OK or self._machine.phase is not DaemonPhase.READY:
             return result
         self._probes += 1
         if self._probes % _VERIFY_EVERY == 0:
@@ -347,7 +349,7 @@ class Daemon:
         clients = self.clients()
         self._strangers.clients(client.pid for client in clients)
         for client in clients:
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(CommandRefused):
                 self.detach(client, "drain")
         return OK if not clients else Result(Outcome.BUSY, self._machine.reason)
 

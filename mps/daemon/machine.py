@@ -15,7 +15,7 @@ _RETRY_SECONDS = 0.2
 _SWEEP_SECONDS = 0.5
 
 
-class Phase(StrEnum):
+class DaemonPhase(StrEnum):
     """Where a daemon is. What others see of it is `state_of`."""
 
     OFF = "off"  # not wanted; nothing runs
@@ -74,7 +74,7 @@ OK: Final = Result(Outcome.OK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class DaemonPace:
     """Seconds; each is a setting of the manager."""
 
     probe: float = 2.0
@@ -96,7 +96,7 @@ class Machine:
     when the patience with a fault ends, whatever comes between.
     """
 
-    phase: Phase = Phase.DOWN
+    phase: DaemonPhase = DaemonPhase.DOWN
     wanted: bool = True
     reason: str = ""
     due: float = 0.0
@@ -107,46 +107,46 @@ class Machine:
 
 
 _ACTS: Final = {
-    Phase.OFF: Act.REST,
-    Phase.DOWN: Act.SWEEP,
-    Phase.SPAWNING: Act.SPAWN,
-    Phase.AWAITING: Act.ASK,
-    Phase.CONFIGURING: Act.CONFIGURE,
-    Phase.WARMING: Act.WARM,
-    Phase.READY: Act.PROBE,
-    Phase.SUSPECT: Act.PROBE,
-    Phase.FAULT: Act.PROBE,
-    Phase.DRAINING: Act.DETACH,
-    Phase.QUITTING: Act.QUIT,
-    Phase.KILLING: Act.KILL,
-    Phase.RELEASING: Act.RELEASE,
+    DaemonPhase.OFF: Act.REST,
+    DaemonPhase.DOWN: Act.SWEEP,
+    DaemonPhase.SPAWNING: Act.SPAWN,
+    DaemonPhase.AWAITING: Act.ASK,
+    DaemonPhase.CONFIGURING: Act.CONFIGURE,
+    DaemonPhase.WARMING: Act.WARM,
+    DaemonPhase.READY: Act.PROBE,
+    DaemonPhase.SUSPECT: Act.PROBE,
+    DaemonPhase.FAULT: Act.PROBE,
+    DaemonPhase.DRAINING: Act.DETACH,
+    DaemonPhase.QUITTING: Act.QUIT,
+    DaemonPhase.KILLING: Act.KILL,
+    DaemonPhase.RELEASING: Act.RELEASE,
 }
 _STATES: Final = {
-    Phase.OFF: State.OFF,
-    Phase.DOWN: State.DOWN,
-    Phase.SPAWNING: State.STARTING,
-    Phase.AWAITING: State.STARTING,
-    Phase.CONFIGURING: State.STARTING,
-    Phase.WARMING: State.STARTING,
-    Phase.READY: State.READY,
-    Phase.SUSPECT: State.DOWN,
-    Phase.FAULT: State.FAULT,
-    Phase.DRAINING: State.DRAINING,
-    Phase.QUITTING: State.DRAINING,
-    Phase.KILLING: State.DOWN,
-    Phase.RELEASING: State.DRAINING,
+    DaemonPhase.OFF: State.OFF,
+    DaemonPhase.DOWN: State.DOWN,
+    DaemonPhase.SPAWNING: State.STARTING,
+    DaemonPhase.AWAITING: State.STARTING,
+    DaemonPhase.CONFIGURING: State.STARTING,
+    DaemonPhase.WARMING: State.STARTING,
+    DaemonPhase.READY: State.READY,
+    DaemonPhase.SUSPECT: State.DOWN,
+    DaemonPhase.FAULT: State.FAULT,
+    DaemonPhase.DRAINING: State.DRAINING,
+    DaemonPhase.QUITTING: State.DRAINING,
+    DaemonPhase.KILLING: State.DOWN,
+    DaemonPhase.RELEASING: State.DRAINING,
 }
 # In these a daemon of ours should be running.
 RUNNING: Final = frozenset(
     {
-        Phase.AWAITING,
-        Phase.CONFIGURING,
-        Phase.WARMING,
-        Phase.READY,
-        Phase.SUSPECT,
-        Phase.FAULT,
-        Phase.DRAINING,
-        Phase.QUITTING,
+        DaemonPhase.AWAITING,
+        DaemonPhase.CONFIGURING,
+        DaemonPhase.WARMING,
+        DaemonPhase.READY,
+        DaemonPhase.SUSPECT,
+        DaemonPhase.FAULT,
+        DaemonPhase.DRAINING,
+        DaemonPhase.QUITTING,
     }
 )
 
@@ -161,83 +161,85 @@ def plan(machine: Machine, now: float) -> Act:
     return _ACTS[machine.phase] if now >= machine.due else Act.REST
 
 
-def want(machine: Machine, wanted: bool, now: float, pace: Pace, why: str = "") -> Machine:
+def want(machine: Machine, wanted: bool, now: float, pace: DaemonPace, why: str = "") -> Machine:
     """From now on there should be a daemon, or none."""
     if wanted == machine.wanted:
         return machine
     machine = replace(machine, wanted=wanted)
     if wanted:
-        off = machine.phase in (Phase.OFF, Phase.RELEASING)
+        off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
         return _down(machine, now) if off else machine
-    if machine.phase in RUNNING - {Phase.QUITTING, Phase.DRAINING}:
+    if machine.phase in RUNNING - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
         return _drain(machine, now, pace, why or "MPS is switched off on this card")
     # Not spawned yet, or tried again later: there is nothing to wait for.
-    return _down(machine, now) if machine.phase in (Phase.DOWN, Phase.SPAWNING) else machine
+    return _down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
 
 
-def adopted(now: float, pace: Pace) -> Machine:
+def adopted(now: float, pace: DaemonPace) -> Machine:
     """Of a daemon that a former manager has left running."""
-    return Machine(phase=Phase.AWAITING, reason="taken over from a former manager", until=now + pace.start, due=now)
+    return Machine(
+        phase=DaemonPhase.AWAITING, reason="taken over from a former manager", until=now + pace.start, due=now
+    )
 
 
-def replaced(now: float, pace: Pace, why: str) -> Machine:
+def replaced(now: float, pace: DaemonPace, why: str) -> Machine:
     """Of a daemon that runs but is not as it should be: it goes in good order."""
     return _drain(Machine(), now, pace, why)
 
 
-def after(machine: Machine, result: Result, now: float, pace: Pace) -> Machine:
+def after(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
     """What the outcome of the phase's act, or a death between two acts, leads to."""
     outcome, reason = result.outcome, result.reason
     if outcome is Outcome.DEAD and machine.phase in RUNNING:
-        if machine.phase in (Phase.QUITTING, Phase.DRAINING):
+        if machine.phase in (DaemonPhase.QUITTING, DaemonPhase.DRAINING):
             return _down(machine, now)
         return _failed(machine, now, pace, reason or "the daemon died")
     match machine.phase:
-        case Phase.OFF:
+        case DaemonPhase.OFF:
             return machine
-        case Phase.DOWN:
+        case DaemonPhase.DOWN:
             return _after_sweep(machine, result, now, pace)
-        case Phase.SPAWNING:
+        case DaemonPhase.SPAWNING:
             if outcome is Outcome.OK:
-                return replace(machine, phase=Phase.AWAITING, until=now + pace.start, due=now)
+                return replace(machine, phase=DaemonPhase.AWAITING, until=now + pace.start, due=now)
             return _failed(machine, now, pace, reason)
-        case Phase.AWAITING | Phase.CONFIGURING | Phase.WARMING:
+        case DaemonPhase.AWAITING | DaemonPhase.CONFIGURING | DaemonPhase.WARMING:
             return _after_start(machine, result, now, pace)
-        case Phase.READY | Phase.SUSPECT | Phase.FAULT:
+        case DaemonPhase.READY | DaemonPhase.SUSPECT | DaemonPhase.FAULT:
             return _after_probe(machine, result, now, pace)
-        case Phase.DRAINING:
+        case DaemonPhase.DRAINING:
             if outcome is Outcome.SILENT:
                 return _kill(machine, now, reason)
             if outcome is Outcome.OK or now >= machine.until:
-                return replace(machine, phase=Phase.QUITTING, due=now, until=math.inf)
+                return replace(machine, phase=DaemonPhase.QUITTING, due=now, until=math.inf)
             return replace(machine, due=now + min(1.0, pace.probe))
-        case Phase.QUITTING:
+        case DaemonPhase.QUITTING:
             return _down(machine, now) if outcome is Outcome.OK else _kill(machine, now, reason)
-        case Phase.KILLING:
+        case DaemonPhase.KILLING:
             if outcome is Outcome.OK:
                 return _failed(machine, now, pace, machine.reason)
             return replace(machine, due=now + 1.0, reason=reason or machine.reason)
-        case Phase.RELEASING:
+        case DaemonPhase.RELEASING:
             if outcome is Outcome.OK:
-                return replace(machine, phase=Phase.OFF, due=math.inf, until=math.inf, reason="")
+                return replace(machine, phase=DaemonPhase.OFF, due=math.inf, until=math.inf, reason="")
             return replace(machine, due=now + pace.probe, reason=reason)
 
 
-def _after_sweep(machine: Machine, result: Result, now: float, pace: Pace) -> Machine:
+def _after_sweep(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
     if result.outcome is Outcome.OK:
-        return replace(machine, phase=Phase.SPAWNING if machine.wanted else Phase.RELEASING, due=now)
+        return replace(machine, phase=DaemonPhase.SPAWNING if machine.wanted else DaemonPhase.RELEASING, due=now)
     if result.outcome is Outcome.BUSY:
         return replace(machine, due=now + _SWEEP_SECONDS, reason=result.reason)
     return _failed(machine, now, pace, result.reason)
 
 
-def _after_start(machine: Machine, result: Result, now: float, pace: Pace) -> Machine:
+def _after_start(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
     if result.outcome is Outcome.OK:
-        if machine.phase is Phase.AWAITING:
-            return replace(machine, phase=Phase.CONFIGURING, due=now)
-        if machine.phase is Phase.CONFIGURING:
-            return replace(machine, phase=Phase.WARMING, due=now, until=now + pace.warm)
-        ready = replace(machine, phase=Phase.READY, reason="", due=now + pace.probe, until=math.inf, since=now)
+        if machine.phase is DaemonPhase.AWAITING:
+            return replace(machine, phase=DaemonPhase.CONFIGURING, due=now)
+        if machine.phase is DaemonPhase.CONFIGURING:
+            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm)
+        ready = replace(machine, phase=DaemonPhase.READY, reason="", due=now + pace.probe, until=math.inf, since=now)
         return replace(ready, heals_until=math.inf)
     if result.outcome is Outcome.FAULT:
         return _fault(machine, now, pace, result.reason)
@@ -248,62 +250,64 @@ def _after_start(machine: Machine, result: Result, now: float, pace: Pace) -> Ma
     return replace(machine, due=now + _RETRY_SECONDS, reason=result.reason or machine.reason)
 
 
-def _after_probe(machine: Machine, result: Result, now: float, pace: Pace) -> Machine:
+def _after_probe(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
     match result.outcome:
         case Outcome.OK:
             failures = 0 if now - machine.since >= pace.stable else machine.failures
             if machine.heals_until < math.inf:
                 # It has recovered by itself; what it still knows is compared first.
-                return replace(machine, phase=Phase.CONFIGURING, due=now, until=now + pace.start, reason="")
-            ready = replace(machine, phase=Phase.READY, due=now + pace.probe, until=math.inf)
+                return replace(machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason="")
+            ready = replace(machine, phase=DaemonPhase.READY, due=now + pace.probe, until=math.inf)
             return replace(ready, failures=failures, reason="")
         case Outcome.LOST:
-            return replace(machine, phase=Phase.CONFIGURING, due=now, until=now + pace.start, reason=result.reason)
+            return replace(
+                machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason=result.reason
+            )
         case Outcome.FAULT:
             if now >= machine.heals_until:
                 return _drain(machine, now, pace, f"the fault did not heal by itself: {result.reason}")
             return _fault(machine, now, pace, result.reason)
         case Outcome.BUSY:
-            return replace(machine, phase=Phase.WARMING, due=now, until=now + pace.warm, reason=result.reason)
+            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm, reason=result.reason)
         case Outcome.FROZEN:
             # Seen at once, where a silence takes its time: so the time is given here.
-            if machine.phase is not Phase.SUSPECT:
-                machine = replace(machine, phase=Phase.SUSPECT, until=now + pace.answer)
+            if machine.phase is not DaemonPhase.SUSPECT:
+                machine = replace(machine, phase=DaemonPhase.SUSPECT, until=now + pace.answer)
             elif now >= machine.until:
                 return _kill(machine, now, result.reason)
             return replace(machine, due=now + min(1.0, pace.probe), reason=result.reason)
         case _:
-            if machine.phase is not Phase.SUSPECT:
-                return replace(machine, phase=Phase.SUSPECT, due=now, until=now, reason=result.reason)
+            if machine.phase is not DaemonPhase.SUSPECT:
+                return replace(machine, phase=DaemonPhase.SUSPECT, due=now, until=now, reason=result.reason)
             return _kill(machine, now, result.reason)
 
 
-def _fault(machine: Machine, now: float, pace: Pace, reason: str) -> Machine:
+def _fault(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
     until = min(machine.heals_until, now + pace.fault_grace)
     return replace(
-        machine, phase=Phase.FAULT, due=now + min(1.0, pace.probe), until=until, heals_until=until, reason=reason
+        machine, phase=DaemonPhase.FAULT, due=now + min(1.0, pace.probe), until=until, heals_until=until, reason=reason
     )
 
 
-def _drain(machine: Machine, now: float, pace: Pace, reason: str) -> Machine:
-    return replace(machine, phase=Phase.DRAINING, due=now, until=now + pace.drain, reason=reason)
+def _drain(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
+    return replace(machine, phase=DaemonPhase.DRAINING, due=now, until=now + pace.drain, reason=reason)
 
 
 def _kill(machine: Machine, now: float, reason: str) -> Machine:
-    return replace(machine, phase=Phase.KILLING, due=now, until=math.inf, reason=reason)
+    return replace(machine, phase=DaemonPhase.KILLING, due=now, until=math.inf, reason=reason)
 
 
 def _down(machine: Machine, now: float) -> Machine:
     """After an end in good order: no failure, no back-off."""
-    return replace(machine, phase=Phase.DOWN, due=now, until=math.inf, heals_until=math.inf)
+    return replace(machine, phase=DaemonPhase.DOWN, due=now, until=math.inf, heals_until=math.inf)
 
 
-def _failed(machine: Machine, now: float, pace: Pace, reason: str) -> Machine:
+def _failed(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
     # Whoever only wants to be off need not wait: nothing is tried that could fail again.
     delay = min(pace.backoff_cap, pace.backoff * 2 ** min(machine.failures, 30)) if machine.wanted else 0.0
     return replace(
         machine,
-        phase=Phase.DOWN,
+        phase=DaemonPhase.DOWN,
         due=now + delay,
         until=math.inf,
         heals_until=math.inf,

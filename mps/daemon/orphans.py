@@ -12,7 +12,7 @@ import structlog
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from mps.daemon.machine import OK, Outcome, Result
-from mps.daemon.units import Unit
+from mps.daemon.units import DaemonUnit
 from mps.host.processes import Host
 
 _log = structlog.get_logger(__name__)
@@ -23,7 +23,7 @@ _KILL_SECONDS = 3.0  # after which a server that does not go is killed
 class OrphanSweeper:
     """Of one unit. `grace`: seconds for the clients of a server without daemon."""
 
-    def __init__(self, unit: Unit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
+    def __init__(self, unit: DaemonUnit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
         self._unit = unit
         self._use = use
         self._grace = grace

@@ -17,7 +17,7 @@ from contextlib import suppress
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from mps.daemon.machine import Outcome, Result
-from mps.daemon.units import Unit
+from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
 from mps.host.processes import Host
 
@@ -28,7 +28,7 @@ _SHOWN = 3
 class Strangers:
     """Of one unit, for one thread; `found` is for any."""
 
-    def __init__(self, unit: Unit, use: CardUse, host: Host, whose: Callable[[int], str], clock: Clock) -> None:
+    def __init__(self, unit: DaemonUnit, use: CardUse, host: Host, whose: Callable[[int], str], clock: Clock) -> None:
         self._clock = clock
         self._unit = unit
         self._use = use

@@ -15,7 +15,7 @@ _OF_MPS = "CUDA_MPS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class DaemonUnit:
     """What one daemon serves. `name` is for people and metrics: the card's UUID, or "node"."""
 
     name: str
@@ -32,7 +32,7 @@ class Unit:
         return self.home / mps.PIPE
 
 
-def environment(unit: Unit, capabilities: Capabilities) -> dict[str, str]:
+def environment(unit: DaemonUnit, capabilities: Capabilities) -> dict[str, str]:
     """Whole, since daemons need PATH and LD_LIBRARY_PATH; but for what would change what MPS does."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     return (

@@ -18,7 +18,7 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class CgroupMembership:
     """`container` is the runtime's ID of it, "" where the process is in the pod's own cgroup. `pod_uid` is "" where the
     node has no cgroups of pods.
     """
@@ -27,19 +27,19 @@ class Membership:
     container: str
 
 
-def parse(content: str) -> tuple[Membership, ...]:
+def parse(content: str) -> tuple[CgroupMembership, ...]:
     """From /proc/<pid>/cgroup; empty for a process of no container. Pure.
 
     Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first to name a container
     counts, else the first to name a pod. The outermost pod comes first: a node may itself be a pod, and a pod may hold
     groups that are named like another's. Of these the outermost that the cluster knows is the process's.
     """
-    found: tuple[Membership, ...] = ()
+    found: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
         path = line.split(":", 2)[-1]
         pods = list(_UID.finditer(path))
         if not pods:
-            found = found or tuple(Membership("", container[1]) for container in _CONTAINER.finditer(path))
+            found = found or tuple(CgroupMembership("", container[1]) for container in _CONTAINER.finditer(path))
             continue
         ends = [*(pod.start() for pod in pods[1:]), len(path)]
         here = tuple(_membership(path, pod, end) for pod, end in zip(pods, ends, strict=False))
@@ -49,12 +49,12 @@ def parse(content: str) -> tuple[Membership, ...]:
     return found
 
 
-def _membership(path: str, pod: re.Match[str], end: int) -> Membership:
+def _membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
     container = _CONTAINER.search(path, pod.end(), end)
-    return Membership(pod[1].replace("_", "-"), container[1] if container else "")
+    return CgroupMembership(pod[1].replace("_", "-"), container[1] if container else "")
 
 
-def of(pid: int) -> tuple[Membership, ...]:
+def of(pid: int) -> tuple[CgroupMembership, ...]:
     """Empty also when the process has ended."""
     try:
         return parse((PROC / str(pid) / "cgroup").read_text(errors="replace"))

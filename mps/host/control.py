@@ -41,11 +41,11 @@ class Silent(ControlError):
     """The daemon did not answer in time: it is frozen, or hangs."""
 
 
-class Refused(ControlError):
+class CommandRefused(ControlError):
     """The daemon answered with an error, whatever its return code."""
 
 
-class UnknownCommand(Refused):
+class UnknownCommand(CommandRefused):
     """The daemon is of a driver that does not have the command."""
 
 
@@ -74,7 +74,7 @@ class Program:
     def ask(self, command: str, timeout: float) -> str:
         line = command.encode()
         if len(line) > _LONGEST_LINE or b"\n" in line:
-            raise Refused(f"{command[:40]!r} and so on is no command that a daemon would survive")
+            raise CommandRefused(f"{command[:40]!r} and so on is no command that a daemon would survive")
         try:
             done = subprocess.run(
                 [self._binary],
@@ -104,7 +104,7 @@ def check(command: str, said: str) -> None:
     if said.startswith("Unknown command"):
         raise UnknownCommand(f"{command!r}: {said}")
     if said.startswith(_ERRORS) or _NOT_FOUND.match(said):
-        raise Refused(f"{command!r}: {said}")
+        raise CommandRefused(f"{command!r}: {said}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Control:
         try:
             return ServerStatus(said)
         except ValueError as error:
-            raise Refused(f"get_server_status {server}: {said!r} is no status") from error
+            raise CommandRefused(f"get_server_status {server}: {said!r} is no status") from error
 
     def start_server(self) -> None:
         """For root, who may always; silent, failures are in the log only."""
@@ -146,7 +146,7 @@ class Control:
         """Takes the client off its server, after which it may be killed."""
         said = self._ask(f"terminate_client {client.server} {client.pid}")
         if "not found" in said:
-            raise Refused(f"terminate_client {client.server} {client.pid}: {said}")
+            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {said}")
 
     def percentage(self) -> str:
         return self._ask("get_default_active_thread_percentage")
@@ -155,7 +155,7 @@ class Control:
         """Raises Refused when it is not so afterwards."""
         self._ask(f"set_default_active_thread_percentage {percent}")
         if (said := self.percentage()) != f"{percent:.1f}":
-            raise Refused(f"the default of {percent} % was set, and {said!r} is read back")
+            raise CommandRefused(f"the default of {percent} % was set, and {said!r} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
         """Of the next server; None: there is none."""
@@ -169,13 +169,13 @@ class Control:
         """For the next server. Raises Refused when it is not so afterwards."""
         self._ask(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
         if (said := self.ceiling(ordinal)) != mib:
-            raise Refused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {said} is read back")
+            raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {said} is read back")
 
     def set_server_ceiling(self, server: int, ordinal: int, mib: MiB) -> None:
         """For the clients that a running server will take. Raises Refused when it is not so afterwards."""
         self._ask(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
         if (said := self.server_ceiling(server, ordinal)) != mib:
-            raise Refused(f"a ceiling of {mib} MiB in server {server} was set, and {said} is read back")
+            raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {said} is read back")
 
     def quit(self, seconds: int, timeout: float) -> None:
         """Ends the daemon, with force after `seconds`. Its return code says nothing: see whether it is gone."""
@@ -186,7 +186,7 @@ class Control:
         try:
             return [int(word) for word in said.split()]
         except ValueError as error:
-            raise Refused(f"{command}: {said!r} are no PIDs") from error
+            raise CommandRefused(f"{command}: {said!r} are no PIDs") from error
 
     def _ask(self, command: str) -> str:
         return self._front.ask(command, self._timeout)
@@ -198,5 +198,5 @@ def parse_size(said: str) -> MiB | None:
         return None
     found = _SIZE.fullmatch(said)
     if found is None:
-        raise Refused(f"{said!r} is no limit")
+        raise CommandRefused(f"{said!r} is no limit")
     return MiB(int(int(found[1]) * _MIB[found[2]]))

@@ -25,7 +25,7 @@ _PATIENCE = 30.0  # the grace of a pod whose spec says none
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ContainerShare:
     """What a container holds of a card. `uuid` is "" where gpushare placed it: then the index counts.
 
     `container` is its key, "" where it is not known of which container it is.
@@ -63,7 +63,7 @@ class PodView:
     name: str
     finished: bool
     off: bool
-    holdings: tuple[Holding, ...]
+    holdings: tuple[ContainerShare, ...]
     ends: float | None = None
     grace: float = 0.0
     deadline: float | None = None
@@ -135,9 +135,9 @@ def view(content: bytes) -> PodView:
     )
 
 
-def _holdings(assignment: Assignment) -> tuple[Holding, ...]:
+def _holdings(assignment: Assignment) -> tuple[ContainerShare, ...]:
     return tuple(
-        Holding(share.index, share.uuid, share.mem, "" if assignment.legacy else key)
+        ContainerShare(share.index, share.uuid, share.mem, "" if assignment.legacy else key)
         for key, shares in assignment.containers.items()
         for share in shares
     )

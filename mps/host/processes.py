@@ -15,7 +15,7 @@ from typing import Protocol
 
 from cardwise.core.api import mps
 from mps.host import cgroups
-from mps.host.cgroups import PROC, Membership
+from mps.host.cgroups import PROC, CgroupMembership
 from mps.host.control import FrontEnd, Program
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -27,7 +27,7 @@ _ENDED = "ZX"
 _AFTER_NAME = 2  # fields of /proc/<pid>/stat before the one after the name
 
 
-class Process(Protocol):
+class HostProcess(Protocol):
     """One process, and no later one of that number."""
 
     @property
@@ -40,7 +40,7 @@ class Process(Protocol):
         """Nothing when it has ended. Raises OSError when it may not be."""
 
 
-class Child(Process, Protocol):
+class Child(HostProcess, Protocol):
     """One that we have started."""
 
     @property
@@ -68,10 +68,10 @@ class Host(Protocol):
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         """To the daemon of the environment's pipe folder."""
 
-    def daemons(self, pipe: Path) -> list[Process]:
+    def daemons(self, pipe: Path) -> list[HostProcess]:
         """Control daemons of this pipe folder that run in the foreground, as ours do."""
 
-    def servers(self, pipe: Path) -> list[Process]:
+    def servers(self, pipe: Path) -> list[HostProcess]:
         """Servers that daemons of this pipe folder have started, whether the daemon still lives or not."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
@@ -80,7 +80,7 @@ class Host(Protocol):
     def pulse(self, pid: int) -> Pulse | None:
         """None when it has ended."""
 
-    def memberships(self, pid: int) -> tuple[Membership, ...]:
+    def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         """The pods and containers that it is in, the outermost first."""
 
     def name(self, pid: int) -> str:
@@ -108,10 +108,10 @@ class LocalHost:
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         return Program(program, environment)
 
-    def daemons(self, pipe: Path) -> list[Process]:
+    def daemons(self, pipe: Path) -> list[HostProcess]:
         return [process for process, arguments in _of(pipe, CONTROL) if FOREGROUND in arguments]
 
-    def servers(self, pipe: Path) -> list[Process]:
+    def servers(self, pipe: Path) -> list[HostProcess]:
         return [process for process, _ in _of(pipe, SERVER)]
 
     def environment(self, pid: int) -> Mapping[str, str]:
@@ -128,7 +128,7 @@ class LocalHost:
         state = fields["State"].strip()[0]
         return None if state in _ENDED else Pulse(state, sum(switches))
 
-    def memberships(self, pid: int) -> tuple[Membership, ...]:
+    def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         return cgroups.of(pid)
 
     def name(self, pid: int) -> str:
@@ -201,8 +201,8 @@ class _Started:
             self._popen.returncode = 0
 
 
-def _of(pipe: Path, program: str) -> list[tuple[Process, list[str]]]:
-    found: list[tuple[Process, list[str]]] = []
+def _of(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
+    found: list[tuple[HostProcess, list[str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue

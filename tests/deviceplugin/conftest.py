@@ -22,7 +22,7 @@ from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef
-from deviceplugin.agent import Agent, Settings
+from deviceplugin.agent import NodeAgent, NodeAgentSettings
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
 from deviceplugin.sources.containers import Containers
@@ -87,7 +87,7 @@ class Rig:
         self.runtime = FakeRuntime(**runtime)
         self.told = Told()
         self.gpus: SimulatedGpus | None = None
-        self.agent: Agent | None = None
+        self.agent: NodeAgent | None = None
         self.client: KubeClient | None = None
 
     def device(self, index: int) -> str:
@@ -103,8 +103,8 @@ class Rig:
         scratch.write_text(yaml.safe_dump({"cards": self.cards}))
         scratch.rename(self.cards_file)
 
-    def make(self, kubelet: Kubelet, containers: Containers) -> Agent:
-        settings = Settings(
+    def make(self, kubelet: Kubelet, containers: Containers) -> NodeAgent:
+        settings = NodeAgentSettings(
             node=NODE,
             kubelet_dir=self.kubelet.folder,
             cdi_dir=self.folder / "cdi",
@@ -120,7 +120,7 @@ class Rig:
         )
         self.client = self.api.client(clock=self.clock)
         self.gpus = SimulatedGpus(self.cards_file, clock=self.clock)
-        self.agent = Agent(
+        self.agent = NodeAgent(
             settings,
             client=self.client,
             gpus=self.gpus,

@@ -24,9 +24,9 @@ from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube import paths
-from mps.daemon.machine import Pace
+from mps.daemon.machine import DaemonPace
 from mps.host.processes import CONTROL, LOCAL
-from mps.manager import Lock, Manager, Settings
+from mps.manager import Lock, Manager, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import NODE
 
@@ -114,12 +114,12 @@ class Machine:
         """Until the card takes containers. `changes` are of the manager's settings."""
         control = shutil.which(CONTROL)
         assert control is not None
-        settings = Settings(
+        settings = ManagerSettings(
             node=NODE,
             root=self.root,
             scope=Scope.CARD,
             control=Path(control),
-            pace=Pace(),
+            pace=DaemonPace(),
             exclusive=True,
             stop_daemons="always",
             detach_before=3.0,

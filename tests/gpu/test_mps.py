@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.gpus.protocol import ComputeMode
 from mps.host import cgroups
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LOCAL
 from tests.gpu.machine import eventually
 
@@ -132,7 +132,7 @@ def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machi
     ending, staying = machine.tenant("busy", 1, mib=1024), machine.tenant("busy", 1, mib=1024)
     for one in (ending, staying):
         assert one.heard() == {"ready": True}
-    monkeypatch.setattr(cgroups, "of", lambda pid: (Membership("uid-ending", "c"),) if pid == ending.pid else ())
+    monkeypatch.setattr(cgroups, "of", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ())
     began = time.monotonic()
     assert machine.manager.detach("uid-ending") == 1
     assert ending.heard(30.0)["error"] == TERMINATED

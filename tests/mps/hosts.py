@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cardwise.clock import Clock
 from cardwise.core.api import mps
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.control import FrontEnd, NoDaemon, Silent, check
-from mps.host.processes import CONTROL, SERVER, Process, Pulse
+from mps.host.processes import CONTROL, SERVER, HostProcess, Pulse
 from tests.mps.double.daemon import Daemon, Ended
 
 
@@ -27,7 +27,7 @@ class FakeProcess:
     pid: int
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    pods: tuple[Membership, ...] = ()
+    pods: tuple[CgroupMembership, ...] = ()
     state: str = "S"
     code: int | None = None
     deaf: frozenset[signal.Signals] = frozenset()  # what it does not end by
@@ -80,7 +80,7 @@ class FakeHost:
         self.processes: dict[int, FakeProcess] = {}
         self._pids = itertools.count(4000)
 
-    def add(self, name: str, environment: Mapping[str, str] | None = None, *pods: Membership) -> FakeProcess:
+    def add(self, name: str, environment: Mapping[str, str] | None = None, *pods: CgroupMembership) -> FakeProcess:
         made = FakeProcess(next(self._pids), name, environment or {}, pods)
         self.processes[made.pid] = made
         return made
@@ -109,13 +109,13 @@ class FakeHost:
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         return _FrontEnd(self, Path(environment[mps.PIPE_ENV]))
 
-    def daemons(self, pipe: Path) -> list[Process]:
+    def daemons(self, pipe: Path) -> list[HostProcess]:
         return self._of(pipe, CONTROL)
 
-    def servers(self, pipe: Path) -> list[Process]:
+    def servers(self, pipe: Path) -> list[HostProcess]:
         return self._of(pipe, SERVER)
 
-    def _of(self, pipe: Path, name: str) -> list[Process]:
+    def _of(self, pipe: Path, name: str) -> list[HostProcess]:
         return [
             one
             for one in self.processes.values()
@@ -129,7 +129,7 @@ class FakeHost:
         found = self._living(pid)
         return Pulse(found.state, 0) if found is not None else None
 
-    def memberships(self, pid: int) -> tuple[Membership, ...]:
+    def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         found = self._living(pid)
         return found.pods if found is not None else ()
 

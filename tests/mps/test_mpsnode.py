@@ -12,7 +12,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope, State, Status
 from cardwise.gpus import mpsnode
 from mps.daemon import directories
-from mps.manager import Held, Lock
+from mps.manager import Lock, RootTaken
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 
@@ -72,7 +72,7 @@ def test_asking_does_not_trouble_the_daemon(folder, home):
 def test_there_is_one_manager_for_a_root(folder):
     first, second = Lock(folder), Lock(folder)
     first.take()
-    with pytest.raises(Held):
+    with pytest.raises(RootTaken):
         second.take()
     assert mpsnode.manager_lives(folder)
     first.release()

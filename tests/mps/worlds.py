@@ -23,10 +23,10 @@ from mps import manager as managers
 from mps import publication as publications
 from mps.audit import audit
 from mps.daemon.daemon import Daemon
-from mps.daemon.machine import Pace
-from mps.host.cgroups import Membership
+from mps.daemon.machine import DaemonPace
+from mps.host.cgroups import CgroupMembership
 from mps.host.pods import PodView, view
-from mps.manager import Lock, Manager, Settings
+from mps.manager import Lock, Manager, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.mps.hosts import FakeHost, FakeProcess
@@ -34,7 +34,7 @@ from tests.mps.hosts import FakeHost, FakeProcess
 DOUBLE = Path(__file__).parent / "double" / "nvidia-cuda-mps-control"
 NODE = "n1"
 P100 = 16276  # MiB
-PACE = Pace()
+PACE = DaemonPace()
 CID = "4f1c" * 16
 _LONGEST = 300.0  # seconds of the clock after which nothing more is expected
 
@@ -118,7 +118,7 @@ class Node:
         self.api = ApiServer(self.clock)
         self.pods = Pods(self.api)
         self.events = Events()
-        self.settings = Settings(
+        self.settings = ManagerSettings(
             node=NODE,
             root=self.root,
             scope=scope,
@@ -271,7 +271,7 @@ class Node:
 
     def use(self, index: int, mib: int, pod: str = "", name: str = "python") -> FakeProcess:
         """A new process, of this pod, has so much of the card's memory."""
-        process = self.host.add(name, {}, *([Membership(f"uid-{pod}", CID)] if pod else []))
+        process = self.host.add(name, {}, *([CgroupMembership(f"uid-{pod}", CID)] if pod else []))
         self.set_use(index, process.pid, mib)
         return process
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.values.quantity import MiB
 from mps.audit import findings
-from mps.audit.findings import Finding, Granted, Reason, Use
+from mps.audit.findings import PodGrant, ProcessUse, Reason, Violation
 
 TOLERANCE = MiB(512)
 CARDS = ["GPU-0", "GPU-1"]
@@ -15,19 +15,19 @@ KEYS = ["0", "1", "init-0"]
 
 
 @st.composite
-def pods(draw) -> dict[str, Granted]:
+def pods(draw) -> dict[str, PodGrant]:
     """Each with some shares, and all its containers known to the runtime as <pod>/<key>."""
     places = st.tuples(st.sampled_from(KEYS), st.sampled_from(CARDS))
     shares = st.dictionaries(places, st.integers(1, 4000).map(MiB), max_size=4)
     return {
-        uid: Granted(draw(shares), {f"{uid}/{key}": key for key in KEYS})
+        uid: PodGrant(draw(shares), {f"{uid}/{key}": key for key in KEYS})
         for uid in draw(st.sets(st.sampled_from("abc")))
     }
 
 
 uses = st.lists(
     st.builds(
-        lambda card, memory, pod, key: Use(card=card, pid=0, memory=memory, pod=pod, container=f"{pod}/{key}"),
+        lambda card, memory, pod, key: ProcessUse(card=card, pid=0, memory=memory, pod=pod, container=f"{pod}/{key}"),
         st.sampled_from(CARDS),
         st.none() | st.integers(0, 5000).map(MiB),
         st.sampled_from(["a", "b", "c", ""]),
@@ -40,7 +40,7 @@ uses = st.lists(
 @given(uses, pods())
 def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(found, grants):
     told = findings.compare(found, grants, TOLERANCE)
-    accused: dict[int, Finding] = {}
+    accused: dict[int, Violation] = {}
     for finding in told:
         for pid in finding.pids:
             assert pid not in accused, "once"
@@ -86,7 +86,7 @@ def test_not_knowing_whose_a_process_is_accuses_nobody_new(found, grants, unknow
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 5))
 def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns, looks, every):
-    finding = Finding(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=(7,), pod="a")
+    finding = Violation(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     row = 0
     for at, is_over in enumerate(overruns):
@@ -102,7 +102,7 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
 
 @given(st.integers(0, 3))
 def test_a_card_that_was_not_seen_stands_as_it_did(before):
-    finding = Finding(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
+    finding = Violation(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     for at in range(before):
         standing = findings.follow(standing, [finding], float(at))

@@ -6,8 +6,8 @@ from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
-from deviceplugin.grants.grants import Share
-from deviceplugin.grants.prestart import Refused, check_cards, grant_of, identify
+from deviceplugin.grants.grants import GrantedShare
+from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify
 from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
 from deviceplugin.sources.pods import view
 from tests import build
@@ -34,7 +34,7 @@ class TestIdentify:
         ids=["unlisted", "not in the checkpoint", "other container", "two pods", "two unknown uids"],
     )
     def test_refused(self, named, known, says):
-        with pytest.raises(Refused, match=r"share slot s1|kubelet") as caught:
+        with pytest.raises(StartRefused, match=r"share slot s1|kubelet") as caught:
             identify(["s1"], Holders(named, known), lambda _: None)
         assert says in str(caught.value)
 
@@ -44,7 +44,7 @@ class TestIdentify:
 
     def test_slots_of_two_containers_are_refused(self):
         holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
-        with pytest.raises(Refused):
+        with pytest.raises(StartRefused):
             identify(["s1", "s2"], holders, lambda _: None)
 
 
@@ -58,7 +58,7 @@ def test_a_sidecar_has_its_key_and_counts():
 
 def test_a_pod_of_gpushare_is_refused_in_its_name():
     pod = pod_view(annotations={names.IDX: "1", names.POD_MEM: "8138"})
-    with pytest.raises(Refused, match="was not placed by the Cardwise extender"):
+    with pytest.raises(StartRefused, match="was not placed by the Cardwise extender"):
         grant_of(pod, "main", ["s001"])
 
 
@@ -66,7 +66,7 @@ def test_the_grant_is_what_the_annotations_order():
     shares = build.shares(8138, 1)
     pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
     made = grant_of(pod, "main", ["s001"])
-    assert made.shares == (Share.of(shares[0]),)
+    assert made.shares == (GrantedShare.of(shares[0]),)
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
 
 
@@ -82,8 +82,8 @@ def test_the_grant_knows_whose_each_share_of_the_pod_is():
 
 def test_a_card_smaller_than_its_shares_is_refused():
     (card,) = build.cards(1000)
-    two = (Share(0, card.uuid, 500, 0, 1000), Share(0, card.uuid, 501, 0, 2000))
+    two = (GrantedShare(0, card.uuid, 500, 0, 1000), GrantedShare(0, card.uuid, 501, 0, 2000))
     here = {card.uuid: GpuCard(index=0, uuid=card.uuid, model="m", memory=MiB(1000), devices=())}
     assert check_cards(two[:1], here) == [here[card.uuid]]
-    with pytest.raises(Refused, match="has 1000 MiB, not the 1001 MiB"):
+    with pytest.raises(StartRefused, match="has 1000 MiB, not the 1001 MiB"):
         check_cards(two, here)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from deviceplugin.grants.grants import Grant, GrantStore, Share, by_pod
+from deviceplugin.grants.grants import Grant, GrantedShare, GrantStore, by_pod
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
@@ -24,7 +24,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant:
     """One of two equal containers of a pod; the pod has twice as much."""
-    share = Share(card, CARDS[card], mem, core, TOTAL)
+    share = GrantedShare(card, CARDS[card], mem, core, TOTAL)
     return Grant(
         pod_uid=uid,
         namespace="default",

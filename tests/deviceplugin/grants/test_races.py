@@ -11,7 +11,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Grant, GrantStore, Share
+from deviceplugin.grants.grants import Grant, GrantedShare, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
 from tests.deviceplugin.fakenode import PATIENCE
@@ -32,7 +32,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 
 def grant(uid: str, slot: str, card: int) -> Grant:
-    shares = (Share(card, f"GPU-{card}", 100, 0, TOTAL),)
+    shares = (GrantedShare(card, f"GPU-{card}", 100, 0, TOTAL),)
     return Grant(
         pod_uid=uid,
         namespace="default",

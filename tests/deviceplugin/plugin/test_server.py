@@ -7,7 +7,7 @@ import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Active, Refused
+from deviceplugin.grants.prestart import Active, StartRefused
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal
@@ -65,7 +65,7 @@ def test_how_a_start_ends_is_told(served):
     served.start("s001", "s002")
     assert served.started == [("s001", "s002")]
     assert served.was_active
-    served.outcome = Refused("card 0 is unhealthy")
+    served.outcome = StartRefused("card 0 is unhealthy")
     assert refusal(lambda: served.start("s001")) == (grpc.StatusCode.FAILED_PRECONDITION, "card 0 is unhealthy")
     served.outcome = KeyError("unforeseen")
     code, why = refusal(lambda: served.start("s001"))

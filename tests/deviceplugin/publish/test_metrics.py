@@ -5,23 +5,23 @@ from prometheus_client import REGISTRY
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Health
-from deviceplugin.grants.grants import Grant, Share
+from deviceplugin.grants.grants import Grant, GrantedShare
 from deviceplugin.publish.cardlevels import CardLevel, levels
-from deviceplugin.sources.pods import PodView
+from deviceplugin.sources.pods import NodePod
 from tests.build import P100, shares
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, devices=()) for i in (0, 1)]
 
 
-def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> PodView:
+def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> NodePod:
     found = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
-    return PodView(
+    return NodePod(
         uid=uid, namespace="default", name=uid, phase=phase, annotations=found | annotations, keys={}, requests={}
     )
 
 
 def grant(uid: str, mem: int, index: int) -> Grant:
-    share = Share.of(shares(mem, index)[0])
+    share = GrantedShare.of(shares(mem, index)[0])
     return Grant(
         pod_uid=uid,
         namespace="default",
@@ -34,7 +34,7 @@ def grant(uid: str, mem: int, index: int) -> Grant:
     )
 
 
-def told(pods: list[PodView], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
+def told(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
     return levels(CARDS, health or {}, pods, grants)
 
 
@@ -52,7 +52,7 @@ def test_a_pod_that_ended_counts_until_its_grant_goes():
 
 
 def test_sick_cards_and_unreadable_pods():
-    broken = PodView(
+    broken = NodePod(
         uid="x", namespace="d", name="x", phase="", annotations={"cardwise.dev/assignment": "{"}, keys={}, requests={}
     )
     first, second = told([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})

@@ -19,7 +19,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope, State, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.agent import podshares, probe
-from mps.agent.running import Agent
+from mps.agent.running import ShareAgent
 from mps.daemon import directories
 from tests.fakes.clock import FakeClock
 
@@ -91,11 +91,11 @@ class Pod:
         self.root = folder / "mps"
         self.root.mkdir()
         self.env: dict[str, str] = {}
-        self.agent: Agent | None = None
+        self.agent: ShareAgent | None = None
 
     def start(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
         self.told(told, wait=wait, port=port, hook=hook)
-        self.agent = Agent(podshares.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
+        self.agent = ShareAgent(podshares.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
         self._next = self.agent.turn()
         return self
 

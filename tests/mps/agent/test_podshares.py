@@ -11,7 +11,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.share import reading
 from mps.agent import exposition, podshares
-from mps.agent.watching import Look
+from mps.agent.watching import CardLook
 from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
@@ -79,7 +79,7 @@ def test_what_it_does_not_start_with(name, value, problem):
 def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
     asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
-    looks = {ONE: Look("", State.READY), odd: Look("dead", None)}
+    looks = {ONE: CardLook("", State.READY), odd: CardLook("dead", None)}
     text = exposition.text(asked, {"0": "mps", "1": ""}, looks, ready=True)
     found = {
         (sample.name, *sample.labels.values()): sample.value

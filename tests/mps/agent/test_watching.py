@@ -16,7 +16,7 @@ def seen(pod, uuid=ONE):
 
 
 def test_a_ready_card(pod, card):
-    assert seen(pod) == watching.Look("", State.READY)
+    assert seen(pod) == watching.CardLook("", State.READY)
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
@@ -46,7 +46,7 @@ def test_a_daemon_that_died_after_the_word(pod, card):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
 def test_a_damaged_file_is_no_word(pod, card, content):
     (card.home / mps.READY).write_bytes(content)
-    assert seen(pod) == watching.Look("the MPS manager of the node does not serve card GPU-1 (yet)", None)
+    assert seen(pod) == watching.CardLook("the MPS manager of the node does not serve card GPU-1 (yet)", None)
 
 
 def test_the_daemon_of_a_whole_node(pod, card):

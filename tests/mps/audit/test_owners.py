@@ -3,7 +3,7 @@
 import pytest
 
 from mps.audit.owners import Owners
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.pods import ContainerView, PodView
 
 
@@ -28,17 +28,17 @@ OWNERS = Owners([pod("ours", runtime_id="c1"), pod("victim", runtime_id="c2"), p
     ("memberships", "owner"),
     [
         ((), None),
-        ((Membership("ours", "any"),), "ours"),
-        ((Membership("ours", ""),), "ours"),
-        ((Membership("static", "x"),), "mirror"),
-        ((Membership("mirror", "x"),), None),
-        ((Membership("ours", "c1"), Membership("inner", "x")), "ours"),
-        ((Membership("host", "x"), Membership("ours", "c1")), "ours"),
-        ((Membership("ours", "c1"), Membership("victim", "c2")), "ours"),
-        ((Membership("", "c1"),), "ours"),
-        ((Membership("", "kind"), Membership("", "c2")), "victim"),
-        ((Membership("", "unknown"),), None),
-        ((Membership("gone", "x"),), None),
+        ((CgroupMembership("ours", "any"),), "ours"),
+        ((CgroupMembership("ours", ""),), "ours"),
+        ((CgroupMembership("static", "x"),), "mirror"),
+        ((CgroupMembership("mirror", "x"),), None),
+        ((CgroupMembership("ours", "c1"), CgroupMembership("inner", "x")), "ours"),
+        ((CgroupMembership("host", "x"), CgroupMembership("ours", "c1")), "ours"),
+        ((CgroupMembership("ours", "c1"), CgroupMembership("victim", "c2")), "ours"),
+        ((CgroupMembership("", "c1"),), "ours"),
+        ((CgroupMembership("", "kind"), CgroupMembership("", "c2")), "victim"),
+        ((CgroupMembership("", "unknown"),), None),
+        ((CgroupMembership("gone", "x"),), None),
     ],
 )
 def test_the_outermost_pod_that_is_known_owns_the_process(memberships, owner):

@@ -8,7 +8,7 @@ import pytest
 
 from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
-from mps.host.control import NoDaemon, Refused, Silent, UnknownCommand
+from mps.host.control import CommandRefused, NoDaemon, Silent, UnknownCommand
 from tests.mps.contract.programs import SECONDS
 
 
@@ -16,11 +16,11 @@ class TestProtocol:
     def test_errors_are_told_by_text(self, running):
         with pytest.raises(UnknownCommand, match='Unknown command "bogus"'):
             running.front.ask("bogus", SECONDS)
-        with pytest.raises(Refused, match="Server 4711 not found"):
+        with pytest.raises(CommandRefused, match="Server 4711 not found"):
             running.control.clients(4711)
-        with pytest.raises(Refused, match="Invalid priority"):
+        with pytest.raises(CommandRefused, match="Invalid priority"):
             running.front.ask("set_default_client_priority 7", SECONDS)
-        with pytest.raises(Refused, match="A user id"):
+        with pytest.raises(CommandRefused, match="A user id"):
             running.front.ask("start_server", SECONDS)
 
     def test_without_a_daemon_nobody_answers(self, world):
@@ -86,9 +86,9 @@ class TestProgram:
             assert process.ended() != 0
         else:
             assert process.control.servers() == []
-        with pytest.raises(Refused, match="no command that a daemon would survive"):
+        with pytest.raises(CommandRefused, match="no command that a daemon would survive"):
             process.front.ask("x" * 5000, SECONDS)
-        with pytest.raises(Refused, match="no command"):
+        with pytest.raises(CommandRefused, match="no command"):
             process.front.ask("get_server_list\nquit", SECONDS)
 
     def test_quit_and_sigterm_end_it(self, process):

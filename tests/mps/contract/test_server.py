@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cardwise.core.values.quantity import MiB
-from mps.host.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
+from mps.host.control import Client, CommandRefused, NoDaemon, ServerStatus, UnknownCommand
 from tests.mps.contract.programs import SECONDS, eventually
 
 
@@ -39,7 +39,7 @@ class TestServer:
                 running.control.status(server)
         else:
             assert running.control.status(server) is ServerStatus.INITIALIZING
-            with pytest.raises(Refused, match="not found"):
+            with pytest.raises(CommandRefused, match="not found"):
                 running.control.status(4711)
 
     def test_it_outlives_a_killed_daemon_and_the_next_does_not_know_it(self, running):
@@ -51,7 +51,7 @@ class TestServer:
         assert orphan.pid == server
 
     def test_a_client_that_is_not_there_is_not_detached(self, running):
-        with pytest.raises(Refused, match="not found"):
+        with pytest.raises(CommandRefused, match="not found"):
             running.control.terminate(Client(4711, 4712))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
-from mps.host.control import Refused
+from mps.host.control import CommandRefused
 from tests.mps.contract.programs import SECONDS
 
 # What is written, and what the daemon makes of it.
@@ -41,7 +41,7 @@ class TestSettings:
         assert running.control.ceiling(1) is None, "the card's index is not checked"
 
     def test_a_limit_that_reads_back_as_another_is_refused(self, running):
-        with pytest.raises(Refused, match="a ceiling of 8138 MiB on device 0 was set, and 7168 is read back"):
+        with pytest.raises(CommandRefused, match="a ceiling of 8138 MiB on device 0 was set, and 7168 is read back"):
             running.control.set_ceiling(0, MiB(8138))
 
     def test_a_uuid_as_key_means_another_thing_for_each_driver(self, running):
@@ -55,7 +55,7 @@ class TestSettings:
         running.control.set_percentage(50)
         for bad in ("0", "101", "abc", ""):
             assert running.front.ask(f"set_default_active_thread_percentage {bad}", SECONDS) == "50.0"
-        with pytest.raises(Refused, match=r"101 % was set, and '50\.0' is read back"):
+        with pytest.raises(CommandRefused, match=r"101 % was set, and '50\.0' is read back"):
             running.control.set_percentage(101)
         assert running.front.ask("set_default_active_thread_percentage 25%", SECONDS) == "25.0"
 

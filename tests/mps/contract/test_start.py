@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
 from mps.daemon import directories
-from mps.host.control import Refused, check
+from mps.host.control import CommandRefused, check
 from mps.host.processes import LOCAL
 from tests.mps.contract.programs import SECONDS
 
@@ -75,7 +75,7 @@ class TestProgram:
 
         assert said("get_default_active_thread_percentage") == "100.0"
         for forbidden in ("quit", "start_server -uid 0"):
-            with pytest.raises(Refused, match="rivilege"):
+            with pytest.raises(CommandRefused, match="rivilege"):
                 check(forbidden, said(forbidden))
         said("set_default_active_thread_percentage 10")
         said("set_default_device_pinned_mem_limit 0 3G")

@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.core.api import mps
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import Grant, Share
+from deviceplugin.grants.grants import Grant, GrantedShare
 from mps.daemon import directories
 from tests.mps.contract.programs import World
 
@@ -30,7 +30,7 @@ def tenant(folder: Path) -> Iterator[Callable[[Path, Path], subprocess.Popen[str
     started = []
 
     def start(home: Path, target: Path) -> subprocess.Popen[str]:
-        share = Share(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
+        share = GrantedShare(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
         grant = Grant(
             pod_uid="u",
             namespace="d",

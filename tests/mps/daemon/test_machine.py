@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.mps import State
 from mps.daemon import machine
-from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.daemon.machine import OK, Act, DaemonPace, DaemonPhase, Machine, Outcome, Result
 
-PACE = Pace()
+PACE = DaemonPace()
 GOOD = [Act.SWEEP, Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM]
 
 
@@ -31,7 +31,7 @@ def drive(subject: Machine, results: dict[Act, Result], until: float, now: float
 def ready() -> Machine:
     subject, done = drive(Machine(), {}, 1.0)
     assert done == GOOD
-    assert subject.phase is Phase.READY
+    assert subject.phase is DaemonPhase.READY
     return subject
 
 
@@ -65,7 +65,7 @@ def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
     subject = machine.after(ready(), Result(outcome, "hm"), 2.0, PACE)
     assert machine.state_of(subject) is State.DOWN
     assert machine.plan(subject, 2.0) is Act.PROBE, "at once"
-    assert machine.after(subject, OK, 2.0, PACE).phase is Phase.READY
+    assert machine.after(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
     assert machine.plan(machine.after(subject, Result(outcome), 2.0, PACE), 2.0) is Act.KILL
 
 
@@ -75,7 +75,7 @@ def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     assert (machine.state_of(subject), subject.reason) == (State.DOWN, "server 7 is stopped")
     subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
-    assert machine.after(subject, OK, 5.0, PACE).phase is Phase.READY
+    assert machine.after(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
     assert machine.plan(machine.after(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
     subject, _ = drive(machine.adopted(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
@@ -91,16 +91,16 @@ def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
         orphans = now + PACE.backoff + PACE.orphan_grace
         subject, _ = drive(subject, {Act.SWEEP: Result(Outcome.BUSY)}, orphans, now)
         subject, _ = drive(subject, {}, 28.0, orphans)
-        assert subject.phase is Phase.READY
+        assert subject.phase is DaemonPhase.READY
 
 
 def test_a_fault_waits_then_detaches_then_restarts():
     subject, done = drive(ready(), {Act.PROBE: Result(Outcome.FAULT, "f")}, 2.0 + PACE.fault_grace, 1.0)
-    assert (subject.phase, set(done)) == (Phase.FAULT, {Act.PROBE})
+    assert (subject.phase, set(done)) == (DaemonPhase.FAULT, {Act.PROBE})
     subject, done = drive(subject, {Act.PROBE: Result(Outcome.FAULT)}, 26.0, 2.0 + PACE.fault_grace)
     assert [act for act in done if act is not Act.PROBE][:2] == [Act.DETACH, Act.QUIT]
     subject, _ = drive(subject, {}, 40.0, 26.0)
-    assert subject.phase is Phase.READY
+    assert subject.phase is DaemonPhase.READY
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
@@ -118,18 +118,18 @@ def test_whatever_comes_between_a_faults_grace_is_given_once(between):
     while now < 2.0 + PACE.fault_grace - 1.0:
         subject = machine.after(subject, Result(between), now, PACE)
         subject = machine.after(subject, Result(Outcome.FAULT, "f"), now, PACE)
-        assert subject.phase is Phase.FAULT
+        assert subject.phase is DaemonPhase.FAULT
         now += 1.0
     subject = machine.after(subject, Result(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
-    assert (subject.phase, subject.reason) == (Phase.DRAINING, "the fault did not heal by itself: f")
+    assert (subject.phase, subject.reason) == (DaemonPhase.DRAINING, "the fault did not heal by itself: f")
 
 
 def test_the_next_fault_has_a_grace_of_its_own():
     subject = machine.after(ready(), Result(Outcome.FAULT), 2.0, PACE)
     subject, _ = drive(subject, {}, 10.0, 2.0)
-    assert subject.phase is Phase.READY
+    assert subject.phase is DaemonPhase.READY
     subject = machine.after(subject, Result(Outcome.FAULT), 100.0, PACE)
-    assert machine.after(subject, Result(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is Phase.FAULT
+    assert machine.after(subject, Result(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is DaemonPhase.FAULT
 
 
 def test_a_fault_that_heals_is_compared_before_it_is_ready():
@@ -179,9 +179,9 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
         assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
     subject = machine.want(subject, True, now, PACE)
     subject, _ = drive(subject, {}, now + 200.0, now)
-    assert subject.phase is Phase.READY
+    assert subject.phase is DaemonPhase.READY
     subject, _ = drive(machine.want(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
-    assert subject.phase is Phase.OFF
+    assert subject.phase is DaemonPhase.OFF
 
 
 @settings(deadline=None)
@@ -203,5 +203,5 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
         ):
             lives = False
         subject = machine.after(subject, result, now, PACE)
-        if subject.phase in (Phase.OFF, Phase.DOWN, Phase.SPAWNING, Phase.RELEASING):
+        if subject.phase in (DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
             assert not lives

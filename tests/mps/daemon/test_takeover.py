@@ -4,7 +4,7 @@ import shutil
 
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL, SERVER
 from tests.mps.worlds import uuid_of
 
@@ -122,7 +122,7 @@ def test_a_state_file_of_a_manager_that_hangs_goes_stale(node):
 
 
 def test_a_tenants_process_is_no_daemon_and_no_server_whatever_it_calls_itself(node):
-    environment, tenant = {mps.PIPE_ENV: str(node.pipe())}, Membership("uid-tenant", "c")
+    environment, tenant = {mps.PIPE_ENV: str(node.pipe())}, CgroupMembership("uid-tenant", "c")
     server, daemon = node.host.add(SERVER, environment, tenant), node.host.add(CONTROL, environment, tenant)
     node.start()
     node.wait_ready()

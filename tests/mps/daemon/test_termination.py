@@ -4,9 +4,9 @@ import pytest
 
 from cardwise.core.values.quantity import MiB
 from mps.daemon.termination import Terminations
-from mps.host.pods import Holding, PodView
+from mps.host.pods import ContainerShare, PodView
 
-HELD = (Holding(0, "GPU-0", MiB(5)),)
+HELD = (ContainerShare(0, "GPU-0", MiB(5)),)
 
 
 def pod(uid: str = "e", **more) -> PodView:

@@ -9,7 +9,7 @@ import pytest
 
 from cardwise.core.values.invalid import InvalidRequest
 from mps.host import cgroups
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 
 UID = "0b7a1c52-3f0e-4c53-9a6e-5a2f1d9f8f11"
 UNDER = UID.replace("-", "_")
@@ -50,25 +50,27 @@ FIXTURES = {
 
 @pytest.mark.parametrize("kind", FIXTURES)
 def test_pod_and_container_are_found(kind):
-    assert cgroups.parse(FIXTURES[kind])[-1] == Membership(UID, CID)
+    assert cgroups.parse(FIXTURES[kind])[-1] == CgroupMembership(UID, CID)
 
 
 def test_a_static_pod_has_a_uid_without_dashes():
     path = (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{CID}.scope"
     )
-    assert cgroups.parse(path) == (Membership(STATIC, CID),)
+    assert cgroups.parse(path) == (CgroupMembership(STATIC, CID),)
 
 
 def test_a_process_in_the_pods_own_group():
-    assert cgroups.parse(f"0::/kubepods/burstable/pod{UID}\n") == (Membership(UID, ""),)
+    assert cgroups.parse(f"0::/kubepods/burstable/pod{UID}\n") == (CgroupMembership(UID, ""),)
 
 
 def test_of_a_pod_in_a_pod_both_are_told_the_outermost_first():
     outer = "11111111-2222-3333-4444-555555555555"
     path = f"0::/kubepods/pod{outer}/{OUTER}/{PLAIN}/{CID}\n"
-    assert cgroups.parse(path) == (Membership(outer, OUTER), Membership(UID, CID))
-    assert cgroups.parse(f"0::/kubepods/pod{outer}/{PLAIN}/{CID}\n")[0] == Membership(outer, ""), "not the inner one's"
+    assert cgroups.parse(path) == (CgroupMembership(outer, OUTER), CgroupMembership(UID, CID))
+    assert cgroups.parse(f"0::/kubepods/pod{outer}/{PLAIN}/{CID}\n")[0] == CgroupMembership(outer, ""), (
+        "not the inner one's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_of_a_pod_in_a_pod_both_are_told_the_outermost_first():
     ],
 )
 def test_a_node_without_cgroups_of_pods_names_the_container(content):
-    assert cgroups.parse(content) == (Membership("", CID),)
+    assert cgroups.parse(content) == (CgroupMembership("", CID),)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,8 @@ def test_a_process_that_has_ended_is_of_no_pod():
 
 
 def test_a_tenants_is_what_is_in_another_pod_or_container_than_we_are(monkeypatch):
-    of_container, other = Membership("", "a" * 64), Membership("", "b" * 64)
-    pod, beside, below = Membership("u1", "x"), Membership("u1", "y"), Membership("u2", "z")
+    of_container, other = CgroupMembership("", "a" * 64), CgroupMembership("", "b" * 64)
+    pod, beside, below = CgroupMembership("u1", "x"), CgroupMembership("u1", "y"), CgroupMembership("u2", "z")
     memberships = {}
     monkeypatch.setattr(cgroups, "of", lambda pid: memberships[pid])
     for own, its, tenants in [

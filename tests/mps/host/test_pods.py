@@ -8,13 +8,13 @@ from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
-from mps.host.pods import Demand, Holding, PodView
+from mps.host.pods import ContainerShare, Demand, PodView
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
 
 
 def pod(uid: str, *holdings: tuple[str, int], off=False, finished=False) -> PodView:
-    held = tuple(Holding(int(card[-1]), card, MiB(mem)) for card, mem in holdings)
+    held = tuple(ContainerShare(int(card[-1]), card, MiB(mem)) for card, mem in holdings)
     return PodView(uid=uid, namespace="d", name=uid, finished=finished, off=off, holdings=held)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cardwise.core.api import mps
 from mps.host import cgroups, processes
-from mps.host.cgroups import Membership
+from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL, FOREGROUND, LOCAL, SERVER
 
 SECONDS = 60.0  # in which a process that was signalled has ended
@@ -62,10 +62,12 @@ def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
 def test_those_of_tenants_are_neither(folder, running, monkeypatch):
     theirs = [running(CONTROL, FOREGROUND).pid, running(SERVER).pid]
     real = cgroups.of
-    monkeypatch.setattr(cgroups, "of", lambda pid: (Membership("uid-tenant", "c"),) if pid in theirs else real(pid))
+    monkeypatch.setattr(
+        cgroups, "of", lambda pid: (CgroupMembership("uid-tenant", "c"),) if pid in theirs else real(pid)
+    )
     assert not LOCAL.daemons(folder / "pipe")
     assert not LOCAL.servers(folder / "pipe")
-    assert LOCAL.memberships(theirs[0]) == (Membership("uid-tenant", "c"),)
+    assert LOCAL.memberships(theirs[0]) == (CgroupMembership("uid-tenant", "c"),)
 
 
 def test_a_process_cannot_write_to_the_terminal_of_who_reads_its_name(tmp_path, monkeypatch):
