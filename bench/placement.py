@@ -25,7 +25,7 @@ from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.fill import WARM_EVERY, Filled, fill
 from cardwise.simulation.runs import Run
 from cardwise.simulation.summary import FillSummary, Mean
-from cardwise.simulation.workload import Node, Workload
+from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
 from extender.cache.policies import AT_ONCE
 
 _FULL = 0.85
@@ -162,9 +162,9 @@ def deciding(at: Path, trace: str, policies: Sequence[str], nodes: int, decision
     return rows
 
 
-def _eights(nodes: int) -> list[Node]:
+def _eights(nodes: int) -> list[SimulatedNode]:
     return [
-        Node(
+        SimulatedNode(
             f"node-{n:05d}",
             tuple(Card(index=i, uuid=f"{n}-{i}", mem=MiB(traces.WHOLE), model="G2") for i in range(8)),
             Load(96_000, 384 << 30, 110),
@@ -178,12 +178,14 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 
-def _plan(workloads: Sequence[Workload], policies: Sequence[str], seeds: range) -> list[Run]:
+def _plan(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[Run]:
     """Seed by seed, so that there is something of everything soon."""
     return [Run(i, policy, seed) for seed in seeds for i in range(len(workloads)) for policy in policies]
 
 
-def _row(workloads: Sequence[Workload], one: FillSummary, theirs: dict[tuple[str, str], dict[int, Mean]]) -> Row:
+def _row(
+    workloads: Sequence[SimulatedWorkload], one: FillSummary, theirs: dict[tuple[str, str], dict[int, Mean]]
+) -> Row:
     name = workloads[one.workload].name
     values = {"seeds": f"{one.seeds}"} | {f"{level} %": f"{one.at[level].mean:.2f}" for level in LEVELS}
     values |= {"s.d. at 100": f"{one.at[100].sd:.2f}"}
@@ -197,7 +199,7 @@ def _row(workloads: Sequence[Workload], one: FillSummary, theirs: dict[tuple[str
 
 
 def _means(
-    workloads: Sequence[Workload],
+    workloads: Sequence[SimulatedWorkload],
     found: Sequence[FillSummary],
     theirs: dict[tuple[str, str], dict[int, Mean]],
     policies: Sequence[str],

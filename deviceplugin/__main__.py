@@ -15,7 +15,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
-from cardwise.gpus.chosen import Choice
+from cardwise.gpus.chosen import CardChoice
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
@@ -55,22 +55,22 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
         raise click.BadParameter(str(error)) from error
 
 
-def _choice(_: click.Context, __: click.Parameter, value: str | None) -> Choice | None:
+def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardChoice | None:
     if value is None:
         return None
     if value == "none":
-        return Choice(())
+        return CardChoice(())
     try:
         return chosen.parse(value)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _gpus(simulated: Path | None, cards: Choice | None, faults: Path) -> Gpus:
+def _gpus(simulated: Path | None, cards: CardChoice | None, faults: Path) -> Gpus:
     """Raises GpusUnavailable."""
     if simulated is not None:
         return SimulatedGpus(simulated)
-    if cards == Choice(()):
+    if cards == CardChoice(()):
         return NoCards()
     return NvmlGpus(faults=faults, on_failure=_thread_failed)
 
@@ -203,7 +203,7 @@ def main(
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
-    cards: Choice | None,
+    cards: CardChoice | None,
     devices_file: Path | None,
     sysfs: Path,
     dev: Path,

@@ -10,7 +10,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import DEFAULT_ROOT, Mode
 from cardwise.devices.protocol import Devices, OtherDevice
-from cardwise.gpus.chosen import Choice, ChosenGpus
+from cardwise.gpus.chosen import CardChoice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
@@ -59,7 +59,7 @@ class NodeAgentSettings:
     slots: tuple[str, ...]
     nvidia_specs: tuple[Path, ...] | None
     start_on_sick_cards: bool = False
-    cards: Choice | None = None
+    cards: CardChoice | None = None
     mps: Mode = Mode.PREFERRED
     mps_root: Path = Path(DEFAULT_ROOT)
     core_overcommit: int = FULL_CORE

@@ -15,7 +15,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import chosen
-from cardwise.gpus.chosen import Choice, ChosenGpus
+from cardwise.gpus.chosen import CardChoice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1.0
 _SOON = 5.0  # seconds for which nobody needs to hear that another manager still holds the root
 
 
-def _choice(_: click.Context, __: click.Parameter, value: str | None) -> Choice | None:
+def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardChoice | None:
     if value is None:
         return None
     try:
@@ -145,7 +145,7 @@ def main(
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
-    cards: Choice | None,
+    cards: CardChoice | None,
     root: Path,
     scope: str,
     control: Path,

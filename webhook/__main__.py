@@ -45,7 +45,7 @@ from webhook.pods.agent import AgentSettings
 from webhook.pods.limitranges import COUNTED, Amount
 from webhook.pods.validate import Oversize
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, whose
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import NvidiaGpu
 
 _log = structlog.get_logger(__name__)
@@ -280,7 +280,7 @@ def main(
     mps_mode: str,
     least_mps: str,
     sm_percent: str,
-    share_agent: agent.Choice,
+    share_agent: agent.AgentChoice,
     share_agent_image: str,
     share_agent_user: int,
     share_agent_resources: Mapping[str, Amount],
@@ -296,7 +296,7 @@ def main(
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
     with starting("--client-ca"):
         ssl.create_default_context(cafile=client_ca)
-    settings = Settings(
+    settings = WebhookSettings(
         runtime_class=runtime_class,
         tolerated=tolerated_taints,
         oversize=oversize,
@@ -350,7 +350,7 @@ class _Process:
     def __init__(
         self,
         client: KubeClient,
-        settings: Settings,
+        settings: WebhookSettings,
         *,
         headroom: MiB,
         shown: Shown,
@@ -365,7 +365,7 @@ class _Process:
         self._health: HealthServer | None = None
 
     def app(self) -> WsgiApp:
-        prometheus_client.REGISTRY.register(metrics.Levels(self._view.staleness))
+        prometheus_client.REGISTRY.register(metrics.StalenessCollector(self._view.staleness))
         if self._shown.certificates is not None:
             prometheus_client.REGISTRY.register(Expiry(self._shown.certificates))
         return create_app(self._view, self._settings).wsgi_app

@@ -47,7 +47,7 @@ def reason(field: str) -> str:
     return next((found for pattern, found in _REASONS if pattern.search(field)), "other")
 
 
-class Levels(Collector):
+class StalenessCollector(Collector):
     """What is read when somebody asks. `staleness`: seconds by kind of object."""
 
     def __init__(self, staleness: Callable[[], Mapping[str, float]]) -> None:

@@ -28,11 +28,11 @@ from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.defaults import TUNE
 from cardwise.simulation.fill import Step, expected, fill
 from cardwise.simulation.runs import Run
-from cardwise.simulation.workload import Node, Shape, Workload
+from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SimulationOptions:
     """The options of `cardwise simulate`."""
 
     pods: tuple[str, ...]
@@ -57,14 +57,14 @@ class Asked:
 class _World:
     """What is simulated. `added` are nodes that are there only for what fits beside; `live` is the cluster."""
 
-    workloads: list[Workload]
+    workloads: list[SimulatedWorkload]
     tune: float | None
-    more: list[tuple[str, Shape]] = field(default_factory=list)
-    added: list[Node] = field(default_factory=list)
+    more: list[tuple[str, PodShape]] = field(default_factory=list)
+    added: list[SimulatedNode] = field(default_factory=list)
     live: Snapshot | None = None
 
 
-def show(asked: Asked, of: Path | KubeClient) -> None:
+def show(asked: SimulationOptions, of: Path | KubeClient) -> None:
     """Simulates the trace in a folder, or the cluster, and prints what came out. Raises InvalidRequest."""
     if asked.plots is not None:
         plotting.check()
@@ -84,7 +84,7 @@ def show(asked: Asked, of: Path | KubeClient) -> None:
     _show(outcome, world, asked)
 
 
-def _of_trace(folder: Path, asked: Asked) -> _World:
+def _of_trace(folder: Path, asked: SimulationOptions) -> _World:
     workloads = [traces.read(folder, name, asked.nodes) for name in asked.pods or ("default",)]
     specs = {spec for workload in workloads for spec in traces.specs(workload)}
     world = _World(workloads, asked.tune or TUNE)
@@ -92,7 +92,7 @@ def _of_trace(folder: Path, asked: Asked) -> _World:
     return _completed(world, asked, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs)))
 
 
-def _of_cluster(client: KubeClient, asked: Asked) -> _World:
+def _of_cluster(client: KubeClient, asked: SimulationOptions) -> _World:
     live = snapshots.take(client)
     for note in live.notes:
         console.say(f"note: {note}", err=True)
@@ -107,7 +107,9 @@ def _of_cluster(client: KubeClient, asked: Asked) -> _World:
     return world
 
 
-def _completed(world: _World, asked: Asked, models: Sequence[str], named: Callable[[Card, str], Card]) -> _World:
+def _completed(
+    world: _World, asked: SimulationOptions, models: Sequence[str], named: Callable[[Card, str], Card]
+) -> _World:
     """With the pods and nodes that are not there yet. Raises InvalidRequest."""
     known = world.live.classes if world.live is not None else {}
     world.more = [shape for one in asked.pod for shape in whatif.shapes(one, known, unit=Unit(asked.gpu_mem_unit))]
@@ -133,13 +135,13 @@ class _Outcome:
     plots: Callable[[int], dict[str, bytes]]
 
 
-def _plan(world: _World, asked: Asked) -> list[Run]:
+def _plan(world: _World, asked: SimulationOptions) -> list[Run]:
     policies = asked.policy or sorted(POLICIES)
     seeds = range(asked.seed, asked.seed + asked.seeds)
     return [Run(i, policy, seed) for i in range(len(world.workloads)) for policy in policies for seed in seeds]
 
 
-def _filled(world: _World, asked: Asked) -> _Outcome:
+def _filled(world: _World, asked: SimulationOptions) -> _Outcome:
     plan, workloads = _plan(world, asked), world.workloads
     job = partial(
         fill,
@@ -167,7 +169,7 @@ def _filled(world: _World, asked: Asked) -> _Outcome:
     return _Outcome(table, rows, replays.as_json(workloads, plan, results), plots)
 
 
-def _churned(world: _World, asked: Asked) -> _Outcome:
+def _churned(world: _World, asked: SimulationOptions) -> _Outcome:
     plan, workloads = _plan(world, asked), world.workloads
     load, lifetimes = asked.load, asked.lifetimes
     job = partial(churn, load=load, lifetimes=lifetimes, learning=not (asked.known or world.live))
@@ -184,7 +186,7 @@ def _churned(world: _World, asked: Asked) -> _Outcome:
     return _Outcome(replays.of_churns(workloads, found), rows, replays.as_json(workloads, plan, results), plots)
 
 
-def _what_fits(live: Snapshot, world: _World, asked: Asked) -> _Outcome:
+def _what_fits(live: Snapshot, world: _World, asked: SimulationOptions) -> _Outcome:
     """How many more of each shape have room in the cluster as it is. Nothing is drawn of that."""
     found = []
     shapes = [shape for _, shape in world.more]
@@ -205,7 +207,7 @@ def _what_fits(live: Snapshot, world: _World, asked: Asked) -> _Outcome:
     return _Outcome(replays.of_fits(fits), rows, runs, lambda _: {})
 
 
-def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[Shape]) -> None:
+def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
     """What the extender has learned, or where that is not known, what is there, or else what is asked about."""
     if live.learned:
         try:
@@ -217,7 +219,7 @@ def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[Shape]) -> None:
     cluster.know([pod.shape for pod in live.pods] or shapes)
 
 
-def _show(outcome: _Outcome, world: _World, asked: Asked) -> None:
+def _show(outcome: _Outcome, world: _World, asked: SimulationOptions) -> None:
     if asked.output == "json":
         console.data(json.dumps({"runs": outcome.runs}, indent=2))
     elif asked.output == "csv":

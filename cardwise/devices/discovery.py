@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cardwise.devices.protocol import RDMA, DeviceNode, OtherDevice
-from cardwise.devices.settings import Offer
+from cardwise.devices.settings import DeviceRule
 from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Tree, natural
 
 _RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # names of misc devices, whose nodes are common to all of a kind
 
 
-def discover(offers: Sequence[Offer], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
+def discover(offers: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
     """All devices of `node` that an offer matches, those of a kind in the order of their names or addresses.
 
     What has one PCI address is one piece of hardware, and is offered once: an RDMA device is not also the network card
@@ -34,7 +34,7 @@ def discover(offers: Sequence[Offer], sysfs: Path, dev: Path, node: str) -> list
     return _exclusive(ordered)
 
 
-def _of(offer: Offer, tree: Tree, dev: Path, node: str, taken: set[str]) -> Iterator[OtherDevice]:
+def _of(offer: DeviceRule, tree: Tree, dev: Path, node: str, taken: set[str]) -> Iterator[OtherDevice]:
     if offer.kind == RDMA:
         here = tree.rdma_devices()
         guids = Counter(device.guid for device in here)

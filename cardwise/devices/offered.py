@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices import settings
 from cardwise.devices.discovery import discover
 from cardwise.devices.protocol import OtherDevice
-from cardwise.devices.settings import Offer
+from cardwise.devices.settings import DeviceRule
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class OfferedDevices:
         self._closed = threading.Event()
         self._problem = ""
         self._text = path.read_text()
-        self._offers: Sequence[Offer] = settings.parse(self._text, str(path))
+        self._offers: Sequence[DeviceRule] = settings.parse(self._text, str(path))
         self._last: list[OtherDevice] = []
         self._seen: list[OtherDevice] | None = None  # by who waits for a change
 

@@ -38,7 +38,7 @@ class PciFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class DeviceRule:
     """One entry. "" matches anything; `code` is the beginning of a device's class."""
 
     kind: str
@@ -57,7 +57,7 @@ class Offer:
         )
 
 
-def parse(text: str, source: str) -> tuple[Offer, ...]:
+def parse(text: str, source: str) -> tuple[DeviceRule, ...]:
     """The entries of a file's text; `source` names it. Raises InvalidRequest."""
     try:
         document = yaml.safe_load(text)
@@ -72,7 +72,7 @@ def parse(text: str, source: str) -> tuple[Offer, ...]:
     return tuple(_offer(entry, f"{source}: devices[{i}]") for i, entry in enumerate(document["devices"]))
 
 
-def _offer(entry: object, field: str) -> Offer:
+def _offer(entry: object, field: str) -> DeviceRule:
     if not isinstance(entry, Mapping):
         raise InvalidRequest(field, f"{entry!r} is no entry", f"write a map such as {_EXAMPLE}")
     _only(entry, ("kind", "pci"), f"{field}.")
@@ -85,12 +85,12 @@ def _offer(entry: object, field: str) -> Offer:
         raise InvalidRequest(f"{field}.kind", f"{kind} are found by their driver and need no entry", remedy)
     pci = entry.get("pci")
     if pci is None and kind == RDMA:
-        return Offer(kind=kind)
+        return DeviceRule(kind=kind)
     if not isinstance(pci, Mapping) or not pci:
         problem = "is missing" if pci is None else "would be every device" if pci == {} else f"{pci!r} is no map"
         raise InvalidRequest(f"{field}.pci", problem, f"write {' or '.join(_PCI_FIELDS)}, such as {_EXAMPLE}")
     _only(pci, _PCI_FIELDS, f"{field}.pci.")
-    return Offer(
+    return DeviceRule(
         kind=kind,
         vendor=_digits(pci, "vendor", _ID, field, 'four hexadecimal digits in quotes, such as "15b3"'),
         device=_digits(pci, "device", _ID, field, 'four hexadecimal digits in quotes, such as "1018"'),

@@ -17,7 +17,7 @@ _UUID = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CardChoice:
     """Cards by index or by UUID; UUIDs in lower case, as they name objects."""
 
     entries: tuple[int | str, ...]
@@ -41,7 +41,7 @@ class Choice:
         return found
 
 
-def parse(text: str) -> Choice:
+def parse(text: str) -> CardChoice:
     """A choice as people write it, by comma. Raises InvalidRequest for what is wrong on any machine."""
     entries: list[int | str] = []
     for item in text.split(","):
@@ -57,7 +57,7 @@ def parse(text: str) -> Choice:
         if entry in entries:
             raise InvalidRequest(FIELD, f"{written!r} is there twice", "name each card once")
         entries.append(entry)
-    return Choice(tuple(entries))
+    return CardChoice(tuple(entries))
 
 
 class _Some:
@@ -83,7 +83,7 @@ class _Some:
 class ChosenGpus(_Some):
     """Those that were chosen; a card that is not there is left out until it comes."""
 
-    def __init__(self, gpus: Gpus, choice: Choice) -> None:
+    def __init__(self, gpus: Gpus, choice: CardChoice) -> None:
         super().__init__(gpus)
         self._choice = choice
 

@@ -249,12 +249,12 @@ class NvmlGpus:
 
     def _take_xid(self, xid: int, uuid: str, handle: Any) -> None:
         answer, meaning = xids.answer(xid), xids.describe(xid)
-        if answer is xids.Answer.GOES_ON:
+        if answer is xids.XidEffect.GOES_ON:
             _log.info("an Xid that leaves its card as it is", uuid=uuid, xid=xid, meaning=meaning)
             return
         marks = _marks(handle)
         with self._lock:
-            if answer is xids.Answer.NEEDS_RESET:
+            if answer is xids.XidEffect.NEEDS_RESET:
                 self._faults.break_down(uuid, xid, marks)
             else:
                 self._faults.note(uuid, meaning)

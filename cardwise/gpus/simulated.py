@@ -77,14 +77,14 @@ class _CardsFile(Struct, forbid_unknown_fields=True):
     cards: list[_CardEntry]
 
 
-Inventory = tuple[list[GpuCard], dict[str, Health]]
+CardsAndHealth = tuple[list[GpuCard], dict[str, Health]]
 _Stamp = tuple[int, int, int, int]
 
 
 _NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case it names the ExtendedResource
 
 
-def parse(text: str, source: str) -> Inventory:
+def parse(text: str, source: str) -> CardsAndHealth:
     """Cards and health of a file's text. Raises InvalidCards."""
     return _inventory(_entries(text, source), source)
 
@@ -102,7 +102,7 @@ def _entries(text: str, source: str) -> list[_CardEntry]:
         raise InvalidCards(f"{source}: {error}; see the format in docs/reference/deviceplugin.md") from error
 
 
-def _inventory(entries: list[_CardEntry], source: str) -> Inventory:
+def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
     cards, health = [], {}
     indices: set[int] = set()
     for position, entry in enumerate(entries):
@@ -213,7 +213,7 @@ class SimulatedGpus:
             for entry in entries
         }
 
-    def _read(self) -> Inventory:
+    def _read(self) -> CardsAndHealth:
         with self._lock:
             stamp = _stamp(self._path)
             # A file that was caught half-written is read again until it is whole, whatever its times say.

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 
-class Answer(Enum):
+class XidEffect(Enum):
     """What a card does after an Xid."""
 
     GOES_ON = "the process that caused it ends, or nothing does"
@@ -61,11 +61,11 @@ _MEANINGS: Final[dict[int, str]] = {
 }
 
 
-def answer(xid: int) -> Answer:
+def answer(xid: int) -> XidEffect:
     """An unknown one takes its card out for a while: better a card idle than a share on a broken one."""
     if xid in _GOES_ON:
-        return Answer.GOES_ON
-    return Answer.NEEDS_RESET if xid in _NEEDS_RESET else Answer.RESTS
+        return XidEffect.GOES_ON
+    return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.RESTS
 
 
 def describe(xid: int) -> str:

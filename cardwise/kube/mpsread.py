@@ -20,7 +20,7 @@ class _Running(Protocol):
     def security_context(self) -> RunAs | None: ...
 
 
-class PodSpec(_Running, Protocol):
+class RunAsSpec(_Running, Protocol):
     """As much of a pod's spec as says who its containers run as."""
 
     @property
@@ -46,7 +46,7 @@ def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> C
     return CardMps(ready, several, multi_user, max_clients)
 
 
-def of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> MpsClient:
+def of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
     """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
     if spec.host_users is False:
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)

@@ -13,9 +13,9 @@ from typing import Final
 from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.defaults import LIFETIMES, LOAD
 from cardwise.simulation.fill import STEP, Step
-from cardwise.simulation.fragments import Fragments
-from cardwise.simulation.tally import Refused, Tally
-from cardwise.simulation.workload import Workload, in_order, shuffled
+from cardwise.simulation.fragments import SimulatedFragments
+from cardwise.simulation.tally import RefusedPods, Tally
+from cardwise.simulation.workload import SimulatedWorkload, in_order, shuffled
 
 WARM: Final = 2.0  # lifetimes that are not measured: the cluster begins full, and not as it is in the long run
 _TICKS: Final = 20  # moments a lifetime
@@ -37,16 +37,16 @@ class Churned:
     allocated: float
     lost: float
     moments: tuple[Moment, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedPods, ...]
 
 
-def expected(workload: Workload, load: float = LOAD, lifetimes: float = LIFETIMES) -> int:
+def expected(workload: SimulatedWorkload, load: float = LOAD, lifetimes: float = LIFETIMES) -> int:
     """About how many pods come in one run."""
     return int(_together(workload, load) * (1 + WARM + lifetimes))
 
 
 def churn(
-    workload: Workload,
+    workload: SimulatedWorkload,
     policy: str,
     seed: int,
     *,
@@ -62,7 +62,7 @@ def churn(
     cluster = Cluster(shuffled(workload, seed), policy)
     if not learning:
         cluster.know(pod.shape for pod in pods)
-    seen = Fragments(workload, cluster)
+    seen = SimulatedFragments(workload, cluster)
     tally = Tally()
     ends: list[tuple[float, int]] = []
     moments: list[Moment] = []
@@ -107,7 +107,7 @@ def churn(
     )
 
 
-def _together(workload: Workload, load: float) -> float:
+def _together(workload: SimulatedWorkload, load: float) -> float:
     """How many pods there are at a time when so much is asked for, and so come in a lifetime."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     return load * workload.capacity * len(workload.pods) / demand if demand else 0.0

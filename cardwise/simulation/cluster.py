@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import learn
 from cardwise.simulation.baselines import BASELINES
-from cardwise.simulation.workload import Node, Pod, Shape
+from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedPod
 
 _NAMESPACE: Final = "simulated"
 NO_CARD: Final = PodRequest(containers=())
@@ -21,7 +21,7 @@ NO_CARD: Final = PodRequest(containers=())
 class Cluster:
     """Under one policy. `at_once`: so many nodes a decision scores at most, as in the extender; None for all."""
 
-    def __init__(self, nodes: Iterable[Node], policy: str, *, at_once: int | None = None) -> None:
+    def __init__(self, nodes: Iterable[SimulatedNode], policy: str, *, at_once: int | None = None) -> None:
         self.ledger = Ledger()
         self.used = 0  # of all cards
         self.policy = policy
@@ -31,7 +31,7 @@ class Cluster:
         self.engine.want(policy)
         self.add(nodes)
 
-    def add(self, nodes: Iterable[Node]) -> None:
+    def add(self, nodes: Iterable[SimulatedNode]) -> None:
         """Further ones."""
         for node in nodes:
             self.ledger.set_cards(node.name, node.cards)
@@ -43,7 +43,7 @@ class Cluster:
         """What the node has left beside cards."""
         return self._left.get(node)
 
-    def saw(self, shape: Shape) -> None:
+    def saw(self, shape: PodShape) -> None:
         """A pod of this shape has come: the policies learn from it."""
         self.engine.saw(shape.request or NO_CARD, shape.load)
         study = self.engine.due()
@@ -55,7 +55,7 @@ class Cluster:
         while self.engine.warm():
             pass
 
-    def know(self, shapes: Iterable[Shape]) -> None:
+    def know(self, shapes: Iterable[PodShape]) -> None:
         """The policies know beforehand that pods of these shapes come, so often as they are named here."""
         for shape in shapes:
             self.engine.saw(shape.request or NO_CARD, shape.load)
@@ -71,7 +71,7 @@ class Cluster:
         self.ledger.hold(holding)
         self.used += holding.assignment.mem
 
-    def place(self, uid: str, pod: Pod) -> str | None:
+    def place(self, uid: str, pod: SimulatedPod) -> str | None:
         """The pod comes. The node that it is on now; None where none has room for it."""
         load = pod.shape.load
         placed = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
@@ -92,7 +92,7 @@ class Cluster:
         self._take(holding.node, self._loads.pop(uid, Load(0, 0, 0)), -1)
         return holding.node
 
-    def fits(self, shapes: Sequence[Shape], added: Sequence[Node] = ()) -> tuple[tuple[int, ...], ...]:
+    def fits(self, shapes: Sequence[PodShape], added: Sequence[SimulatedNode] = ()) -> tuple[tuple[int, ...], ...]:
         """How many pods of each shape have room, were it the only one to come; then the same with the added nodes,
         which stay.
         """
@@ -102,9 +102,9 @@ class Cluster:
             counts.append(tuple(map(self._count, shapes)))
         return tuple(zip(*counts, strict=True))
 
-    def _count(self, shape: Shape) -> int:
+    def _count(self, shape: PodShape) -> int:
         uids: list[str] = []
-        while self.place(f"more-{len(uids)}", Pod("more", shape)) is not None:
+        while self.place(f"more-{len(uids)}", SimulatedPod("more", shape)) is not None:
             uids.append(f"more-{len(uids)}")
         for uid in uids:
             self.remove(uid)

@@ -12,9 +12,9 @@ from typing import Final
 
 from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.defaults import TUNE
-from cardwise.simulation.fragments import Fragments
-from cardwise.simulation.tally import Refused, Tally
-from cardwise.simulation.workload import Node, Pod, Shape, Workload, in_order, shuffled
+from cardwise.simulation.fragments import SimulatedFragments
+from cardwise.simulation.tally import RefusedPods, Tally
+from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload, in_order, shuffled
 
 STEP: Final = 100  # pods between two reports of progress
 WARM_EVERY: Final = 50  # pods, where decisions are bounded: what comes in half a second that many come in
@@ -42,7 +42,7 @@ class Filled:
     """
 
     points: tuple[Point, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedPods, ...]
     first_refusal: float | None
     fits: tuple[tuple[int, ...], ...] = ()
     seconds: tuple[float, ...] = field(default=(), compare=False)
@@ -52,14 +52,14 @@ class Filled:
         return next((point for point in reversed(self.points) if point.arrived <= arrived), None)
 
 
-def expected(workload: Workload, tune: float | None = TUNE) -> int:
+def expected(workload: SimulatedWorkload, tune: float | None = TUNE) -> int:
     """About how many pods come in one run."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     times = 1.0 if tune is None or not demand else tune * workload.capacity / demand
     return round(times * len(workload.pods))
 
 
-def arrivals(workload: Workload, seed: int, tune: float | None = TUNE) -> list[Pod]:
+def arrivals(workload: SimulatedWorkload, seed: int, tune: float | None = TUNE) -> list[SimulatedPod]:
     """The pods in the order in which they come; with None just those that there are."""
     chance = Random(seed)
     pods = in_order(workload.pods)
@@ -81,15 +81,15 @@ def arrivals(workload: Workload, seed: int, tune: float | None = TUNE) -> list[P
 
 
 def fill(
-    workload: Workload,
+    workload: SimulatedWorkload,
     policy: str,
     seed: int,
     *,
     tune: float | None = TUNE,
     learning: bool = True,
     fragments: bool = True,
-    more: Sequence[Shape] = (),
-    added: Sequence[Node] = (),
+    more: Sequence[PodShape] = (),
+    added: Sequence[SimulatedNode] = (),
     at_once: int | None = None,
     step: Step | None = None,
 ) -> Filled:
@@ -103,7 +103,7 @@ def fill(
     cluster = Cluster(shuffled(workload, seed), policy, at_once=at_once)
     if not learning:
         cluster.know(pod.shape for pod in in_order(workload.pods))
-    seen = Fragments(workload, cluster) if fragments else None
+    seen = SimulatedFragments(workload, cluster) if fragments else None
     sums: dict[int, tuple[int, int]] = {}  # by percent: how many pods, and the sum of what was allocated after each
     fragmented: dict[int, float] = {}
     tally = Tally()

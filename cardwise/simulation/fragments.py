@@ -6,13 +6,13 @@ from cardwise.core.defrag import fragmentation
 from cardwise.core.placement import fitting
 from cardwise.core.placement.scored.shapes import Ask, ask_of
 from cardwise.simulation.cluster import NO_CARD, Cluster
-from cardwise.simulation.workload import Workload
+from cardwise.simulation.workload import SimulatedWorkload
 
 
-class Fragments:
+class SimulatedFragments:
     """Of one cluster. Looks again only at nodes that were touched."""
 
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+    def __init__(self, workload: SimulatedWorkload, cluster: Cluster) -> None:
         self._cluster = cluster
         self._touched = {node.name for node in cluster.ledger.nodes()}
         # Pods without cards too: FGD counts them, and its authors' numbers are compared with ours.

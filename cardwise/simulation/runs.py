@@ -10,7 +10,7 @@ from multiprocessing.sharedctypes import Synchronized
 from typing import Any, Final, Protocol, TypeVar
 
 from cardwise.simulation.fill import Step
-from cardwise.simulation.workload import Workload
+from cardwise.simulation.workload import SimulatedWorkload
 
 _POLL: Final = 0.2  # seconds between two looks at the progress
 _R = TypeVar("_R")
@@ -20,7 +20,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 class Simulate(Protocol[_R_co]):
     """`fill` or `churn` with its settings; picklable, so a function of a module or a `partial` of one."""
 
-    def __call__(self, workload: Workload, policy: str, seed: int, *, step: Step | None = None) -> _R_co: ...
+    def __call__(self, workload: SimulatedWorkload, policy: str, seed: int, *, step: Step | None = None) -> _R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def processes() -> int:
 
 def run_all(
     simulate: Simulate[_R],
-    workloads: Sequence[Workload],
+    workloads: Sequence[SimulatedWorkload],
     runs: Sequence[Run],
     *,
     processes: int = 1,
@@ -58,7 +58,7 @@ def run_all(
 
 def _in_processes(
     simulate: Simulate[_R],
-    workloads: Sequence[Workload],
+    workloads: Sequence[SimulatedWorkload],
     runs: Sequence[Run],
     *,
     processes: int,
@@ -92,10 +92,10 @@ def _in_processes(
 
 # In the other processes.
 
-_job: tuple[Simulate[object], Sequence[Workload], "Synchronized[int]"] | None = None
+_job: tuple[Simulate[object], Sequence[SimulatedWorkload], "Synchronized[int]"] | None = None
 
 
-def _begin(simulate: Simulate[object], workloads: Sequence[Workload], counter: "Synchronized[int]") -> None:
+def _begin(simulate: Simulate[object], workloads: Sequence[SimulatedWorkload], counter: "Synchronized[int]") -> None:
     global _job  # noqa: PLW0603 - a worker process has this one job, and its runs come without it
     _job = simulate, workloads, counter
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and without a word

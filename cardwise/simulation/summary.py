@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 from cardwise.simulation.churn import WARM, Churned, Moment
 from cardwise.simulation.fill import Filled, Point
 from cardwise.simulation.runs import Run
-from cardwise.simulation.tally import SIZES, Refused
-from cardwise.simulation.workload import Workload
+from cardwise.simulation.tally import SIZES, RefusedPods
+from cardwise.simulation.workload import SimulatedWorkload
 
 LEVELS: Final = (80, 90, 95, 100, 110, 130)  # percent arrived, those of FGD's paper that tell policies apart
 _R = TypeVar("_R", Filled, Churned)
@@ -33,7 +33,7 @@ class FillSummary:
     at: dict[int, Mean]
     points: tuple[Point, ...]
     first_refusal: float | None
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedPods, ...]
     fits: tuple[tuple[float, ...], ...]
 
 
@@ -48,10 +48,10 @@ class ChurnSummary:
     lost: Mean
     fragmented: float
     moments: tuple[Moment, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedPods, ...]
 
 
-def levels(workload: Workload, tune: float | None) -> list[int]:
+def levels(workload: SimulatedWorkload, tune: float | None) -> list[int]:
     """Those of `LEVELS` that a run reaches, and its end."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     end = round(100 * (tune if tune is not None else demand / workload.capacity if workload.capacity else 0))
@@ -136,11 +136,11 @@ def _mean_of_those(values: Sequence[float | None]) -> float | None:
     return fmean(found) if found else None
 
 
-def _refused(of: Sequence[tuple[Refused, ...]]) -> tuple[Refused, ...]:
+def _refused(of: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods, ...]:
     """The sums over the runs."""
     rows = [row for one in of for row in one]
     return tuple(
-        Refused(
+        RefusedPods(
             size=size,
             came=sum(row.came for row in rows if row.size == size),
             refused=sum(row.refused for row in rows if row.size == size),

@@ -19,7 +19,7 @@ SIZES: Final = tuple(name for _, name in _SIZES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedPods:
     """Of pods of one of `SIZES`. `demand` and `lost` are how many cards those that came, and those refused, ask."""
 
     size: str
@@ -48,10 +48,10 @@ class Tally:
             counts[size][0] += 1
             counts[size][1] += cards
 
-    def rows(self) -> tuple[Refused, ...]:
+    def rows(self) -> tuple[RefusedPods, ...]:
         """The sizes of which pods came."""
         return tuple(
-            Refused(size=size, came=int(came), refused=int(refused), demand=round(demand, 3), lost=round(lost, 3))
+            RefusedPods(size=size, came=int(came), refused=int(refused), demand=round(demand, 3), lost=round(lost, 3))
             for (size, (came, demand)), (refused, lost) in zip(self._came.items(), self._refused.values(), strict=True)
             if came
         )

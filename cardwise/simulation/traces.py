@@ -15,7 +15,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
+from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
 WHOLE: Final = 1000  # of a card
 _NODES, _PODS, _END = "openb_node_list_", "openb_pod_list_", ".csv"
@@ -54,20 +54,20 @@ def names(folder: Path) -> list[str]:
     return found
 
 
-def read(folder: Path, pods: str, nodes: str = "gpu_node") -> Workload:
+def read(folder: Path, pods: str, nodes: str = "gpu_node") -> SimulatedWorkload:
     """A list of pods on a list of nodes, each by the name between prefix and `.csv`. Raises InvalidRequest."""
     pod_rows = _all(_file(folder, _PODS, pods), _PodRow)
     node_rows = _all(_file(folder, _NODES, nodes), _NodeRow)
     _check_nodes(f"{_NODES}{nodes}{_END}", node_rows)
-    shapes: dict[tuple[object, ...], Shape] = {}
+    shapes: dict[tuple[object, ...], PodShape] = {}
     found = []
     for where, row in pod_rows:
         key = row.cpu_milli, row.memory_mib, row.num_gpu, row.gpu_milli, row.gpu_spec
         if key not in shapes:
             shapes[key] = _shape(where, row)
-        found.append(Pod(row.name, shapes[key]))
+        found.append(SimulatedPod(row.name, shapes[key]))
     specs = {row.gpu_spec for _, row in pod_rows if row.gpu_spec}
-    return Workload(pods, tuple(_node(row, specs) for _, row in node_rows), tuple(found), unit="1/1000 card")
+    return SimulatedWorkload(pods, tuple(_node(row, specs) for _, row in node_rows), tuple(found), unit="1/1000 card")
 
 
 def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
@@ -85,16 +85,16 @@ def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
         raise InvalidRequest(f"{file}, gpu", "no node has a card", "write how many each has, or name another list")
 
 
-def _shape(where: str, row: _PodRow) -> Shape:
+def _shape(where: str, row: _PodRow) -> PodShape:
     """One for all pods that ask the same: who remembers by shape finds them."""
     load = Load(row.cpu_milli, row.memory_mib * _MIB)
     if not row.num_gpu:
-        return Shape(None, load)
+        return PodShape(None, load)
     if not row.gpu_milli:
         raise InvalidRequest(f"{where}, gpu_milli", f"is 0 of each of {row.num_gpu} cards", f"write 1 to {WHOLE}")
     mem = MiB(0 if row.gpu_milli == WHOLE else row.gpu_milli * row.num_gpu)
     asked = ContainerRequest(key="0", name="main", cards=row.num_gpu, mem=mem, device_class=row.gpu_spec)
-    return Shape(PodRequest(containers=(asked,)), load)
+    return PodShape(PodRequest(containers=(asked,)), load)
 
 
 def classes_of(model: str, specs: Iterable[str]) -> frozenset[str]:
@@ -102,18 +102,18 @@ def classes_of(model: str, specs: Iterable[str]) -> frozenset[str]:
     return frozenset(spec for spec in specs if model in spec.split("|"))
 
 
-def specs(workload: Workload) -> set[str]:
+def specs(workload: SimulatedWorkload) -> set[str]:
     """The classes that its pods ask for."""
     requests = (pod.shape.request for pod in workload.pods)
     return {c.device_class for request in requests if request for c in request.containers if c.device_class}
 
 
-def _node(row: _NodeRow, specs: set[str]) -> Node:
+def _node(row: _NodeRow, specs: set[str]) -> SimulatedNode:
     of = classes_of(row.model, specs)
     cards = tuple(
         Card(index=i, uuid=f"{row.sn}-{i}", mem=MiB(WHOLE), model=row.model, classes=of) for i in range(row.gpu)
     )
-    return Node(row.sn, cards, Load(row.cpu_milli, row.memory_mib * _MIB, UNLIMITED.pods))
+    return SimulatedNode(row.sn, cards, Load(row.cpu_milli, row.memory_mib * _MIB, UNLIMITED.pods))
 
 
 def _names(folder: Path, prefix: str) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.devices.settings import Offer, PciFacts, parse
+from cardwise.devices.settings import DeviceRule, PciFacts, parse
 
 CX5 = PciFacts("15b3", "1017", "020700")
 
@@ -16,21 +16,21 @@ def test_the_entries_of_the_design():
       - {kind: fpga, pci: {class: "1200"}}
     """
     assert parse(text, "f") == (
-        Offer(kind="rdma"),
-        Offer(kind="nic", vendor="15b3", device="1018"),
-        Offer(kind="fpga", code="1200"),
+        DeviceRule(kind="rdma"),
+        DeviceRule(kind="nic", vendor="15b3", device="1018"),
+        DeviceRule(kind="fpga", code="1200"),
     )
 
 
 @pytest.mark.parametrize(
     ("offer", "matches"),
     [
-        (Offer(kind="nic", vendor="15b3"), True),
-        (Offer(kind="nic", vendor="15b3", device="1017", code="02"), True),
-        (Offer(kind="nic", vendor="15b3", device="1018"), False),
-        (Offer(kind="nic", vendor="8086", device="1017"), False),
-        (Offer(kind="nic", code="0207"), True),
-        (Offer(kind="nic", code="0200"), False),
+        (DeviceRule(kind="nic", vendor="15b3"), True),
+        (DeviceRule(kind="nic", vendor="15b3", device="1017", code="02"), True),
+        (DeviceRule(kind="nic", vendor="15b3", device="1018"), False),
+        (DeviceRule(kind="nic", vendor="8086", device="1017"), False),
+        (DeviceRule(kind="nic", code="0207"), True),
+        (DeviceRule(kind="nic", code="0200"), False),
     ],
 )
 def test_all_that_is_written_must_hold(offer, matches):

@@ -15,9 +15,9 @@ from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
 from tests.webhook.cluster.test_offers import offers, with_cards
 from tests.webhook.reviews import Known, body, device_classes, resource_class
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -72,9 +72,9 @@ def test_the_chart_takes_the_values(values: str, helm: str, tmp_path: Path) -> N
 def known() -> Known:
     classes = device_classes(resource_class("nvidia.l4", model="NVIDIA L4"))
     return Known(
-        known_cards=Cards(MiB(23034), 2),
+        known_cards=CardSizes(MiB(23034), 2),
         known_classes=classes,
-        cards_of={"nvidia.l4": Cards(MiB(23034), 2)},
+        cards_of={"nvidia.l4": CardSizes(MiB(23034), 2)},
         offered=offers(n1=with_cards()),
     )
 
@@ -90,7 +90,7 @@ def test_what_makes_pods_is_looked_at_and_has_nothing_to_be_warned_of(page: str,
     if group not in ("apps", "batch"):
         assert f"{plural}.{group}" in VALUES["webhook"]["workloadKinds"]
     asking = review.decode(body(obj, plural))
-    assert decisions.on_advise(asking, known(), Settings(least_share=256)).warnings == ()
+    assert decisions.on_advise(asking, known(), WebhookSettings(least_share=256)).warnings == ()
     assert names.GPU_MEM in yaml.safe_dump(obj)
 
 

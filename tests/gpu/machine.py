@@ -21,7 +21,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
-from cardwise.gpus.chosen import Choice, ChosenGpus
+from cardwise.gpus.chosen import CardChoice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube import paths
 from mps.daemon.machine import DaemonPace
@@ -127,7 +127,7 @@ class Machine:
         self._client = self.api.client()
         self._lock = Lock(self.root)
         self._lock.take()
-        chosen = _Lasting(self.gpus, Choice((self.card.uuid.lower(),)))
+        chosen = _Lasting(self.gpus, CardChoice((self.card.uuid.lower(),)))
         self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)
         self.manager.start()
         self.wait_ready()

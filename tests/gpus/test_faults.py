@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.gpus import faults, xids
 from cardwise.gpus.faults import Faults, Marks
-from cardwise.gpus.xids import Answer
+from cardwise.gpus.xids import XidEffect
 from tests.fakes.clock import FakeClock
 
 AT_THE_FAULT = Marks(load="boot/1", asked=0, pending=0, uncorrected=2, energy=600_000)
@@ -42,17 +42,17 @@ def cards(tmp_path):
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 92, 94, 109])
 def test_what_an_application_did_or_the_card_has_repaired_leaves_it_in(xid):
-    assert xids.answer(xid) is Answer.GOES_ON
+    assert xids.answer(xid) is XidEffect.GOES_ON
 
 
 @pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 158])
 def test_what_the_catalogue_answers_by_a_reset_or_a_reboot_needs_one(xid):
-    assert xids.answer(xid) is Answer.NEEDS_RESET
+    assert xids.answer(xid) is XidEffect.NEEDS_RESET
 
 
 @pytest.mark.parametrize("xid", [61, 145, 154, 167, 12345])
 def test_what_nobody_knows_takes_the_card_out_for_a_while(xid):
-    assert xids.answer(xid) is Answer.RESTS
+    assert xids.answer(xid) is XidEffect.RESTS
 
 
 def test_an_xid_is_told_by_number_and_meaning():

@@ -282,6 +282,6 @@ def _issue(directory: Path) -> bytes:
     """What cert-manager and the kubelet leave in a Secret volume. Returns the CA."""
     now = datetime.now(UTC)
     authority = certs.new_authority("not ours", now, timedelta(days=1))
-    leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.Use.SERVER, now=now, lifetime=timedelta(days=1))
+    leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.KeyPurpose.SERVER, now=now, lifetime=timedelta(days=1))
     filesets.write(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
     return authority.cert

@@ -11,7 +11,7 @@ import pytest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.watch.reflector import Pace, Reflector
+from cardwise.kube.watch.reflector import Reflector, WatchPace
 from cardwise.runtime.tls import filesets
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.certstore import SecretStore
@@ -95,7 +95,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
     for number in range(60):
         client.create(where, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
     handler = Mirror()
-    pace = Pace(watch_min=1.0, watch_max=2.0, slack=2.0, backoff_initial=0.1, backoff_cap=1.0)
+    pace = WatchPace(watch_min=1.0, watch_max=2.0, slack=2.0, backoff_initial=0.1, backoff_cap=1.0)
     reflector = Reflector(client, where, project, handler, list_limit=25, pace=pace)
     reflector.start()
     try:
@@ -127,7 +127,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
 def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str):
     where = paths.configmaps(namespace)
     handler = Mirror()
-    pace = Pace(watch_min=1.0, watch_max=1.5, slack=0.5, backoff_initial=0.1, backoff_cap=0.5)
+    pace = WatchPace(watch_min=1.0, watch_max=1.5, slack=0.5, backoff_initial=0.1, backoff_cap=0.5)
     reflector = Reflector(client, where, project, handler, pace=pace)
     reflector.start()
     try:

@@ -15,7 +15,7 @@ from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import errors, paths
 from cardwise.simulation.cluster import Cluster as Simulated
-from cardwise.simulation.workload import Pod, Shape
+from cardwise.simulation.workload import PodShape, SimulatedPod
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import SOAK, spaces
@@ -78,7 +78,7 @@ def compared(space: Space, simulated: Simulated, pods: Iterator[Json]) -> tuple[
     for pod in pods:
         made = space.cluster.api.create(paths.pods(space.name), pod)  # as the webhook made it
         name, uid = made["metadata"]["name"], made["metadata"]["uid"]
-        if simulated.place(uid, Pod(name, Shape(request.parse(made), snapshots.load_of(made)))) is None:
+        if simulated.place(uid, SimulatedPod(name, PodShape(request.parse(made), snapshots.load_of(made)))) is None:
             space.cluster.api.delete(paths.pods(space.name, name), {"gracePeriodSeconds": 0})
             continue
         holding = simulated.ledger.holding(uid)

@@ -195,7 +195,7 @@ def tls_server(tmp_path):
     now = datetime.now(UTC)
     authority = certs.new_authority("test CA", now, timedelta(days=1))
     leaf = certs.new_leaf(
-        authority, "server", ["kube.test", "127.0.0.2"], certs.Use.SERVER, now=now, lifetime=timedelta(days=1)
+        authority, "server", ["kube.test", "127.0.0.2"], certs.KeyPurpose.SERVER, now=now, lifetime=timedelta(days=1)
     )
     (tmp_path / "ca.crt").write_bytes(authority.cert)
     (tmp_path / "tls.crt").write_bytes(leaf.cert)

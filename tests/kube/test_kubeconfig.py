@@ -20,8 +20,8 @@ Json = dict[str, Any]
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 CA = certs.new_authority("test CA", NOW, DAY)
-SERVER = certs.new_leaf(CA, "server", ["kube.test"], certs.Use.SERVER, now=NOW, lifetime=DAY)
-CLIENT = certs.new_leaf(CA, "jane", [], certs.Use.CLIENT, now=NOW, lifetime=DAY)
+SERVER = certs.new_leaf(CA, "server", ["kube.test"], certs.KeyPurpose.SERVER, now=NOW, lifetime=DAY)
+CLIENT = certs.new_leaf(CA, "jane", [], certs.KeyPurpose.CLIENT, now=NOW, lifetime=DAY)
 
 
 def in_base64(content: bytes) -> str:

@@ -19,7 +19,7 @@ from tests.examples import examples
 from tests.webhook.reviews import Known, body
 from webhook.pods.agent import AgentSettings
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -54,7 +54,7 @@ def pods(draw: st.DrawFn) -> tuple[Json, list[str | None]]:
     return {"metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations}, "spec": spec}, said
 
 
-def through(pod: Json, settings: Settings) -> Json | None:
+def through(pod: Json, settings: WebhookSettings) -> Json | None:
     """The pod behind /mutate; None where it is refused."""
     decision = decisions.on_mutate(review.decode(body(pod)), Known(), settings)
     return jsonpatch.JsonPatch(decision.patch).apply(deepcopy(pod)) if decision.allowed else None
@@ -103,7 +103,7 @@ def test_all_readers_agree_on_the_mib_that_the_namespace_says(
 ) -> None:
     pod, said = drawn
     meant = [4096 if text is None else AMOUNTS[text][unit is Unit.GIB] for text in said]
-    chosen = Settings(unit=unit, share_agent=AGENT)
+    chosen = WebhookSettings(unit=unit, share_agent=AGENT)
     after = through(printed(pod), chosen)
     if None in meant:
         assert after is None, "what is no amount is refused"
@@ -111,7 +111,7 @@ def test_all_readers_agree_on_the_mib_that_the_namespace_says(
     assert after is not None
     after = printed(after)
     for step in then:
-        other = Settings(unit=Unit.MIB if unit is Unit.GIB else Unit.GIB, share_agent=AGENT)
+        other = WebhookSettings(unit=Unit.MIB if unit is Unit.GIB else Unit.GIB, share_agent=AGENT)
         if step == "copy":
             after = after | {"metadata": {"name": "copy", "annotations": {}}}
         elif step == "other webhook":
@@ -126,7 +126,7 @@ def test_all_readers_agree_on_the_mib_that_the_namespace_says(
 @given(st.sampled_from(sorted(AMOUNTS)), UNITS, st.booleans())
 @settings(max_examples=examples(60, soak=500))
 def test_a_quota_and_the_pods_that_it_counts_are_of_one_unit(text: str, unit: Unit, again: bool) -> None:
-    chosen, key = Settings(unit=unit), f"requests.{names.GPU_MEM}"
+    chosen, key = WebhookSettings(unit=unit), f"requests.{names.GPU_MEM}"
     quota: Json = {"metadata": {"name": "q", "namespace": "n"}, "spec": {"hard": {key: text}}}
 
     def rewritten(obj: Json) -> Json | None:

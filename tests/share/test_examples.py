@@ -13,7 +13,7 @@ from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, env
 from webhook.pods import environment
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "frameworks").glob("*.yaml"))
 
@@ -43,7 +43,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
 def test_the_webhook_takes_it_as_it_stands(path, said):
     pod = yaml.safe_load(path.read_text())
     pod["metadata"] |= {"annotations": said, "namespace": "default"}
-    known = Known(known_cards=Cards(largest=MiB(81559), most=4), scopes=frozenset({"card"}))
+    known = Known(known_cards=CardSizes(largest=MiB(81559), most=4), scopes=frozenset({"card"}))
     after, warnings = admitted(pod, known)
     assert warnings == ()
     (container,) = after["spec"]["containers"]

@@ -16,7 +16,7 @@ from cardwise.simulation.churn import churn
 from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.fill import fill
 from cardwise.simulation.runs import Run
-from cardwise.simulation.workload import Pod, shuffled
+from cardwise.simulation.workload import SimulatedPod, shuffled
 from tests.examples import examples
 from tests.simulation import worlds
 
@@ -34,7 +34,7 @@ NODES = st.lists(
 )
 
 
-def agree(cluster: Cluster, left: dict[str, Load], there: dict[str, tuple[str, Pod]]) -> None:
+def agree(cluster: Cluster, left: dict[str, Load], there: dict[str, tuple[str, SimulatedPod]]) -> None:
     assert cluster.ledger.violations() == []
     assert {holding.uid: holding.node for holding in cluster.ledger.holdings()} == {
         uid: node for uid, (node, _) in there.items()
@@ -68,9 +68,9 @@ def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, poli
     given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
     cluster = Cluster(given_nodes, policy)
     left = {node.name: node.left for node in given_nodes}
-    there: dict[str, tuple[str, Pod]] = {}
+    there: dict[str, tuple[str, SimulatedPod]] = {}
     for i, (shape, leaves) in enumerate(pods):
-        pod = Pod(f"pod-{i}", shape)
+        pod = SimulatedPod(f"pod-{i}", shape)
         cluster.saw(shape)
         node = cluster.place(f"{i}", pod)
         if node is not None:
@@ -91,9 +91,9 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
     cluster = Cluster(given_nodes, policy)
     there = {}
     for i, shape in enumerate(shapes):
-        node = cluster.place(f"{i}", Pod(f"pod-{i}", shape))
+        node = cluster.place(f"{i}", SimulatedPod(f"pod-{i}", shape))
         if node is not None:
-            there[f"{i}"] = (node, Pod(f"pod-{i}", shape))
+            there[f"{i}"] = (node, SimulatedPod(f"pod-{i}", shape))
     first = cluster.fits([more])
     agree(cluster, {node.name: node.left for node in given_nodes}, there)
     assert cluster.fits([more]) == first

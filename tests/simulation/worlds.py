@@ -6,7 +6,7 @@ from random import Random
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.simulation.workload import Node, Pod, Shape, Workload
+from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
 NODES = """\
 sn,cpu_milli,memory_mib,gpu,model
@@ -46,17 +46,17 @@ def write(folder: Path, pods: str = "tiny", lines=None) -> Path:
     return folder
 
 
-def node(name: str, *cards: int, cpu: int = 64_000, model: str = "T4") -> Node:
+def node(name: str, *cards: int, cpu: int = 64_000, model: str = "T4") -> SimulatedNode:
     made = tuple(Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), model=model) for i, mem in enumerate(cards))
-    return Node(name, made, Load(cpu, 1 << 40, 100))
+    return SimulatedNode(name, made, Load(cpu, 1 << 40, 100))
 
 
-def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, device_class: str = "") -> Shape:
+def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, device_class: str = "") -> PodShape:
     """So many MiB in all, 0 for whole cards; without cards it asks for none."""
     asked = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), device_class=device_class)
-    return Shape(PodRequest(containers=(asked,)) if cards else None, Load(cpu, 1 << 20))
+    return PodShape(PodRequest(containers=(asked,)) if cards else None, Load(cpu, 1 << 20))
 
 
-def workload(nodes, shapes) -> Workload:
-    pods = tuple(Pod(f"pod-{i:03d}", one) for i, one in enumerate(shapes))
-    return Workload("made-up", tuple(nodes), pods)
+def workload(nodes, shapes) -> SimulatedWorkload:
+    pods = tuple(SimulatedPod(f"pod-{i:03d}", one) for i, one in enumerate(shapes))
+    return SimulatedWorkload("made-up", tuple(nodes), pods)

@@ -12,11 +12,11 @@ from cardwise.core.api.classes import DeviceClass
 from webhook.cluster.offers import Offers
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import Cards
-from webhook.quotas.gpuquotas import Standing
+from webhook.pods.validate import CardSizes
+from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import decisions
 from webhook.server import review as reviews
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -32,16 +32,16 @@ def device_classes(*objects: Json) -> dict[str, DeviceClass]:
 
 @dataclass
 class Known:
-    """A `decisions.View` of plain values."""
+    """A `decisions.Lookups` of plain values."""
 
     namespaces: dict[str, Defaults] = field(default_factory=dict)
-    known_cards: Cards = field(default_factory=Cards)
+    known_cards: CardSizes = field(default_factory=CardSizes)
     pods: dict[str, Json] = field(default_factory=dict)
     known_classes: dict[str, DeviceClass] = field(default_factory=dict)
-    cards_of: dict[str, Cards] = field(default_factory=dict)
-    cards_on: dict[tuple[str, ...], Cards] = field(default_factory=dict)  # by class and nodes
+    cards_of: dict[str, CardSizes] = field(default_factory=dict)
+    cards_on: dict[tuple[str, ...], CardSizes] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
-    standings: dict[str, list[Standing]] = field(default_factory=dict)
+    standings: dict[str, list[QuotaStanding]] = field(default_factory=dict)
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Known:
 
     fresh_defaults = defaults
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self.cards_on.get((device_class.name if device_class else "", *sorted(nodes)), Cards())
-        return self.known_cards if device_class is None else self.cards_of.get(device_class.name, Cards())
+            return self.cards_on.get((device_class.name if device_class else "", *sorted(nodes)), CardSizes())
+        return self.known_cards if device_class is None else self.cards_of.get(device_class.name, CardSizes())
 
     def selects(self, device_class: DeviceClass) -> bool:
         return any(device_class.selector.matches(labels) for labels in self.card_labels)
@@ -70,7 +70,7 @@ class Known:
     def offers(self) -> Offers | None:
         return self.offered
 
-    def quotas(self, namespace: str) -> Sequence[Standing]:
+    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         return self.standings.get(namespace, [])
 
     def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
@@ -123,9 +123,9 @@ def body(*args: Any, **kwargs: Any) -> bytes:
     return json.dumps(review(*args, **kwargs)).encode()
 
 
-def mutated(obj: Json, resource: str, known: Known, settings: Settings | None = None, **about: Any) -> Json:
+def mutated(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
     """The object after /mutate, which must let it pass."""
-    decision = decisions.on_mutate(reviews.decode(body(obj, resource, **about)), known, settings or Settings())
+    decision = decisions.on_mutate(reviews.decode(body(obj, resource, **about)), known, settings or WebhookSettings())
     assert decision.allowed, decision.message
     after: Json = jsonpatch.JsonPatch(decision.patch).apply(obj)
     return after

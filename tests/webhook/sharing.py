@@ -9,30 +9,30 @@ from cardwise.core.api import names, shareagent
 from tests.webhook.reviews import Known, body
 from webhook.pods.agent import AgentSettings
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
 Json = dict[str, Any]
 
 IMAGE = "registry.example/cardwise:1"
-SETTINGS = Settings(share_agent=AgentSettings(image=IMAGE))
+SETTINGS = WebhookSettings(share_agent=AgentSettings(image=IMAGE))
 MPS = Known(scopes=frozenset({"card"}))  # a cluster where some node has it
 FOLDER = "/run/cardwise/share"
 VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
 
 def decided(
-    pod: Json, known: Known | None = None, settings: Settings = SETTINGS, namespace: str = "default"
+    pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS, namespace: str = "default"
 ) -> Decision:
     return decisions.on_mutate(review.decode(body(pod, namespace=namespace)), known or MPS, settings)
 
 
-def judged(pod: Json, known: Known | None = None, settings: Settings = SETTINGS) -> Decision:
+def judged(pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS) -> Decision:
     return decisions.on_validate(review.decode(body(pod)), known or MPS, settings)
 
 
 def admitted(
-    pod: Json, known: Known | None = None, settings: Settings = SETTINGS, namespace: str = "default"
+    pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS, namespace: str = "default"
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it is stored and all warnings. It must be let in, and stay so when it comes once more."""
     before = deepcopy(pod)
@@ -47,7 +47,7 @@ def admitted(
     return after, decision.warnings + validated.warnings
 
 
-def refused(pod: Json, known: Known | None = None, settings: Settings = SETTINGS) -> str:
+def refused(pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS) -> str:
     """Why the pod is refused by /mutate."""
     decision = decided(pod, known, settings)
     assert not decision.allowed

@@ -15,7 +15,7 @@ from tests import build
 from tests.webhook.reviews import Known, body
 from webhook import metrics
 from webhook.server import app as shell
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 LIMITS = "spec.containers[3].resources.limits"
 
@@ -65,7 +65,7 @@ def value(**labels: str) -> float:
 
 
 def test_a_refusal_is_counted_by_its_reason() -> None:
-    client = shell.create_app(Known(), Settings()).test_client()
+    client = shell.create_app(Known(), WebhookSettings()).test_client()
     before, others = value(path="/mutate", reason="memory"), value(path="/mutate", reason="other")
     answer = client.post("/mutate", data=body(build.pod(gpu_mem="-1")), content_type="application/json").get_json()
     assert not answer["response"]["allowed"]
@@ -82,7 +82,7 @@ def test_lines_about_a_review_say_its_pod(monkeypatch: pytest.MonkeyPatch, conte
         raise RuntimeError
 
     monkeypatch.setattr(shell, "PATHS", {"/mutate": look})
-    client = shell.create_app(Known(), Settings()).test_client()
+    client = shell.create_app(Known(), WebhookSettings()).test_client()
     made = build.pod("p", uid="u-1", gpu_mem=1)
     del made["metadata"]["name"]
     made["metadata"]["generateName"] = "job-"
@@ -95,5 +95,5 @@ def test_lines_about_a_review_say_its_pod(monkeypatch: pytest.MonkeyPatch, conte
 
 def test_silence_of_the_api_server_is_told_by_kind() -> None:
     registry = CollectorRegistry()
-    registry.register(metrics.Levels(lambda: {"namespaces": 3.5}))
+    registry.register(metrics.StalenessCollector(lambda: {"namespaces": 3.5}))
     assert registry.get_sample_value("cardwise_webhook_staleness_seconds", {"kind": "namespaces"}) == 3.5

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.values.quantity import MiB
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class CardSums:
     def __init__(self, kept_back: MiB = MiB(0)) -> None:
         """`kept_back`: what the extender keeps back on each card."""
         self._kept_back = kept_back
-        self._known: dict[str, tuple[DeviceClass | None, Cards]] = {}
+        self._known: dict[str, tuple[DeviceClass | None, CardSizes]] = {}
 
     def forget(self) -> None:
         """Cards have changed."""
         self._known = {}
 
-    def of(self, device_class: DeviceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> Cards:
+    def of(self, device_class: DeviceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> CardSizes:
         """The class as it is now: one that was edited is counted anew."""
         known, key = self._known, device_class.name if device_class else ""
         found = known.get(key)
@@ -52,13 +52,13 @@ class CardSums:
             found = known[key] = (device_class, _sum(device_class, cards(), self._kept_back))
         return found[1]
 
-    def on(self, nodes: Collection[str], device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> Cards:
+    def on(self, nodes: Collection[str], device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> CardSizes:
         """Of these nodes only; not remembered."""
         there = {name: card for name, card in cards.items() if card.node in nodes}
         return _sum(device_class, there, self._kept_back)
 
 
-def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> Cards:
+def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> CardSizes:
     of_it = [card for card in cards.values() if card.of(device_class)]
     per_node: dict[str, list[MiB]] = {}
     for card in of_it:
@@ -66,4 +66,4 @@ def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_
     descending = [sorted(sizes, reverse=True) for sizes in per_node.values()]
     each = tuple(max(rank) for rank in zip_longest(*descending, fillvalue=MiB(0)))
     smallest = min((sizes[-1] for sizes in descending), default=MiB(0))
-    return Cards(max(each, default=MiB(0)), len(each), smallest, each if any(each) else ())
+    return CardSizes(max(each, default=MiB(0)), len(each), smallest, each if any(each) else ())

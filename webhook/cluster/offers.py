@@ -22,18 +22,18 @@ _decode_node = msgspec.json.Decoder(wire.Node).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NodeOffer:
     """Of one node: what it has of GPUs, ours and others', and where it has cards of ours, its labels."""
 
     resources: frozenset[str] = frozenset()
     labels: Mapping[str, str] | None = None
 
 
-def project(raw: bytes) -> tuple[str, Offer]:
+def project(raw: bytes) -> tuple[str, NodeOffer]:
     """Of a Node. What its plugin has taken back, Kubernetes keeps as 0."""
     node = _decode_node(raw)
     has = {name for name, amount in node.status.capacity.items() if lookalikes.like_a_gpu(name) and amount != "0"}
-    return node.metadata.name, Offer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
+    return node.metadata.name, NodeOffer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
 
 
 class Offers:
@@ -81,7 +81,7 @@ class Offers:
         few = frozenset(islice(left, _FEW + 1))
         return few if len(few) <= _FEW and len(few) < len(nodes) else None
 
-    def on_change(self, key: str, old: Offer | None, new: Offer) -> None:
+    def on_change(self, key: str, old: NodeOffer | None, new: NodeOffer) -> None:
         with self._lock:
             counts = Counter(self._counts)
             counts.subtract(old.resources if old is not None else ())
@@ -92,8 +92,8 @@ class Offers:
             else:
                 self._labels[key] = new.labels
 
-    def on_delete(self, key: str, old: Offer) -> None:
-        self.on_change(key, old, Offer())
+    def on_delete(self, key: str, old: NodeOffer) -> None:
+        self.on_change(key, old, NodeOffer())
 
     def on_synced(self) -> None:
         pass

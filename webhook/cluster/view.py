@@ -23,14 +23,14 @@ from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
 from webhook.cluster.freshlist import FreshList
 from webhook.cluster.gangnumbers import GangNumbers
-from webhook.cluster.offers import Offer, Offers
+from webhook.cluster.offers import NodeOffer, Offers
 from webhook.cluster.podgroups import PodGroups
 from webhook.pods import defaults, limitranges
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
-from webhook.quotas.gpuquotas import Standing
+from webhook.quotas.gpuquotas import QuotaStanding
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
@@ -59,7 +59,7 @@ class ClusterView:
         self._numbers = GangNumbers(client, clock)
         self._podgroups = PodGroups(client, clock)
         self._new_classes = FreshList(client, paths.resourceclasses(), clock)
-        self._standings: _ByNamespace[Standing] = _ByNamespace()
+        self._standings: _ByNamespace[QuotaStanding] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._unreadable: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
@@ -74,14 +74,14 @@ class ClusterView:
         self._classes_known: Reflector[DeviceClass] = Reflector(
             client, paths.resourceclasses(), self._project_class, Woken(), clock=clock
         )
-        self._quotas_known: Reflector[Standing] = Reflector(
+        self._quotas_known: Reflector[QuotaStanding] = Reflector(
             client, paths.gpuquotas(), self._project_quota, self._standings, clock=clock
         )
         self._ranges_known: Reflector[Bounds] = Reflector(
             client, LIMIT_RANGES, self._project_range, self._bounds, clock=clock
         )
         self._offers = Offers()
-        self._nodes_known: Reflector[Offer] = Reflector(
+        self._nodes_known: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, clock=clock
         )
         # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
@@ -121,7 +121,7 @@ class ClusterView:
         found = self._new_namespaces.get(namespace)
         return defaults.of(found["metadata"]) if found is not None else None
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
             return self._sums.on(nodes, device_class, self._cards_known.store.snapshot())
         return self._sums.of(device_class, self._cards_known.store.snapshot)
@@ -143,7 +143,7 @@ class ClusterView:
         except InvalidRequest:
             return None
 
-    def quotas(self, namespace: str) -> Sequence[Standing]:
+    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         return self._standings.of(namespace)
 
     def offers(self) -> Offers | None:
@@ -181,7 +181,7 @@ class ClusterView:
             return None
         return name, parsed
 
-    def _project_quota(self, raw: bytes) -> tuple[str, Standing] | None:
+    def _project_quota(self, raw: bytes) -> tuple[str, QuotaStanding] | None:
         obj = _decode_object(raw)
         key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
         try:

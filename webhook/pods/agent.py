@@ -20,7 +20,7 @@ from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
 from webhook.templates import containers
 
-Choice = Literal["always", "mps", "never"]
+AgentChoice = Literal["always", "mps", "never"]
 
 USER: Final = 65532
 RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType({"cpu": Amount.of("50m"), "memory": Amount.of("64Mi")})
@@ -35,7 +35,7 @@ _INIT: Final = "init-"
 class AgentSettings:
     """`image` "": there is no agent. `user` 0: it names none, for clusters that give each namespace its own."""
 
-    choice: Choice = "mps"
+    choice: AgentChoice = "mps"
     image: str = ""
     user: int = USER
     resources: Mapping[str, Amount] = field(default_factory=lambda: RESOURCES)
@@ -112,8 +112,8 @@ def check(pod: Json, asked: PodRequest) -> None:
 
 def _said(pod: Json) -> str:
     text = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.SHARE_AGENT, ""))
-    if text and text not in get_args(Choice):
-        raise InvalidRequest(_FIELD, f"{text!r} is no choice", f"write one of: {', '.join(get_args(Choice))}")
+    if text and text not in get_args(AgentChoice):
+        raise InvalidRequest(_FIELD, f"{text!r} is no choice", f"write one of: {', '.join(get_args(AgentChoice))}")
     return text
 
 

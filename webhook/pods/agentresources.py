@@ -12,13 +12,13 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods.limitranges import COUNTED, Amount, Bounds
 
-Amounts = Mapping[str, Amount]
+ResourceAmounts = Mapping[str, Amount]
 Listed = dict[str, dict[str, str]]
 
 _KINDS: Final = ("requests", "limits")
 
 
-def named(spec: Json, before: Json, others: Sequence[Json], wanted: Amounts, bounds: Bounds) -> Listed:
+def named(spec: Json, before: Json, others: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds) -> Listed:
     """Requests and limits of the agent by their field. `before` is the agent that is there already, or nothing;
     `others` are all other containers of the pod.
     """
@@ -52,7 +52,7 @@ def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str
     return ""
 
 
-def _raised(name: str, wanted: Amounts, bounds: Bounds) -> Amount:
+def _raised(name: str, wanted: ResourceAmounts, bounds: Bounds) -> Amount:
     least = bounds.least.get(name)
     return least if least is not None and least.value > wanted[name].value else wanted[name]
 

@@ -30,7 +30,7 @@ _SHOWN = 10  # of the classes that there are, in a refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
+class CardSizes:
     """The largest and the smallest card, as much as is given away of them, and the most cards of one node; 0 while no
     card is known. Of devices, only how many.
 
@@ -47,17 +47,17 @@ class Cards:
         return self.each[count - 1] if self.each else self.largest
 
 
-class Inventory(Protocol):
+class CardCatalog(Protocol):
     """The cards and their classes; as `decisions.View`."""
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards: ...
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes: ...
 
     def classes(self) -> Mapping[str, DeviceClass]: ...
 
     def device_class(self, name: str) -> DeviceClass | None: ...
 
 
-def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
+def pod(obj: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
     """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(obj, inventory)
     devices.check_noted(obj, inventory.device_class)
@@ -78,7 +78,7 @@ def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest
     return asked, tuple(warnings)
 
 
-def kept_to(asked: PodRequest, inventory: Inventory, nodes: Collection[str] | None) -> tuple[str, ...]:
+def kept_to(asked: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None) -> tuple[str, ...]:
     """Warnings of what none of these nodes has, which the pod's selector and affinity leave; others may have it.
 
     Raises KubeError.
@@ -98,10 +98,10 @@ def kept_to(asked: PodRequest, inventory: Inventory, nodes: Collection[str] | No
 class _Part:
     """The cards of some nodes."""
 
-    all: Inventory
+    all: CardCatalog
     nodes: Collection[str]
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         return self.all.cards(device_class, self.nodes if nodes is None else nodes)
 
     def classes(self) -> Mapping[str, DeviceClass]:
@@ -111,7 +111,7 @@ class _Part:
         return self.all.device_class(name)
 
 
-def small(asked: PodRequest, inventory: Inventory, least: int) -> tuple[str, ...]:
+def small(asked: PodRequest, inventory: CardCatalog, least: int) -> tuple[str, ...]:
     """Warnings of shares below `least` MiB of a card, which hardly any program can use: often the unit is missing.
 
     Raises KubeError.
@@ -148,7 +148,7 @@ def namespace(name: str, defaults: Defaults) -> None:
     defaults.check(name)
 
 
-def _refuse_unknown(obj: Json, inventory: Inventory) -> None:
+def _refuse_unknown(obj: Json, inventory: CardCatalog) -> None:
     annotated = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.CLASS)
     for container in request.containers(obj):
         resources = container.spec.get("resources") or {}
@@ -161,7 +161,7 @@ def _refuse_unknown(obj: Json, inventory: Inventory) -> None:
                 _check_class(asked, f"metadata.annotations[{names.CLASS}]" if asked == annotated else field, inventory)
 
 
-def _check_class(name: str, field: str, inventory: Inventory) -> None:
+def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     classes.check_name(name, field)
     if inventory.device_class(name) is not None:
         return
@@ -178,7 +178,7 @@ def _check_class(name: str, field: str, inventory: Inventory) -> None:
     )
 
 
-def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
+def _fits_by_class(asked: PodRequest, inventory: CardCatalog) -> list[str]:
     """Warnings of classes that have no card. Raises InvalidRequest where no node there is could ever take the pod."""
     warnings = []
     by_class: dict[str, list[ContainerRequest]] = {}
@@ -198,7 +198,7 @@ def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
     return warnings
 
 
-def _devices_fit(asked: PodRequest, inventory: Inventory) -> list[str]:
+def _devices_fit(asked: PodRequest, inventory: CardCatalog) -> list[str]:
     """As `_fits_by_class`, for the devices: all of a pod are of one node."""
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
@@ -219,7 +219,7 @@ def _devices_fit(asked: PodRequest, inventory: Inventory) -> list[str]:
     return warnings
 
 
-def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> None:
+def _fits(asked: PodRequest, cards: CardSizes, device_class: DeviceClass | None) -> None:
     """`asked` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
@@ -246,7 +246,7 @@ def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> 
     _check_together(asked, cards, of_class)
 
 
-def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass | None) -> tuple[str, str]:
+def _smaller(culprit: ContainerRequest, cards: CardSizes, device_class: DeviceClass | None) -> tuple[str, str]:
     """The resource that is too large, as users write it, and what to write instead."""
     each = device_class.share.memory if device_class and device_class.share else 0
     if not each or culprit.mem % each:
@@ -264,7 +264,7 @@ def _unit(asked: ContainerRequest) -> str:
     return "; an amount without Mi or Gi, as 8M, counts no bytes" if asked.mem % 1000**2 == 0 else ""
 
 
-def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:
+def _check_count(asked: PodRequest, cards: CardSizes, of_class: str) -> None:
     if not cards.most:
         return
     whole = [c for c in asked.containers if c.whole]
@@ -282,7 +282,7 @@ def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:
             )
 
 
-def _check_together(asked: PodRequest, cards: Cards, of_class: str) -> None:
+def _check_together(asked: PodRequest, cards: CardSizes, of_class: str) -> None:
     """As `_fits`, where each request alone would fit: what they need together, by what they surely cannot share."""
     if not cards.largest or len(asked.containers) < 2:
         return

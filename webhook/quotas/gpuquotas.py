@@ -21,20 +21,20 @@ _FIELDS = {name: field for name, field, _ in quotas.AMOUNTS}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QuotaStanding:
     """A quota, and what its namespace holds of each entry by its status: by (class, model)."""
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]
 
 
-def parse(obj: Json) -> Standing:
+def parse(obj: Json) -> QuotaStanding:
     """Raises InvalidRequest."""
-    return Standing(quotas.parse(obj), quotas.used_by_status(obj))
+    return QuotaStanding(quotas.parse(obj), quotas.used_by_status(obj))
 
 
 def check(
-    asked: PodRequest, standings: Iterable[Standing], smallest: Smallest = lambda _: MiB(1), *, told: bool = True
+    asked: PodRequest, standings: Iterable[QuotaStanding], smallest: Smallest = lambda _: MiB(1), *, told: bool = True
 ) -> None:
     """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
 
@@ -105,7 +105,7 @@ def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
     return Charge(shares=asked.cards, memory=memory, cards=asked.cards if asked.whole else 0)
 
 
-def _used(standing: Standing, entry: Entry) -> Charge:
+def _used(standing: QuotaStanding, entry: Entry) -> Charge:
     return standing.used.get((entry.device_class, entry.model), NOTHING)
 
 

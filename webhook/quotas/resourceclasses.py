@@ -7,7 +7,7 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.selectors import Selector
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 
 _MIB = 1024**2
 _LEAST_MIB = 1024  # a smaller number is taken for one of GiB
@@ -33,7 +33,7 @@ def normal(obj: Json, old: Json | None) -> Json:
 
 
 def warnings(
-    obj: Json, old: Json | None, selects: Callable[[DeviceClass], bool], cards: Callable[[DeviceClass], Cards]
+    obj: Json, old: Json | None, selects: Callable[[DeviceClass], bool], cards: Callable[[DeviceClass], CardSizes]
 ) -> tuple[str, ...]:
     """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
     parsed = classes.parse(obj)

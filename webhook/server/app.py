@@ -20,7 +20,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
 from webhook import metrics
 from webhook.server import decisions, review
-from webhook.server.decisions import Decide, Settings, View
+from webhook.server.decisions import Decide, Lookups, WebhookSettings
 from webhook.server.review import Decision, Review
 
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
@@ -50,7 +50,7 @@ def whose(environ: Mapping[str, Any]) -> str:
     return review.namespace_of(environ["wsgi.input"].getvalue())
 
 
-def create_app(view: View, settings: Settings) -> Flask:
+def create_app(view: Lookups, settings: WebhookSettings) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 

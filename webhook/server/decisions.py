@@ -32,9 +32,9 @@ from webhook.pods import (
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import Cards, Oversize
+from webhook.pods.validate import CardSizes, Oversize
 from webhook.quotas import gpuquotas, quotas, resourceclasses
-from webhook.quotas.gpuquotas import Standing
+from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import advice, patches, sizes
 from webhook.server.review import CREATE, UPDATE, Decision, Review, shaped_like_pod
 from webhook.templates import templates
@@ -44,7 +44,7 @@ _IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a fie
 _MOST_WARNINGS: Final = 8
 
 
-class View(Protocol):
+class Lookups(Protocol):
     """What the webhook knows of the cluster."""
 
     def defaults(self, namespace: str) -> Defaults | None:
@@ -53,7 +53,7 @@ class View(Protocol):
     def fresh_defaults(self, namespace: str) -> Defaults | None:
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         """Of the class, which may be of devices, or all cards; of these nodes only."""
 
     def selects(self, device_class: DeviceClass) -> bool:
@@ -68,7 +68,7 @@ class View(Protocol):
     def offers(self) -> Offers | None:
         """What nodes offer; None where that is not known."""
 
-    def quotas(self, namespace: str) -> Sequence[Standing]:
+    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         """The GPUQuotas of the namespace."""
 
     def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
@@ -88,7 +88,7 @@ class View(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class WebhookSettings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
     cards may say, wherever it is. `scheduler`: of pods that ask for cards and name none. `tolerated`: what pods with
@@ -113,10 +113,10 @@ class Settings:
     unit: Unit = Unit.MIB
 
 
-Decide = Callable[[Review, View, Settings], Decision]
+Decide = Callable[[Review, Lookups, WebhookSettings], Decision]
 
 
-def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
+def on_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /mutate: pods that ask for a card or a device, their templates, quotas, LimitRanges, ResourceClasses.
 
     Raises KubeError.
@@ -137,14 +137,14 @@ def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
     return Decision()
 
 
-def on_defaults(review: Review, view: View, settings: Settings) -> Decision:
+def on_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
     if review.resource != "pods" or not _concerns(review, settings):
         return Decision()
     return _mutate_pod(review, view, view.fresh_defaults(review.namespace), settings, apply=True)
 
 
-def on_validate(review: Review, view: View, settings: Settings) -> Decision:
+def on_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /validate. Raises KubeError."""
     match review.resource:
         case "pods" if _concerns(review, settings):
@@ -162,7 +162,7 @@ def on_validate(review: Review, view: View, settings: Settings) -> Decision:
     return Decision()
 
 
-def on_advise(review: Review, view: View, settings: Settings) -> Decision:
+def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /advise: warnings for pods that name cards of nobody, and for all that makes pods which could never run.
 
     Never a refusal. Raises KubeError.
@@ -184,7 +184,7 @@ def on_advise(review: Review, view: View, settings: Settings) -> Decision:
     return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
 
 
-def _of_template(template: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+def _of_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """What a person who creates such a pod is told; of a controller's pods nobody is."""
     if not shaped_like_pod(template):
         return ()
@@ -197,7 +197,7 @@ def _of_template(template: Json, namespace: str, view: View, settings: Settings)
         return (f"{error}; its pods will be refused",)
 
 
-def _concerns(review: Review, settings: Settings) -> bool:
+def _concerns(review: Review, settings: WebhookSettings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
     annotations = (review.object.get("metadata") or {}).get("annotations") or {}
     # By the word of a kubelet only: a user may write the annotation too.
@@ -205,11 +205,13 @@ def _concerns(review: Review, settings: Settings) -> bool:
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
 
-def _vocabulary(view: View, settings: Settings) -> Vocabulary:
+def _vocabulary(view: Lookups, settings: WebhookSettings) -> Vocabulary:
     return Vocabulary(view.device_class, take_nvidia=settings.nvidia_gpu == "take")
 
 
-def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
+def _mutate_pod(
+    review: Review, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool
+) -> Decision:
     def decide() -> Decision:
         sizes.check(review.object, review.size)
         after, warnings = _rewritten(review.object, review.namespace, view, known, settings, apply=apply)
@@ -219,7 +221,7 @@ def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Se
 
 
 def _rewritten(
-    obj: Json, namespace: str, view: View, known: Defaults | None, settings: Settings, *, apply: bool = False
+    obj: Json, namespace: str, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool = False
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
     gang = gangs.of(obj, settings.gang_schedulers)
@@ -257,13 +259,13 @@ def _rewritten(
     return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + told
 
 
-def _reapply_pod(review: Review, settings: Settings) -> Decision:
+def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
     sizes.check(review.object, review.size, update=True)
     pod = reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated)
     return _patch(review.object, pod)
 
 
-def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
+def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
     sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
@@ -276,20 +278,20 @@ def _mutate_class(review: Review) -> Decision:
     return _patch(review.object, resourceclasses.normal(review.object, review.old))
 
 
-def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
+def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object, review.size)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
     quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update, unit=settings.unit)
     return _patch(review.object, quota, tuple(warnings))
 
 
-def _mutate_limit_range(review: Review, settings: Settings) -> Decision:
+def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object, review.size)
     limits, warnings = quotas.limit_range(review.object, review.old, unit=settings.unit)
     return _patch(review.object, limits, tuple(warnings))
 
 
-def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
+def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check(review.object, review.size)
     warnings = _judged(review.object, review.namespace, view, settings)
     gang = gangs.of(review.object, settings.gang_schedulers)
@@ -298,7 +300,7 @@ def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     return Decision(warnings=warnings)
 
 
-def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+def _judged(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
     asked, told = validate.pod(pod, view, settings.oversize)
     gang = gangs.of(pod, settings.gang_schedulers)
@@ -319,7 +321,9 @@ def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[
     return told + _judge_sharing(pod, namespace, asked, view, settings)
 
 
-def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, settings: Settings) -> tuple[str, ...]:
+def _judge_quotas(
+    asked: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
+) -> tuple[str, ...]:
     """Of a pod that asks for cards, under the GPUQuotas of its namespace. Warnings."""
 
     def smallest(container: ContainerRequest) -> MiB:
@@ -336,7 +340,9 @@ def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, 
     return ()
 
 
-def _judge_sharing(pod: Json, namespace: str, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
+def _judge_sharing(
+    pod: Json, namespace: str, asked: PodRequest, view: Lookups, settings: WebhookSettings
+) -> tuple[str, ...]:
     """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
     known = view.defaults(namespace)
     cards = {container.key: container for container in asked.containers}
@@ -354,13 +360,13 @@ def _judge_sharing(pod: Json, namespace: str, asked: PodRequest, view: View, set
         return (f"{error.field}: {error.problem}; the pod waits until one serves several",)
 
 
-def _validate_workload(review: Review, settings: Settings) -> Decision:
+def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
     sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
-def _validate_binding(review: Review, view: View) -> Decision:
+def _validate_binding(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object, review.size)
     # The legacy resource names the pod in the object only.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
@@ -370,12 +376,12 @@ def _validate_binding(review: Review, view: View) -> Decision:
     return Decision()
 
 
-def _validate_class(review: Review, view: View) -> Decision:
+def _validate_class(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object, review.size)
     return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
 
 
-def _validate_gpu_quota(review: Review, view: View) -> Decision:
+def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object, review.size)
     return Decision(warnings=gpuquotas.warnings(review.object, view.device_class))
 

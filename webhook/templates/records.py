@@ -57,7 +57,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RewrittenPlace:
     """One place after the rewriting: lists of amounts by their field, our keys, and of those written now the origin."""
 
     amounts: Mapping[str, Json]
@@ -102,7 +102,7 @@ def rewrite(
     manifests: Applied,
     update: bool,
     several: bool = False,
-) -> Place:
+) -> RewrittenPlace:
     """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError.
 
     `several`: the place may name many classes, as a quota does, so one that is brought replaces no other.
@@ -122,7 +122,7 @@ def rewrite(
         origins |= new
     left = {name for listed in result.values() for name in listed}
     ours = sorted({*(key for key in recorded if key in left and key not in stale), *origins})
-    return Place(result, tuple(ours), origins, changed=bool(stale or origins))
+    return RewrittenPlace(result, tuple(ours), origins, changed=bool(stale or origins))
 
 
 def _stale(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:

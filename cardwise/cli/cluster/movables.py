@@ -25,7 +25,7 @@ _EVICTED: Final = "DisruptionTarget"  # the condition of an evicted pod
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterFacts:
     """What is read of the cluster for it. `jobs`: by UID, those of the pods."""
 
     pods: Sequence[Json]
@@ -45,7 +45,7 @@ class Found:
     kept: Counter[str] = field(default_factory=Counter)
 
 
-def find(seen: Seen, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
+def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
     """Of the pods that hold cards those that are wanted."""
     found = Found()
     for pod in seen.pods:
@@ -93,7 +93,7 @@ def _kind(owner: Json) -> tuple[str, str]:
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
-def _kept(pod: Json, seen: Seen) -> str:
+def _kept(pod: Json, seen: ClusterFacts) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}

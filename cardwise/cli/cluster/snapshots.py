@@ -17,7 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import loads
-from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
+from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
 
 @dataclass(slots=True)
@@ -28,18 +28,18 @@ class Snapshot:
     has. `notes`: what is less exact, and why.
     """
 
-    nodes: list[Node] = field(default_factory=list)
-    empty: list[Node] = field(default_factory=list)
-    pods: list[Pod] = field(default_factory=list)
+    nodes: list[SimulatedNode] = field(default_factory=list)
+    empty: list[SimulatedNode] = field(default_factory=list)
+    pods: list[SimulatedPod] = field(default_factory=list)
     holdings: list[Holding] = field(default_factory=list)
     waiting: int = 0
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     learned: str = ""
     notes: list[str] = field(default_factory=list)
 
-    def workload(self) -> Workload:
+    def workload(self) -> SimulatedWorkload:
         """The same pods, coming to the same nodes without them."""
-        return Workload("cluster", tuple(self.empty), tuple(self.pods))
+        return SimulatedWorkload("cluster", tuple(self.empty), tuple(self.pods))
 
     def models(self) -> list[str]:
         """Of its cards, each once."""
@@ -57,7 +57,7 @@ def take(client: KubeClient) -> Snapshot:
         pods = [pod for pod in listing.objects(client, paths.pods()) if not _over(pod)]
     except errors.Forbidden as error:
         found.notes.append(f"cpu and memory of nodes are taken as unlimited: {error.message}")
-        found.pods += [Pod(f"{where}/{name}", Shape(asked, Load())) for where, name, asked in seen.waiting]
+        found.pods += [SimulatedPod(f"{where}/{name}", PodShape(asked, Load())) for where, name, asked in seen.waiting]
         found.waiting = len(found.pods)
         empty, pods = {node.name: UNLIMITED for node in seen.ledger.nodes()}, []
     left = dict(empty)
@@ -67,8 +67,8 @@ def take(client: KubeClient) -> Snapshot:
     for node in seen.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)
-            found.nodes.append(Node(node.name, cards, left.get(node.name, _NOTHING), devices))
-            found.empty.append(Node(node.name, cards, empty.get(node.name, _NOTHING), devices))
+            found.nodes.append(SimulatedNode(node.name, cards, left.get(node.name, _NOTHING), devices))
+            found.empty.append(SimulatedNode(node.name, cards, empty.get(node.name, _NOTHING), devices))
     return found
 
 
@@ -136,7 +136,7 @@ def _add(found: Snapshot, pod: Json, left: dict[str, Load], empty: dict[str, Loa
     except InvalidRequest:  # of what runs, or can never be placed; the survey has told it
         asked = None
     if asked is not None:
-        found.pods.append(Pod(f"{metadata['namespace']}/{metadata['name']}", Shape(asked, load)))
+        found.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", PodShape(asked, load)))
         found.waiting += not node
     for have in (left,) if asked is not None else (left, empty):
         if node in have:

@@ -38,7 +38,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class CardUsage:
     """In MiB and percent. None is what nobody has said yet; `holders` None: whose pods may not be read."""
 
     node: str
@@ -108,7 +108,7 @@ class _Pod(msgspec.Struct):
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
 
 
-def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[Card]:
+def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
     """All, or those of the nodes. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
     if nodes:
@@ -117,12 +117,12 @@ def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[Card]:
     return [_card(one) for one in found if one.spec.kind == classes.KIND]
 
 
-def _card(read: _Resource) -> Card:
+def _card(read: _Resource) -> CardUsage:
     spec, status, told = read.spec, read.status, read.status.allocated
     ended = tuple([
         Holder(namespace=one.namespace, name=one.name, granted=one.memory_mib, ended=True) for one in status.held or ()
     ])  # fmt: skip
-    return Card(
+    return CardUsage(
         node=spec.node,
         index=spec.index,
         uuid=spec.uuid,
@@ -152,7 +152,7 @@ class Details:
     measured: dict[tuple[str, str, str], int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, card: Card) -> Card:
+    def of(self, card: CardUsage) -> CardUsage:
         """The card with them."""
         ended = card.holders or ()
         if self.holders is None:

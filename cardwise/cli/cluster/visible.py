@@ -40,7 +40,7 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PodShare:
     """What a pod holds of a card."""
 
     namespace: str
@@ -55,7 +55,7 @@ class Visible:
     """`types` and `shares` are None where they may not be read either."""
 
     types: tuple[Type, ...] | None
-    shares: tuple[Share, ...] | None
+    shares: tuple[PodShare, ...] | None
 
 
 def share(known: DeviceClass) -> str:
@@ -101,7 +101,7 @@ def look(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] =
             raise missing from None
         return Visible(known, None)
     shares = (
-        Share(holding.namespace, holding.name, holding.node, share.index, share.mem)
+        PodShare(holding.namespace, holding.name, holding.node, share.index, share.mem)
         for holding in held.holdings()
         for share in holding.assignment.shares()
         if not nodes or holding.node in nodes

@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads
-from cardwise.simulation.workload import UNLIMITED, Node, Shape
+from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode
 
 Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
 
@@ -36,7 +36,7 @@ _CARDS: Final = 1024  # of each of them
 
 def shapes(
     given: str, known: Mapping[str, DeviceClass], option: str = _POD, *, unit: Unit = Unit.MIB
-) -> list[tuple[str, Shape]]:
+) -> list[tuple[str, PodShape]]:
     """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
     InvalidRequest.
 
@@ -132,7 +132,7 @@ def _sequence(of: Json, key: str, field: str) -> list[Json]:
     return [_mapping(one, f"{field}[{i}]") for i, one in enumerate(found)]
 
 
-def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str, unit: Unit = Unit.MIB) -> Shape:
+def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str, unit: Unit = Unit.MIB) -> PodShape:
     """What the pod asks once the webhook and the API server have filled it in."""
     of_devices = request.write_device_classes(name for name, one in known.items() if one.other)
     try:
@@ -143,7 +143,7 @@ def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str, unit: Unit =
         asked = _asked(request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known)
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: {error.field}", error.problem, error.remedy) from error
-    return Shape(asked, load)
+    return PodShape(asked, load)
 
 
 def _annotations(metadata: Json) -> Json:
@@ -235,7 +235,7 @@ def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -
     return asked
 
 
-def check_classes(name: str, shape: Shape, there: Collection[str], option: str = _POD) -> None:
+def check_classes(name: str, shape: PodShape, there: Collection[str], option: str = _POD) -> None:
     """Raises InvalidRequest where the pod asks for a class that is not there."""
     asked = shape.request.containers if shape.request is not None else ()
     for missing in (c.device_class for c in asked if c.device_class and c.device_class not in there):
@@ -243,7 +243,7 @@ def check_classes(name: str, shape: Shape, there: Collection[str], option: str =
         raise InvalidRequest(f"{option} {name}", f"nothing is of class {missing}", f"write one that is there: {known}")
 
 
-def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[Node]:
+def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[SimulatedNode]:
     """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, whose names have the number. Raises InvalidRequest.
 
     `models`: those that are there already, of which `Tesla-T4` may be one that is spelled with blanks.
@@ -285,6 +285,6 @@ def _left(field: str, given: str) -> Load:
     )
 
 
-def _node(name: str, cards: Sequence[Card], left: Load, named: Named) -> Node:
+def _node(name: str, cards: Sequence[Card], left: Load, named: Named) -> SimulatedNode:
     made = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
-    return Node(name, tuple(named(card, name) for card in made), left)
+    return SimulatedNode(name, tuple(named(card, name) for card in made), left)

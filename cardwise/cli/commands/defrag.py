@@ -32,7 +32,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube import paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import budgets
-from cardwise.simulation.workload import Shape
+from cardwise.simulation.workload import PodShape
 
 _FIT: Final = "--fit"
 _HELP: Final = """Find the fewest pods to move so that whole cards are free, or pods of a shape fit.
@@ -53,7 +53,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DefragRequest:
     """What the person wants. `text`: of what is to fit, such as "2 whole cards"."""
 
     text: str
@@ -67,10 +67,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DefragOutcome:
     """A plan, with the pods that may be moved."""
 
-    asked: Asked
+    asked: DefragRequest
     plan: Plan
     found: movables.Found
 
@@ -161,12 +161,12 @@ def _asked(
     namespace: str | None,
     most: int | None,
     cordon: bool,
-) -> Asked:
+) -> DefragRequest:
     """Raises InvalidRequest."""
     there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
         one = ContainerRequest(key="0", name="main", cards=1, device_class=device_class)
-        shape = Shape(PodRequest(containers=(one,)), Load(0, 0, 0))
+        shape = PodShape(PodRequest(containers=(one,)), Load(0, 0, 0))
         whatif.check_classes(device_class, shape, there, "--class")
         text, count = f"free whole card{' of class ' * bool(device_class)}{device_class}", cards
     else:
@@ -174,7 +174,7 @@ def _asked(
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
         raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
-    return Asked(
+    return DefragRequest(
         text=text,
         request=shape.request,
         load=shape.load,
@@ -191,7 +191,7 @@ def _end(sign: int, _frame: object) -> None:
     sys.exit(128 + sign)
 
 
-def _carry_out(client: KubeClient, outcome: Outcome, timeout: float, clock: Clock) -> None:
+def _carry_out(client: KubeClient, outcome: DefragOutcome, timeout: float, clock: Clock) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
     work = evicting.Carrying(client, timeout, clock)
     with ExitStack() as until:
@@ -204,7 +204,7 @@ def _carry_out(client: KubeClient, outcome: Outcome, timeout: float, clock: Cloc
             work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tuple[str, int, Shape]:
+def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tuple[str, int, PodShape]:
     """What it is called, how many, and what one asks."""
     times = _TIMES.fullmatch(fit)
     given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
@@ -220,7 +220,7 @@ def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tupl
     return f"pod {shapes[0][0]}", count, shapes[0][1]
 
 
-def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetime) -> Outcome:
+def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now: datetime) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - see above
 
@@ -243,13 +243,13 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
     def wanted(holding: Holding) -> bool:
         return asked.namespace in (None, holding.namespace)
 
-    found = movables.find(movables.Seen(pods, nodes, jobs, limits, told, now), ledger, wanted)
+    found = movables.find(movables.ClusterFacts(pods, nodes, jobs, limits, told, now), ledger, wanted)
     world = World(ledger, engine, lambda namespace: [left for _, left in seen.headroom(namespace)])
     goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy)
-    return Outcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
+    return DefragOutcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: DefragOutcome) -> str:
     """What fits, what moves, and what is in the way."""
     asked, made = outcome.asked, outcome.plan
     # Nobody counts further than to what is wanted.
@@ -289,7 +289,7 @@ def _surely(made: Plan) -> str:
     return "" if made.exact else f", perhaps more than needed (at least {made.least})"
 
 
-def _fits(fits: int, asked: Asked, *, least: bool = False) -> str:
+def _fits(fits: int, asked: DefragRequest, *, least: bool = False) -> str:
     """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100". `least`: there may be more."""
     at = "at least " * least
     what, of = asked.text.split(" ", 1) if asked.text.startswith("pod ") else (asked.text, "")
@@ -299,7 +299,7 @@ def _fits(fits: int, asked: Asked, *, least: bool = False) -> str:
     return f"there {'is' if fits == 1 else 'are'} {at}{wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
 
 
-def _no_way(outcome: Outcome) -> list[str]:
+def _no_way(outcome: DefragOutcome) -> list[str]:
     made, asked = outcome.plan, outcome.asked
     none = f"{'There is no way' if made.searched else 'No way was found'} to move pods for that"
     if asked.most is not None:
@@ -326,7 +326,7 @@ def _where(holding: Holding) -> str:
     return f"{holding.node} {','.join(map(str, holding.assignment.indices()))}"
 
 
-def as_json(outcome: Outcome) -> Json:
+def as_json(outcome: DefragOutcome) -> Json:
     """All of it, for programs."""
     made, asked = outcome.plan, outcome.asked
     by_uid = {pod.uid: pod for pod in outcome.found.pods}

@@ -36,5 +36,5 @@ def doctor(
         console.say(finding.table(found), nl=False)
     else:
         printing.dump(finding.as_json(found), output)
-    if finding.worst(found) is finding.Level.PROBLEM:
+    if finding.worst(found) is finding.Severity.PROBLEM:
         sys.exit(1)

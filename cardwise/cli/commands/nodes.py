@@ -31,7 +31,7 @@ _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeSummary:
     """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `memory`: with what of
     it is fragmented, unless `measured` is false, when nobody knows what pods come; `mps`: the states of its cards.
     """
@@ -50,13 +50,13 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class ClusterSummary:
     """`nodes` in the order of their names. `typical`: by which pods fragmentation is measured, "learned" or "running",
     "" where none is known. `notes`: what is less exact, and why.
     """
 
-    nodes: list[NodeView]
-    cluster: NodeView
+    nodes: list[NodeSummary]
+    cluster: NodeSummary
     classes: "Mapping[str, Memory]"
     typical: str
     notes: list[str]
@@ -93,7 +93,7 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
         console.say(table(found, node, console.columns(), wide=output == "wide"), nl=False)
 
 
-def views(client: KubeClient, seen: Survey) -> Views:
+def views(client: KubeClient, seen: Survey) -> ClusterSummary:
     """Reads what the survey lacks. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
@@ -112,7 +112,7 @@ def views(client: KubeClient, seen: Survey) -> Views:
         _view(seen, state, mps.get(state.name, ()), fragments.node(state.name), measured=measured) for state in states
     ]
     cluster = _together(each, fragments.total(), measured=measured)
-    return Views(
+    return ClusterSummary(
         each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_left, without_asks)))
     )
 
@@ -120,7 +120,7 @@ def views(client: KubeClient, seen: Survey) -> Views:
 def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, str]":
     """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
 
-    And which of these, as `Views` has it, and why.
+    And which of these, as `ClusterSummary` has it, and why.
     """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
@@ -142,9 +142,9 @@ def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, 
     return {}, "", f"fragmentation is not known, since no pod is known that comes: {why}"
 
 
-def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory", *, measured: bool) -> NodeView:
+def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory", *, measured: bool) -> NodeSummary:
     ascending = state.ascending()
-    return NodeView(
+    return NodeSummary(
         name=state.name,
         models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),
         cards=len(state.cards),
@@ -159,8 +159,8 @@ def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory"
     )
 
 
-def _together(nodes: Sequence[NodeView], memory: "Memory", *, measured: bool) -> NodeView:
-    return NodeView(
+def _together(nodes: Sequence[NodeSummary], memory: "Memory", *, measured: bool) -> NodeSummary:
+    return NodeSummary(
         name=_ALL,
         models=tuple(sorted({model for node in nodes for model in node.models})),
         cards=sum(node.cards for node in nodes),
@@ -175,7 +175,7 @@ def _together(nodes: Sequence[NodeView], memory: "Memory", *, measured: bool) ->
     )
 
 
-def table(found: Views, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False) -> str:
+def table(found: ClusterSummary, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False) -> str:
     """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes.
 
     `columns`: of the terminal.
@@ -193,7 +193,7 @@ def table(found: Views, only: Collection[str] = (), columns: int | None = None, 
     return tables.together([rows, _of_classes(found)]) if wide else tables.within(rows, columns, _SPARE)
 
 
-def _of_classes(found: Views) -> list[list[str]]:
+def _of_classes(found: ClusterSummary) -> list[list[str]]:
     rows = [["CLASS", "USED/TOTAL(MiB)", "FREE(MiB)", "FRAGMENTED(MiB)"]]
     for name, memory in sorted(found.classes.items()):
         fragmented = _fragmented(memory, measured=found.cluster.measured)
@@ -205,7 +205,7 @@ def _fragmented(memory: "Memory", *, measured: bool) -> str:
     return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if measured else "-"
 
 
-def as_json(found: Views, only: Collection[str] = ()) -> Json:
+def as_json(found: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
     *each, cluster = [_object(view) for view in _shown(found, only)]
     del cluster["name"]
@@ -226,11 +226,11 @@ def _amounts(memory: "Memory", *, measured: bool) -> Json:
     }
 
 
-def _shown(found: Views, only: Collection[str]) -> list[NodeView]:
+def _shown(found: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
     return [*(view for view in found.nodes if not only or view.name in only), found.cluster]
 
 
-def _object(view: NodeView) -> Json:
+def _object(view: NodeSummary) -> Json:
     return {
         "name": view.name,
         "models": list(view.models),

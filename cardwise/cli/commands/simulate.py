@@ -130,7 +130,7 @@ def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None,
             raise click.UsageError(f"--{name} changes nothing: {said}")
     from cardwise.cli import simulation  # noqa: PLC0415 - see above
 
-    asked = simulation.Asked(**given)
+    asked = simulation.SimulationOptions(**given)
     try:
         simulation.show(asked, trace if trace is not None else options.client(kubeconfig))
     except InvalidRequest as error:

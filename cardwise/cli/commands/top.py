@@ -11,10 +11,10 @@ import click
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import usage
-from cardwise.cli.cluster.usage import Card
+from cardwise.cli.cluster.usage import CardUsage
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, toptable, visibletable
-from cardwise.cli.render.toptable import Node
+from cardwise.cli.render.toptable import NodeUsage
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -51,7 +51,7 @@ def top(
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
     client = options.client(kubeconfig)
-    look = Look(client, nodes=node, limit=limit, installed=installed, clock=options.clock())
+    look = TopView(client, nodes=node, limit=limit, installed=installed, clock=options.clock())
     try:
         if watch or (watch is None and output == "table" and sys.stdout.isatty()):
             live(look, max(1.0, interval), options.clock())
@@ -68,12 +68,12 @@ def top(
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    everything: list[Node] = field(default_factory=list)
-    shown: list[Node] = field(default_factory=list)
+    everything: list[NodeUsage] = field(default_factory=list)
+    shown: list[NodeUsage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-class Look:
+class TopView:
     """What is seen; `look` again for what is there now. `limit`: nodes, 0 for all; no limit on those that are named."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Look:
         self._installed = installed
         self._clock = clock
         self._all_at = float("-inf")
-        self._cards: list[Card] = []
+        self._cards: list[CardUsage] = []
         self._seen = _Seen()
 
     def look(self, most: int | None = None) -> None:
@@ -111,12 +111,12 @@ class Look:
             raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'nodes')}")
         details = usage.details(self._client, [node.name for node in shown], self._installed) if shown else None
         if details is not None:
-            shown = [Node(node.name, tuple(map(details.of, node.cards))) for node in shown]
+            shown = [NodeUsage(node.name, tuple(map(details.of, node.cards))) for node in shown]
         self._seen = _Seen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
 
-    def _first(self, nodes: Sequence[Node], most: int | None) -> list[Node]:
+    def _first(self, nodes: Sequence[NodeUsage], most: int | None) -> list[NodeUsage]:
         """As many as are wanted and have room, one at least."""
-        found: list[Node] = []
+        found: list[NodeUsage] = []
         lines = 0
         for node in nodes[: self._limit or None]:
             lines += len(node.cards)
@@ -140,7 +140,7 @@ class Look:
         return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
 
 
-def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
+def live(look: TopView, interval: float, clock: Clock = SYSTEM) -> None:
     """Until somebody presses Ctrl-C."""
     from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
 

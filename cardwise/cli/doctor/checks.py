@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from cardwise.cli.doctor import cluster, exposure, facts, finding, parts, probing, scheduler, units
 from cardwise.cli.doctor.facts import Facts
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.kube.client import KubeClient
 
 _CHECKS = (
@@ -52,10 +52,12 @@ def judge(seen: Facts) -> Iterator[Finding]:
         yield from check(seen)
     for kind, why in seen.unread.items():
         if why:
-            yield Finding("rights", Level.NOTE, f"{_called(kind)} were not looked at: {why}", "try again")
+            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again")
     hidden = [_called(kind) for kind, why in seen.unread.items() if not why]
     if hidden:
-        yield Finding("rights", Level.NOTE, f"your rights do not show: {', '.join(hidden)}", "ask as an administrator")
+        yield Finding(
+            "rights", Severity.NOTE, f"your rights do not show: {', '.join(hidden)}", "ask as an administrator"
+        )
 
 
 def _called(kind: str) -> str:
@@ -68,6 +70,6 @@ def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
         config = facts.configz(client, pod)
         if config is None:
             text = f"{name} does not tell its configuration (kubeadm binds it to loopback)"
-            yield Finding("scheduler", Level.NOTE, text, "the probe pod tells whether it asks the extender")
+            yield Finding("scheduler", Severity.NOTE, text, "the probe pod tells whether it asks the extender")
         else:
             yield from scheduler.wiring(config, name)

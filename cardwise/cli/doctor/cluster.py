@@ -6,7 +6,7 @@ from typing import Final
 
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -33,10 +33,10 @@ def version(facts: Facts) -> Iterator[Finding]:
     said = str(facts.version.get("gitVersion", ""))
     least = _dotted(_LEAST)
     if _numbers(said) >= _LEAST:
-        yield Finding("kubernetes", Level.OK, f"Kubernetes {said}")
+        yield Finding("kubernetes", Severity.OK, f"Kubernetes {said}")
     else:
         remedy = f"upgrade the control plane to {least} or later"
-        yield Finding("kubernetes", Level.PROBLEM, f"Kubernetes {said or 'of unknown version'}, not {least}", remedy)
+        yield Finding("kubernetes", Severity.PROBLEM, f"Kubernetes {said or 'of unknown version'}, not {least}", remedy)
 
 
 def runtimes(facts: Facts) -> Iterator[Finding]:
@@ -54,15 +54,15 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         runtime, _, number = said.partition("://")
         if how == "env":
             text = f"{where}: cards are given by environment only, a container can get past it ({said})"
-            yield Finding("card-access", Level.WARNING, text, _cdi_remedy(runtime, number))
+            yield Finding("card-access", Severity.WARNING, text, _cdi_remedy(runtime, number))
         else:
             text = f"{where}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
-            yield Finding("card-access", Level.WARNING, text, "look at the log of the device plugin there")
+            yield Finding("card-access", Severity.WARNING, text, "look at the log of the device plugin there")
     closed = sum(how == "cdi" for how in access.values())
     if closed:
         yield Finding(
             "card-access",
-            Level.OK,
+            Severity.OK,
             f"{wording.count(closed, 'node')} with cards given by CDI: a container opens no other",
         )
 
@@ -88,11 +88,13 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     if skewed:
         text = f"clocks differ from the API server's: {wording.few(skewed, _FEW)}"
         yield Finding(
-            "clocks", Level.WARNING, text, "run NTP or chrony there: Leases and ages are told by these clocks"
+            "clocks", Severity.WARNING, text, "run NTP or chrony there: Leases and ages are told by these clocks"
         )
     elif facts.node_leases:
         yield Finding(
-            "clocks", Level.OK, f"clocks of {wording.count(len(facts.node_leases), 'node')} agree with the API server's"
+            "clocks",
+            Severity.OK,
+            f"clocks of {wording.count(len(facts.node_leases), 'node')} agree with the API server's",
         )
 
 
@@ -120,7 +122,7 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
         where = f"{finding.nodes(list(theirs))}, {wording.count(cards, 'card')}"
         yield Finding(
             "other-plugins",
-            Level.WARNING,
+            Severity.WARNING,
             f"{where}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
             "stop NVIDIA's plugin there, or divide the cards by nodes.cards and its NVIDIA_VISIBLE_DEVICES",
         )
@@ -130,12 +132,12 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
                 found = True
                 yield Finding(
                     "other-plugins",
-                    Level.NOTE,
+                    Severity.NOTE,
                     f"{who} is installed: {kind} {_name(workload)}",
                     "keep its nodes and those of Cardwise apart by a nodeSelector",
                 )
     if not found and not facts.unread.keys() & {"nodes", "daemonsets"}:
-        yield Finding("other-plugins", Level.OK, "nobody else gives out cards of Cardwise's nodes")
+        yield Finding("other-plugins", Severity.OK, "nobody else gives out cards of Cardwise's nodes")
 
 
 def gpushare(facts: Facts) -> Iterator[Finding]:
@@ -155,9 +157,9 @@ def gpushare(facts: Facts) -> Iterator[Finding]:
             left.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")
     if left:
         remedy = "end its DaemonSet node by node and its extender last; its running pods stay and are counted"
-        yield Finding("gpushare", Level.WARNING, f"left of gpushare: {wording.few(left, _FEW)}", remedy)
+        yield Finding("gpushare", Severity.WARNING, f"left of gpushare: {wording.few(left, _FEW)}", remedy)
     elif not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
-        yield Finding("gpushare", Level.OK, "nothing of gpushare is left")
+        yield Finding("gpushare", Severity.OK, "nothing of gpushare is left")
 
 
 def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:

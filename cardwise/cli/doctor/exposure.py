@@ -12,7 +12,7 @@ from typing import Final
 
 from cardwise.cli.doctor import probing
 from cardwise.cli.doctor.facts import Facts
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -57,7 +57,7 @@ def look(
         return
     if not image:
         text = "whether pods that ask for no card get one was not tried: no image to look with is known"
-        yield Finding(CHECK, Level.NOTE, text, "name one with a shell, which the nodes can pull, by --probe-image")
+        yield Finding(CHECK, Severity.NOTE, text, "name one with a shell, which the nodes can pull, by --probe-image")
         return
     for name, handler in _runtimes(seen):
         by = f"RuntimeClass {name}" if name else "the default runtime"
@@ -123,9 +123,9 @@ def _pod(image: str, runtime_class: str, node: str) -> Json:
 
 def _refused(by: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
-        return Finding(CHECK, Level.OK, f"a pod that asks for no card may not name {by.removeprefix('the ')}")
+        return Finding(CHECK, Severity.OK, f"a pod that asks for no card may not name {by.removeprefix('the ')}")
     text = f"whether a pod that asks for no card gets one by {by} was not tried: {error.message}"
-    return Finding(CHECK, Level.NOTE, text, "name a namespace where you may create pods with -n")
+    return Finding(CHECK, Severity.NOTE, text, "name a namespace where you may create pods with -n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], list
         ]
         if open_to_all:
             text = f"a pod that asks for no card gets cards by {by}: {wording.few(open_to_all, _FEW)}"
-            yield Finding(CHECK, Level.WARNING, text, listed + remedy)
+            yield Finding(CHECK, Severity.WARNING, text, listed + remedy)
     silent: dict[str, list[str]] = {}
     for node, one in found.items():
         if not one.looked:
@@ -201,8 +201,8 @@ def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], list
         text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(nodes, _FEW)}"
         said = f": of the pod that was to look Kubernetes says {why}" if why else ""
         remedy = "see whether pods start there; name an image with a shell, which they have, by --probe-image"
-        yield Finding(CHECK, Level.NOTE, text + said, remedy)
+        yield Finding(CHECK, Severity.NOTE, text + said, remedy)
     closed = sum(one.looked and not cards[node] for node, one in found.items())
     if closed:
         text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
-        yield Finding(CHECK, Level.OK, text)
+        yield Finding(CHECK, Severity.OK, text)

@@ -9,7 +9,7 @@ from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """`note`: nobody can tell from here, or good to know; `warning`: works in part; `problem`: does not work."""
 
     OK = "ok"
@@ -19,7 +19,7 @@ class Level(StrEnum):
 
 
 _FEW = 3  # nodes that a line names
-_WIDTH = max(map(len, Level))
+_WIDTH = max(map(len, Severity))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Finding:
     """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do)."""
 
     check: str
-    level: Level
+    level: Severity
     text: str
     remedy: str = ""
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """The order in which to mend: the gravest first, and of equal ones what others stand on."""
-    order = list(reversed(Level))
+    order = list(reversed(Severity))
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
 
@@ -43,10 +43,10 @@ def nodes(some: Sequence[str]) -> str:
     return f"node {some[0]}" if len(some) == 1 else f"{len(some)} nodes ({wording.few(some, _FEW)})"
 
 
-def worst(findings: Sequence[Finding]) -> Level:
+def worst(findings: Sequence[Finding]) -> Severity:
     """The gravest level of all; `ok` where there are none."""
-    order = list(Level)
-    return max((finding.level for finding in findings), key=order.index, default=Level.OK)
+    order = list(Severity)
+    return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
 def table(findings: Sequence[Finding]) -> str:
@@ -59,8 +59,8 @@ def table(findings: Sequence[Finding]) -> str:
         if one.remedy:
             shown.append(f"{'':{_WIDTH}}  -> {one.remedy}")
     counts = ", ".join(
-        f"{number} ok" if level is Level.OK else wording.count(number, level)
-        for level in reversed(Level)
+        f"{number} ok" if level is Severity.OK else wording.count(number, level)
+        for level in reversed(Severity)
         for number in [sum(one.level is level for one in findings)]
     )
     return "".join(f"{line}\n" for line in [*shown, counts])

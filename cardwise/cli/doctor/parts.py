@@ -6,7 +6,7 @@ from typing import Final
 
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values import wording
@@ -31,9 +31,9 @@ def definitions(facts: Facts) -> Iterator[Finding]:
     """The kinds of `cardwise.dev`."""
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
-        yield Finding("installation", Level.PROBLEM, "the kinds of cardwise.dev are not installed", _INSTALL)
+        yield Finding("installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", _INSTALL)
     elif "cards" not in facts.unread:
-        yield Finding("installation", Level.OK, f"the kinds of {names.API_VERSION} are installed")
+        yield Finding("installation", Severity.OK, f"the kinds of {names.API_VERSION} are installed")
 
 
 def webhooks(facts: Facts) -> Iterator[Finding]:
@@ -44,10 +44,10 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         ours = next((one for one in found if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION), None)
         what = f"{kind}WebhookConfiguration {names.WEBHOOK_CONFIGURATION}"
         if ours is None:
-            yield Finding("webhook", Level.PROBLEM, f"there is no {what}", _INSTALL)
+            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _INSTALL)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = "start the webhook, or look in its log why it may not patch the configuration"
-            yield Finding("webhook", Level.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
+            yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
 
 
 def policies(facts: Facts) -> Iterator[Finding]:
@@ -56,10 +56,12 @@ def policies(facts: Facts) -> Iterator[Finding]:
         return
     ours = sum(one["metadata"]["name"].endswith(_OF_OURS) for one in facts.policies)
     if ours:
-        yield Finding("policies", Level.OK, f"{ours} ValidatingAdmissionPolicies hold also while the webhook is down")
+        yield Finding(
+            "policies", Severity.OK, f"{ours} ValidatingAdmissionPolicies hold also while the webhook is down"
+        )
     else:
         text = "no ValidatingAdmissionPolicy of Cardwise: users may write placement annotations themselves"
-        yield Finding("policies", Level.WARNING, text, "set policies.enabled of the chart to true")
+        yield Finding("policies", Severity.WARNING, text, "set policies.enabled of the chart to true")
 
 
 def leader(facts: Facts) -> Iterator[Finding]:
@@ -72,20 +74,20 @@ def leader(facts: Facts) -> Iterator[Finding]:
     if not holder:
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
         remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
-        yield Finding("extender", Level.WARNING, text, remedy)
+        yield Finding("extender", Severity.WARNING, text, remedy)
         return
     renewed = written(lease or {}) or _renewed(spec)
     if renewed is None:
         text = f"extender {holder} holds the Lease {names.LEASE}, which does not tell when it was renewed"
         remedy = "see whether it runs: an extender that does writes it anew within seconds"
-        yield Finding("extender", Level.WARNING, text, remedy)
+        yield Finding("extender", Severity.WARNING, text, remedy)
         return
     age = (facts.now - renewed).total_seconds() if facts.now is not None else 0.0
     if age > (spec.get("leaseDurationSeconds") or _LEASE_SECONDS):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
-        yield Finding("extender", Level.PROBLEM, text, "see whether it runs; a second one would take over by itself")
+        yield Finding("extender", Severity.PROBLEM, text, "see whether it runs; a second one would take over by itself")
     else:
-        yield Finding("extender", Level.OK, f"extender {holder} leads")
+        yield Finding("extender", Severity.OK, f"extender {holder} leads")
 
 
 def _renewed(spec: Json) -> datetime | None:
@@ -107,7 +109,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
         if plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
             text = "no card is known: no node has the labels that nodes.selector asks for"
             remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
-        yield Finding("cards", Level.PROBLEM, text, remedy)
+        yield Finding("cards", Severity.PROBLEM, text, remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
@@ -115,20 +117,20 @@ def cards(facts: Facts) -> Iterator[Finding]:
     for reason, some in _by(sick, lambda card: card["status"].get("reason") or "no reason told").items():
         text = f"{_many(some)} unhealthy: {reason}"
         remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
-        level = Level.WARNING if usable else Level.PROBLEM
+        level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
             "cards", level, text, "it takes no new pod and comes back by itself once it is well" if usable else remedy
         )
     if cordoned and not usable:
         text = f"{_many(cordoned)} cordoned, and no other is well"
-        yield Finding("cards", Level.PROBLEM, text, "give some back: cardwise uncordon NODE/INDEX")
+        yield Finding("cards", Severity.PROBLEM, text, "give some back: cardwise uncordon NODE/INDEX")
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
         yield from _slots({name: by_name.get(name) for name in with_cards})
     text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
-        yield Finding("cards", Level.OK, text)
+        yield Finding("cards", Severity.OK, text)
 
 
 def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
@@ -139,7 +141,7 @@ def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
             f"{names.NODE_LABEL}={gone[0]}"
         )
         text = f"{finding.nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
-        yield Finding("cards", Level.NOTE, text, remedy)
+        yield Finding("cards", Severity.NOTE, text, remedy)
     deaf = [
         name
         for name, node in nodes.items()
@@ -148,7 +150,7 @@ def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
     if deaf:
         text = f"{finding.nodes(deaf)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"
-        yield Finding("cards", Level.PROBLEM, text, remedy)
+        yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
 def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
@@ -173,9 +175,9 @@ def mps(facts: Facts) -> Iterator[Finding]:
     told = {uuid: status for uuid, status in known.items() if status}
     if known and not told:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
-        yield Finding("mps", Level.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
+        yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
     ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
-    level = Level.PROBLEM if len(ill) == len(known) else Level.WARNING
+    level = Severity.PROBLEM if len(ill) == len(known) else Severity.WARNING
     for reason, some in _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}").items():
         remedy = "it is tried again by itself; the log of cardwise-mps there says more"
         if MANAGER_GONE in reason:
@@ -183,7 +185,7 @@ def mps(facts: Facts) -> Iterator[Finding]:
         yield Finding("mps", level, f"{_many(some)} without MPS, {reason}", remedy)
     ready = sum(status.get("state") in _USABLE for status in told.values())
     if ready:
-        yield Finding("mps", Level.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
+        yield Finding("mps", Severity.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
 
 
 def _why(card: Json) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cardwise.cli.cluster import workloads
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.values.decoded import Json
@@ -43,14 +43,14 @@ def probe(client: KubeClient, namespace: str, installed: str, clock: Clock = SYS
         # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
         yield Finding(
             "probe",
-            Level.NOTE,
+            Severity.NOTE,
             f"the probe pod was refused: {error.message}",
             f"have the right to create pods in {installed} and, by a dry run, in {namespace}, name another namespace "
             "with -n, or leave the probe out with --no-probe",
         )
     except errors.KubeError as error:
         remedy = "start the webhook, and see that the API server reaches its Service or URL"
-        yield Finding("webhook", Level.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
+        yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if made is not None:
             delete(client, installed, made["metadata"]["name"])
@@ -102,11 +102,11 @@ def _limits(pod: Json) -> Mapping[str, str]:
 
 def _admitted(pod: Json) -> Iterator[Finding]:
     if names.SHARE in _limits(pod):
-        yield Finding("webhook", Level.OK, "the webhook rewrote the probe pod")
+        yield Finding("webhook", Severity.OK, "the webhook rewrote the probe pod")
         return
     yield Finding(
         "webhook",
-        Level.PROBLEM,
+        Severity.PROBLEM,
         "the webhook was not asked for the probe pod: it got no share",
         "see that the webhook configurations are there and that this namespace is not exempt",
     )
@@ -127,7 +127,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
         clock.sleep(_EVERY)
     yield Finding(
         "scheduler",
-        Level.PROBLEM,
+        Severity.PROBLEM,
         f"kube-scheduler has not looked at the probe pod for {_SECONDS:.0f} s",
         f"see that {made['spec'].get('schedulerName')} runs, and that no extender keeps it waiting",
     )
@@ -135,9 +135,9 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
 
 def _bound(pod: Json, node: str) -> Finding:
     if assignment.decode(pod["metadata"].get("annotations") or {}) is not None:
-        return Finding("scheduler", Level.OK, f"the probe pod was placed on a card of {node} by the extender")
+        return Finding("scheduler", Severity.OK, f"the probe pod was placed on a card of {node} by the extender")
     text = f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender"
-    return Finding("scheduler", Level.PROBLEM, text, _WIRE)
+    return Finding("scheduler", Severity.PROBLEM, text, _WIRE)
 
 
 def _barring(client: KubeClient, pod: Json) -> Collection[str]:
@@ -156,14 +156,16 @@ def _refused(said: str, barring: Collection[str]) -> Finding:
     if barring:
         text = f"every node with cards has a taint that keeps out pods which ask for cards: {', '.join(barring)}"
         return Finding(
-            "scheduler", Level.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
+            "scheduler", Severity.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
         )
     if any(refusal.text in said for refusal in Refusal):
-        return Finding("scheduler", Level.OK, f"kube-scheduler asks the extender, which has no room now: {said}")
+        return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {said}")
     if f"Insufficient {names.GPU_MEM}" in said:
         text = f"no card is free, so kube-scheduler had nothing to ask the extender: {said}"
-        return Finding("scheduler", Level.NOTE, text, "try again when a card has 1 MiB left")
+        return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):
         remedy = "see that the extender runs, and its URL and certificates in kube-scheduler's configuration"
-        return Finding("scheduler", Level.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
-    return Finding("scheduler", Level.WARNING, f"the probe pod was not placed: {said}", "see `kubectl describe nodes`")
+        return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
+    return Finding(
+        "scheduler", Severity.WARNING, f"the probe pod was not placed: {said}", "see `kubectl describe nodes`"
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 
@@ -23,25 +23,25 @@ def wiring(config: Json, who: str) -> Iterator[Finding]:
     }
     missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
     if len(missing) == len(_FAST) + len(_SLOW):
-        yield Finding("scheduler", Level.PROBLEM, f"{who} has no extender for our resources", _REMEDY)
+        yield Finding("scheduler", Severity.PROBLEM, f"{who} has no extender for our resources", _REMEDY)
         return
     if missing:
         text = f"{who} does not ask an extender for {', '.join(missing)}"
-        yield Finding("scheduler", Level.PROBLEM, text, _REMEDY)
+        yield Finding("scheduler", Severity.PROBLEM, text, _REMEDY)
     unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
     if unignored:
         text = f"{who} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
-        yield Finding("scheduler", Level.PROBLEM, text, f"set ignoredByScheduler: true there, or {_REMEDY}")
+        yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {_REMEDY}")
     ignorable = [stanza for stanza, _ in managed.values() if _get(stanza, "ignorable")]
     if ignorable:
         text = f"{who} goes on without the extender when it does not answer (ignorable: true): pods land on no card"
-        yield Finding("scheduler", Level.PROBLEM, text, "set ignorable: false")
+        yield Finding("scheduler", Severity.PROBLEM, text, "set ignorable: false")
     percent = _get(config, "percentageOfNodesToScore")
     if percent not in (None, 100):
         text = f"{who} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
-        yield Finding("scheduler", Level.NOTE, text, "set percentageOfNodesToScore: 100")
+        yield Finding("scheduler", Severity.NOTE, text, "set percentageOfNodesToScore: 100")
     if not missing and not unignored and not ignorable:
-        yield Finding("scheduler", Level.OK, f"{who} asks the extender for all our resources")
+        yield Finding("scheduler", Severity.OK, f"{who} asks the extender for all our resources")
 
 
 def _get(obj: Json, key: str) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cardwise.cli.doctor.facts import Facts
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -27,19 +27,19 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
             named[Unit(said)].append(name)
         elif said is not None:
             text = f"namespace {name}: its label {names.GPU_MEM_UNIT} says {said!r}, no unit, which counts for nothing"
-            yield Finding("gpu-mem-unit", Level.WARNING, text, "write MiB or GiB, or take the label away")
+            yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _ours(facts.mutating)
     theirs = {_name(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
     if ours is None:
         for name, unit in theirs.items():
             text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"
-            yield Finding("gpu-mem-unit", Level.NOTE, text, f"install Cardwise with webhook.gpuMemUnit={unit}")
+            yield Finding("gpu-mem-unit", Severity.NOTE, text, f"install Cardwise with webhook.gpuMemUnit={unit}")
         return
     others = {name: unit for name, unit in theirs.items() if unit is not ours}
     for name, unit in others.items():
         yield Finding(
             "gpu-mem-unit",
-            Level.WARNING,
+            Severity.WARNING,
             f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name}), Cardwise in {ours}: a "
             f"number without a unit, as {names.GPU_MEM}: 2, means {ours} now",
             f"set webhook.gpuMemUnit={unit}, or label namespaces {names.GPU_MEM_UNIT}={unit} one by one; and write the "
@@ -49,7 +49,7 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
         apart = [name for unit, names_of in named.items() if unit is not ours for name in names_of]
         other = Unit.MIB if ours is Unit.GIB else Unit.GIB
         beside = f", in {wording.few(apart, _FEW)} {other}" if apart else ""
-        yield Finding("gpu-mem-unit", Level.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")
+        yield Finding("gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")
 
 
 def _ours(configurations: Sequence[Json]) -> Unit | None:

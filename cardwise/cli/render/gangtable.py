@@ -24,7 +24,7 @@ _FEW = 5  # pods that a line names
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeHold:
     """What a gang that is planned holds on one node, for so many of its members."""
 
     node: str
@@ -44,7 +44,7 @@ class GangView:
     members: tuple[str, ...]
     bound: tuple[str, ...]
     waiting_for: tuple[str, ...]
-    held: tuple[Held, ...]
+    held: tuple[NodeHold, ...]
     created: str
     since: str
 
@@ -122,7 +122,9 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
         members=tuple(sorted(_names(there))),
         bound=tuple(sorted(_names(pod for pod in there if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),
-        held=tuple(Held(one["node"], one.get("members", 0), one.get("cards", 0)) for one in status.get("held") or ()),
+        held=tuple(
+            NodeHold(one["node"], one.get("members", 0), one.get("cards", 0)) for one in status.get("held") or ()
+        ),
         created=min(filter(None, created), default=""),
         since=status.get("since") or "",
     )

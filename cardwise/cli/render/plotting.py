@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.simulation.tally import SIZES, Refused
+from cardwise.simulation.tally import SIZES, RefusedPods
 
 Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent
 
@@ -33,7 +33,7 @@ def prepare(folder: Path) -> None:
         raise _unwritable(folder, error) from error
 
 
-def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[Refused]]) -> dict[str, bytes]:
+def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[RefusedPods]]) -> dict[str, bytes]:
     """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` says what how far is."""
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
@@ -68,7 +68,7 @@ def _lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, flo
     return bytes(chart.render())
 
 
-def _bars(refused: Mapping[str, Sequence[Refused]]) -> bytes:
+def _bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
     sizes = [size for size in SIZES if any(row.size == size for rows in refused.values() for row in rows)]
     chart = _pygal().Bar(title="Pods refused, in percent of those of their size", x_title="cards asked for", **_PLAIN)
     chart.x_labels = sizes

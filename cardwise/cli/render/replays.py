@@ -11,14 +11,14 @@ from cardwise.simulation.churn import Churned
 from cardwise.simulation.fill import Filled
 from cardwise.simulation.runs import Run
 from cardwise.simulation.summary import ChurnSummary, FillSummary
-from cardwise.simulation.tally import SIZES, Refused
-from cardwise.simulation.workload import Workload
+from cardwise.simulation.tally import SIZES, RefusedPods
+from cardwise.simulation.workload import SimulatedWorkload
 
 _FRAGMENTED_AT: Final = 95  # percent arrived: there policies differ, and at 100 all that is left is fragments
 Rows = list[list[str]]
 
 
-def of_fills(workloads: Sequence[Workload], summaries: Sequence[FillSummary]) -> str:
+def of_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSummary]) -> str:
     """Both tables."""
     shown = list(summaries[0].at) if summaries else []
     reference = max((level for level in shown if level <= 100), default=0)
@@ -44,7 +44,7 @@ def of_fills(workloads: Sequence[Workload], summaries: Sequence[FillSummary]) ->
     )
 
 
-def of_churns(workloads: Sequence[Workload], summaries: Sequence[ChurnSummary]) -> str:
+def of_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[ChurnSummary]) -> str:
     """As `of_fills`."""
     rows = [["TRACE", "POLICY", "SEEDS", "ALLOCATED", "S.D.", "REFUSED", "S.D.", "FRAGMENTED"]]
     rows += [
@@ -61,7 +61,7 @@ def of_churns(workloads: Sequence[Workload], summaries: Sequence[ChurnSummary]) 
     )
 
 
-def _refusals(of: Iterable[tuple[str, str, Sequence[Refused]]]) -> str:
+def _refusals(of: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
     rows = []
     for trace, policy, refused in of:
         by_size = {one.size: one for one in refused}
@@ -70,7 +70,7 @@ def _refusals(of: Iterable[tuple[str, str, Sequence[Refused]]]) -> str:
     return f"Pods refused, in percent of those that asked for so many cards:\n{tables.aligned([heads, *rows])}"
 
 
-def _share(refused: Refused | None) -> str:
+def _share(refused: RefusedPods | None) -> str:
     return "-" if refused is None else f"{refused.percent:.2f}"
 
 
@@ -81,7 +81,7 @@ def of_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
     return tables.aligned([heads[: len(body[0])] if body else heads, *body])
 
 
-def fill_rows(workloads: Sequence[Workload], runs: Sequence[Run], results: Sequence[Filled]) -> Rows:
+def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Filled]) -> Rows:
     """Every point of every run."""
     return [
         ["trace", "policy", "seed", "arrived", "allocated", "fragmented"],
@@ -93,7 +93,7 @@ def fill_rows(workloads: Sequence[Workload], runs: Sequence[Run], results: Seque
     ]
 
 
-def churn_rows(workloads: Sequence[Workload], runs: Sequence[Run], results: Sequence[Churned]) -> Rows:
+def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Churned]) -> Rows:
     """Every moment of every run."""
     return [
         ["trace", "policy", "seed", "time", "allocated", "fragmented"],
@@ -105,7 +105,7 @@ def churn_rows(workloads: Sequence[Workload], runs: Sequence[Run], results: Sequ
     ]
 
 
-def _of(workloads: Sequence[Workload], run: Run) -> list[str]:
+def _of(workloads: Sequence[SimulatedWorkload], run: Run) -> list[str]:
     return [workloads[run.workload].name, run.policy, f"{run.seed}"]
 
 
@@ -116,7 +116,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(
-    workloads: Sequence[Workload], runs: Sequence[Run], results: Sequence[Filled | Churned]
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Filled | Churned]
 ) -> list[dict[str, Any]]:
     """The runs, without how long they took: the same seeds give the same text."""
     return [

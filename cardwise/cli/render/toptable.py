@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.cli.cluster.usage import Card, Holder
+from cardwise.cli.cluster.usage import CardUsage, Holder
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
@@ -18,11 +18,11 @@ _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STA
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeUsage:
     """A node and its cards in their order."""
 
     name: str
-    cards: tuple[Card, ...]
+    cards: tuple[CardUsage, ...]
 
     @property
     def part(self) -> float:
@@ -30,16 +30,16 @@ class Node:
         return _granted(self.cards) / max(1, sum(card.total for card in self.cards))
 
 
-def by_node(cards: Iterable[Card]) -> list[Node]:
+def by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
     """The most used first."""
-    found: dict[str, list[Card]] = {}
+    found: dict[str, list[CardUsage]] = {}
     for card in cards:
         found.setdefault(card.node, []).append(card)
-    nodes = [Node(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
+    nodes = [NodeUsage(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
     return sorted(nodes, key=lambda node: (-node.part, node.name))
 
 
-def headline(nodes: Sequence[Node]) -> str:
+def headline(nodes: Sequence[NodeUsage]) -> str:
     """The whole cluster in one line."""
     cards = [card for node in nodes for card in node.cards]
     granted, total = _granted(cards), sum(card.total for card in cards)
@@ -50,7 +50,7 @@ def headline(nodes: Sequence[Node]) -> str:
     )
 
 
-def table(nodes: Sequence[Node], columns: int | None = None) -> str:
+def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
     """A line for each card. Where a terminal has too few columns for all of it, what matters, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_row(card) for node in nodes for card in node.cards]
@@ -62,7 +62,7 @@ def table(nodes: Sequence[Node], columns: int | None = None) -> str:
     return "".join(f"{_cut(line, columns)}\n" for line in tables.aligned(rows).splitlines())
 
 
-def _narrow(card: Card) -> list[str]:
+def _narrow(card: CardUsage) -> list[str]:
     name = _cut(card.node, _NODE)
     return [name, str(card.index), state(card), f"{_known(card.granted)}/{card.total}", _holders(card)]
 
@@ -71,7 +71,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _row(card: Card) -> list[str]:
+def _row(card: CardUsage) -> list[str]:
     return [
         card.node,
         str(card.index),
@@ -100,7 +100,7 @@ def percent(part: int | None, whole: int) -> str:
     return _UNKNOWN if part is None or not whole else f"{part * 100 // whole}%"
 
 
-def state(card: Card) -> str:
+def state(card: CardUsage) -> str:
     """What is to be known of the card beside its memory; `ok` where that is nothing."""
     said = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
     if card.mps not in ("", "Ready", "Off"):
@@ -108,7 +108,7 @@ def state(card: Card) -> str:
     return ",".join(said) or "ok"
 
 
-def _holders(card: Card) -> str:
+def _holders(card: CardUsage) -> str:
     """Who holds how much, and uses how much of it: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
@@ -124,11 +124,11 @@ def _known(amount: int | None) -> str:
     return _UNKNOWN if amount is None else str(amount)
 
 
-def _granted(cards: Iterable[Card]) -> int:
+def _granted(cards: Iterable[CardUsage]) -> int:
     return sum(card.granted or 0 for card in cards)
 
 
-def as_json(everything: Sequence[Node], shown: Sequence[Node], notes: Sequence[str]) -> dict[str, Any]:
+def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
     """For programs: what is not known is null."""
     cards = [card for node in everything for card in node.cards]
     return {
@@ -143,7 +143,7 @@ def as_json(everything: Sequence[Node], shown: Sequence[Node], notes: Sequence[s
     }
 
 
-def _object(card: Card) -> dict[str, Any]:
+def _object(card: CardUsage) -> dict[str, Any]:
     holders = None if card.holders is None else [
         {
             "namespace": one.namespace,

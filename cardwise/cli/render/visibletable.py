@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, Share, Type
+from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, PodShare, Type
 from cardwise.cli.render import printing, tables
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -56,11 +56,11 @@ def as_json(one: Type) -> dict[str, Any]:
     return {"name": one.name, "one": one.one, **one.amounts}
 
 
-def _of_pods(found: Iterable[Share]) -> list[list[str]]:
+def _of_pods(found: Iterable[PodShare]) -> list[list[str]]:
     rows = [["POD", "NODE", "GPU", "MIB"]]
     rows += [[f"{one.namespace}/{one.pod}", one.node, str(one.card), str(one.mem)] for one in found]
     return rows
 
 
-def _pod(one: Share) -> dict[str, Any]:
+def _pod(one: PodShare) -> dict[str, Any]:
     return {"namespace": one.namespace, "name": one.pod, "node": one.node, "card": one.card, "memoryMiB": one.mem}

@@ -28,7 +28,7 @@ _REMEMBERED = 16  # writes without an answer; one more than these is only found 
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """What a Lease says. `holder` is "" when it was released, None when it cannot be read: then somebody has it."""
 
     version: str
@@ -40,7 +40,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LeaseCall:
     """A request to send now; `body` for all but get."""
 
     kind: CallKind
@@ -49,7 +49,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LeaseTerm:
     """From when until when the Lease is ours, on the local clock. Immutable: other threads read it whole."""
 
     epoch: int = 0
@@ -65,7 +65,7 @@ class _Seen:
     """A version of the Lease. `since` is when it was first seen; `mine` whether this very process wrote it."""
 
     lease: dict[str, Any]
-    record: Record
+    record: LeaseRecord
     since: float
     mine: bool
 
@@ -85,7 +85,7 @@ class Election:
             raise ValueError(
                 f"renew_every ({renew_every}) must be positive and less than duration ({duration}) - margin ({margin})"
             )
-        self.claim = Claim()
+        self.claim = LeaseTerm()
         self._metadata = {"name": name, "namespace": namespace}
         self._identity = identity
         self._duration = duration
@@ -100,7 +100,7 @@ class Election:
 
     @property
     def holder(self) -> str | None:
-        """Who was last seen to have it; "" and None as in `Record`."""
+        """Who was last seen to have it; "" and None as in `LeaseRecord`."""
         return None if self._seen is None else self._seen.record.holder
 
     @property
@@ -121,20 +121,20 @@ class Election:
         said = _dict(metadata.get("annotations")).get(names.SETTLED)
         return said == f"{_text(metadata.get('uid'))}/{seen.record.transitions - 1}"
 
-    def call(self, now: float, wall: datetime) -> Call:
+    def call(self, now: float, wall: datetime) -> LeaseCall:
         """What to send now. `wall` is only written for people to read."""
         if self._absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
             # Not remembered: a Lease that we created unknowingly must be waited for as anybody's.
-            return Call("create", now, {**body, "spec": self._spec(wall, None)})
+            return LeaseCall("create", now, {**body, "spec": self._spec(wall, None)})
         seen = self._seen
         if seen is None or self._reread or not self._may_take(seen, now):
-            return Call("get", now)
+            return LeaseCall("get", now)
         spec = self._spec(wall, seen.record)
         self._unanswered.append((self._identity, spec["renewTime"]))
-        return Call("update", now, {**seen.lease, "spec": spec})
+        return LeaseCall("update", now, {**seen.lease, "spec": spec})
 
-    def farewell(self, now: float, wall: datetime, *, settled: bool = False) -> Call | None:
+    def farewell(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
         """What to send to give the Lease back; None when that is done, or when it is not ours to give.
 
         `settled`: it says that nothing that was done in its name is under way; only the very next holder goes by that.
@@ -144,7 +144,7 @@ class Election:
         if seen is None or not seen.mine or not self.claim.holds(now):
             return None
         if self._reread:
-            return Call("get", now)
+            return LeaseCall("get", now)
         stamp = self._stamp(wall)
         # As client-go leaves it: held by nobody, for a second.
         spec = {
@@ -158,9 +158,9 @@ class Election:
         if settled:
             annotations = _dict(metadata.get("annotations"))
             metadata = {**metadata, "annotations": {**annotations, names.SETTLED: self.token}}
-        return Call("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
+        return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
-    def answered(self, call: Call, lease: dict[str, Any], now: float) -> None:
+    def answered(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
         """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""
         record = read(lease)
         if not record.version:
@@ -180,7 +180,7 @@ class Election:
         if not before.mine:
             self.claim = replace(self.claim, until=-math.inf)
 
-    def failed(self, call: Call, error: errors.KubeError) -> None:
+    def failed(self, call: LeaseCall, error: errors.KubeError) -> None:
         """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
         if call.kind == "create":
             self._absent, self._seen = False, None
@@ -214,13 +214,13 @@ class Election:
         # Another release may run with another duration.
         return seen.since + max(self._duration, seen.record.seconds)
 
-    def _claimed(self, call: Call, now: float) -> Claim:
+    def _claimed(self, call: LeaseCall, now: float) -> LeaseTerm:
         until, claim = call.sent + self._valid, self.claim
         if call.kind == "create":
-            return Claim(claim.epoch + 1, now + self._duration, until)
+            return LeaseTerm(claim.epoch + 1, now + self._duration, until)
         return replace(claim, until=until, epoch=claim.epoch if now < claim.until else claim.epoch + 1)
 
-    def _spec(self, wall: datetime, before: Record | None) -> dict[str, Any]:
+    def _spec(self, wall: datetime, before: LeaseRecord | None) -> dict[str, Any]:
         stamp = self._stamp(wall)
         again = before is not None and before.holder == self._identity
         transitions = 0 if before is None else before.transitions + (not again)
@@ -239,11 +239,11 @@ class Election:
         return self._written.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def read(lease: dict[str, Any]) -> Record:
+def read(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
     metadata, spec = _dict(lease.get("metadata")), _dict(lease.get("spec"))
     holder = spec.get("holderIdentity")
-    return Record(
+    return LeaseRecord(
         version=_text(metadata.get("resourceVersion")),
         holder=holder if isinstance(holder, str) else None,
         seconds=float(_count(spec.get("leaseDurationSeconds"))),

@@ -17,7 +17,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.leases.election import Call, Election
+from cardwise.kube.leases.election import Election, LeaseCall
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
@@ -166,7 +166,7 @@ class LeaderElector:
         except Exception:  # noqa: BLE001 - it then ends by itself
             _log.exception("lease not given back", lease=self._path)
 
-    def _exchange(self, call: Call, timeout: float) -> errors.KubeError | None:
+    def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
             self._election.answered(call, self._send(call, timeout), self._clock.now())
         except errors.KubeError as error:
@@ -174,7 +174,7 @@ class LeaderElector:
             return error
         return None
 
-    def _send(self, call: Call, timeout: float) -> dict[str, Any]:
+    def _send(self, call: LeaseCall, timeout: float) -> dict[str, Any]:
         if call.kind == "get":
             return self._client.get(self._path, timeout=timeout)
         if call.kind == "create":
@@ -208,7 +208,7 @@ class LeaderElector:
         except Exception:  # noqa: BLE001 - somebody else's code must not cost the Lease
             _log.exception("on_change failed", leading=leading)
 
-    def _complain(self, call: Call, error: errors.KubeError) -> None:
+    def _complain(self, call: LeaseCall, error: errors.KubeError) -> None:
         """Logs news only: the same every two seconds would bury all else."""
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
             return  # somebody else was first, or it is not there yet: that is how an election goes

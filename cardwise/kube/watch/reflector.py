@@ -68,7 +68,7 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WatchPace:
     """Seconds. The watch lasts a random time in [watch_min, watch_max]; silence of `slack` beyond that is a cut."""
 
     watch_min: float = 240.0
@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
         name: str = "",
         named: Callable[[str, T], str] | None = None,
         list_limit: int = 1000,
-        pace: Pace | None = None,
+        pace: WatchPace | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self.name = name or path.rsplit("/", 1)[-1]
@@ -114,7 +114,7 @@ class Reflector(Generic[T]):
         self._named = named
         self._handler = handler
         self._limit = list_limit
-        self._pace = pace or Pace()
+        self._pace = pace or WatchPace()
         self._clock = clock
         self._version = ""
         self._heard: float | None = None

@@ -180,7 +180,7 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
     }
 
 
-class Answer:
+class HttpAnswer:
     """What the application says to a call. `last`: the connection ends with it."""
 
     __slots__ = ("_headers", "_status", "last")
@@ -210,7 +210,7 @@ class Answer:
 
 def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
     """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
-    answer = Answer(last=call.last)
+    answer = HttpAnswer(last=call.last)
     call.environ[CLOSE] = answer.force_close
     parts = app(call.environ, answer.start_response)
     try:
@@ -225,6 +225,6 @@ def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[by
 
 def refusal(status: HTTPStatus) -> bytes:
     """The last answer on a connection, without the application."""
-    answer = Answer(last=True)
+    answer = HttpAnswer(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])
     return answer.encoded(b"")

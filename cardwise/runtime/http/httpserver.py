@@ -67,7 +67,7 @@ for _reason in ("handshake", "reading", "writing", "crowded", "source", "memory"
     _DROPPED.labels(_reason)  # there from the start: else the first of a kind would be no increase
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """What a connection is waiting for; see the module."""
 
     HANDSHAKE = auto()
@@ -202,7 +202,7 @@ class _Connection:
         self.last = False  # the connection ends with what is unsent
         self.unsent = memoryview(b"")
         self.held = 0  # bytes, as far as they are counted
-        self.phase = Phase.IDLE
+        self.phase = ConnectionPhase.IDLE
         self.deadline = 0.0
         self.queue: OrderedDict[_Connection, None] | None = None
         self.poller: select.epoll | None = None
@@ -271,16 +271,16 @@ class HttpServer:
         self._alive = True
         self._ended = False
         self._bounds = {
-            Phase.HANDSHAKE: limits.handshake,
-            Phase.IDLE: limits.idle,
-            Phase.READING: limits.reading,
-            Phase.BUSY: Bound(float("inf"), _MOST_BUSY),
-            Phase.WRITING: limits.writing,
-            Phase.CLOSING: limits.closing,
+            ConnectionPhase.HANDSHAKE: limits.handshake,
+            ConnectionPhase.IDLE: limits.idle,
+            ConnectionPhase.READING: limits.reading,
+            ConnectionPhase.BUSY: Bound(float("inf"), _MOST_BUSY),
+            ConnectionPhase.WRITING: limits.writing,
+            ConnectionPhase.CLOSING: limits.closing,
         }
         # In each the next to be over is first, since all of a phase have the same time.
-        self._queues: dict[tuple[Phase, bool], OrderedDict[_Connection, None]] = {
-            (phase, authenticated): OrderedDict() for phase in Phase for authenticated in (False, True)
+        self._queues: dict[tuple[ConnectionPhase, bool], OrderedDict[_Connection, None]] = {
+            (phase, authenticated): OrderedDict() for phase in ConnectionPhase for authenticated in (False, True)
         }
         self._connections: dict[int, _Connection] = {}
         self._sources: Counter[str] = Counter()  # connections of addresses
@@ -315,7 +315,7 @@ class HttpServer:
             self._round()
         self._ended = True
         for connection in list(self._connections.values()):
-            if connection.phase is not Phase.BUSY:
+            if connection.phase is not ConnectionPhase.BUSY:
                 self._close(connection)
 
     # The server's thread.
@@ -341,9 +341,9 @@ class HttpServer:
 
     def _proceed(self, connection: _Connection) -> None:
         """Something can be read or, where that is waited for, written."""
-        if connection.phase is Phase.WRITING:
+        if connection.phase is ConnectionPhase.WRITING:
             self._write(connection)
-        elif connection.phase is Phase.CLOSING:
+        elif connection.phase is ConnectionPhase.CLOSING:
             # Until the client closes too: with bytes unread, our closing would take the answer back.
             with contextlib.suppress(BlockingIOError):
                 if not connection.sock.recv(_READ_BYTES):
@@ -372,17 +372,17 @@ class HttpServer:
             return
         if connection.reader.calls:
             self._have_answered(connection)
-        elif connection.reader.begun and connection.phase is Phase.IDLE:
-            self._enter(connection, Phase.READING, self._poller, select.EPOLLIN)
+        elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
+            self._enter(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
             self._count(connection)
 
     def _have_answered(self, connection: _Connection) -> None:
-        waiting, source = self._queues[Phase.BUSY, False], connection.source
+        waiting, source = self._queues[ConnectionPhase.BUSY, False], connection.source
         if not connection.authenticated and (self._busy[source] >= self._limits.busy or len(waiting) >= _MOST_BUSY):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self._enter(connection, Phase.BUSY, None)
+        self._enter(connection, ConnectionPhase.BUSY, None)
         environ, listener = connection.reader.calls[0].environ, connection.listener
         threads = listener.route(environ)
         asker = "" if connection.authenticated else source
@@ -397,21 +397,21 @@ class HttpServer:
         if not connection.send():
             self._close(connection)
         elif connection.unsent:
-            if connection.phase is not Phase.WRITING:
-                self._enter(connection, Phase.WRITING, self._poller, select.EPOLLOUT)
+            if connection.phase is not ConnectionPhase.WRITING:
+                self._enter(connection, ConnectionPhase.WRITING, self._poller, select.EPOLLOUT)
         elif connection.last:
             self._bid_farewell(connection)
         elif connection.reader.calls:
             self._have_answered(connection)
         else:
-            phase = Phase.READING if connection.reader.begun else Phase.IDLE
+            phase = ConnectionPhase.READING if connection.reader.begun else ConnectionPhase.IDLE
             self._enter(connection, phase, self._poller, select.EPOLLIN)
 
     def _bid_farewell(self, connection: _Connection) -> None:
         if connection.tls is not None:
             connection.tls.unwrap()
         connection.sock.shutdown(socket.SHUT_WR)
-        self._enter(connection, Phase.CLOSING, self._poller, select.EPOLLIN)
+        self._enter(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
     def _take_back(self) -> None:
         """Connections whose calls have been answered."""
@@ -457,9 +457,9 @@ class HttpServer:
         self._connections[sock.fileno()] = connection
         self._sources[source] += 1
         if secure:
-            self._enter(connection, Phase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
+            self._enter(connection, ConnectionPhase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
         else:
-            self._enter(connection, Phase.IDLE, self._poller, select.EPOLLIN)
+            self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
 
     def _shake_hands(self) -> None:
         until = self._clock.now() + _HANDSHAKE_SECONDS
@@ -509,7 +509,7 @@ class HttpServer:
             self._leave(connection)
             _take(self._sources, connection.source, 1)
             connection.authenticated = True
-        self._enter(connection, Phase.IDLE, self._poller, select.EPOLLIN)
+        self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
         if connection.tls.pending:
             self._read(connection)
 
@@ -517,7 +517,7 @@ class HttpServer:
         now = self._clock.now()
         for (phase, _), waiting in self._queues.items():
             while waiting and (connection := next(iter(waiting))).deadline <= now:
-                if phase in (Phase.IDLE, Phase.CLOSING):
+                if phase in (ConnectionPhase.IDLE, ConnectionPhase.CLOSING):
                     self._close(connection)
                 else:
                     self._drop(connection, phase.name.lower())
@@ -531,18 +531,20 @@ class HttpServer:
             self._poller.unregister(number)
             listener.sock.close()
         self._listeners.clear()
-        self._bounds[Phase.IDLE] = Bound(_STOP_SECONDS, self._limits.idle.most)
+        self._bounds[ConnectionPhase.IDLE] = Bound(_STOP_SECONDS, self._limits.idle.most)
         until = self._clock.now() + _STOP_SECONDS
         for authenticated in (False, True):
-            for connection in self._queues[Phase.IDLE, authenticated]:
+            for connection in self._queues[ConnectionPhase.IDLE, authenticated]:
                 connection.deadline = min(connection.deadline, until)
 
-    def _enter(self, connection: _Connection, phase: Phase, poller: select.epoll | None, events: int = 0) -> None:
+    def _enter(
+        self, connection: _Connection, phase: ConnectionPhase, poller: select.epoll | None, events: int = 0
+    ) -> None:
         self._leave(connection)
         waiting, bound = self._queues[phase, connection.authenticated], self._bounds[phase]
         if not connection.authenticated and len(waiting) >= bound.most:
             self._drop(next(iter(waiting)), "crowded")
-        if phase is Phase.BUSY and not connection.authenticated:
+        if phase is ConnectionPhase.BUSY and not connection.authenticated:
             self._busy[connection.source] += 1
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
@@ -559,7 +561,7 @@ class HttpServer:
 
     def _leave(self, connection: _Connection) -> None:
         if connection.queue is not None:
-            if connection.phase is Phase.BUSY and not connection.authenticated:
+            if connection.phase is ConnectionPhase.BUSY and not connection.authenticated:
                 _take(self._busy, connection.source, 1)
             del connection.queue[connection]
             connection.queue = None
@@ -572,10 +574,10 @@ class HttpServer:
         self._hold(connection, holds - connection.held)
         mine = self._held_of[connection.source]
         if mine > max(self._limits.held // _SOURCES, self._limits.body) and mine > holds > _SMALL:
-            if connection.phase is not Phase.BUSY:
+            if connection.phase is not ConnectionPhase.BUSY:
                 self._drop(connection, "memory")
             return
-        for phase in (Phase.READING, Phase.WRITING):
+        for phase in (ConnectionPhase.READING, ConnectionPhase.WRITING):
             waiting = self._queues[phase, False]
             while self._held > self._limits.held and waiting:
                 self._drop(next(iter(waiting)), "memory")

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _BACKDATE = timedelta(hours=1)
 
 
-class Use(Enum):
+class KeyPurpose(Enum):
     """What a leaf may be shown for."""
 
     SERVER = ExtendedKeyUsageOID.SERVER_AUTH
@@ -70,7 +70,7 @@ def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPa
 
 
 def new_leaf(
-    authority: KeyPair, common_name: str, hosts: Sequence[str], use: Use, *, now: datetime, lifetime: timedelta
+    authority: KeyPair, common_name: str, hosts: Sequence[str], use: KeyPurpose, *, now: datetime, lifetime: timedelta
 ) -> KeyPair:
     """A leaf for `hosts` (DNS names and IP addresses); it never outlives its CA."""
     issuer, issuer_key = authority.certificate(), authority.private_key()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
-from cardwise.runtime.tls.certs import KeyPair, Use, hosts_of, issued_by, new_authority, new_leaf, normal_hosts
+from cardwise.runtime.tls.certs import KeyPair, KeyPurpose, hosts_of, issued_by, new_authority, new_leaf, normal_hosts
 
 # Names in the store; the first five are also what parts read from their directory.
 BUNDLE = "ca.crt"
@@ -55,7 +55,7 @@ class Lifetimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedCertificates:
     """`hosts`: DNS names and addresses of the server. `name` becomes the common name of CA and leafs.
 
     A certificate may be good for more hosts: each replica that shares it brings its own, and they must not take turns
@@ -67,7 +67,9 @@ class Wanted:
     name: str = "cardwise"
 
 
-def advance(stored: Mapping[str, bytes], wanted: Wanted, lifetimes: Lifetimes, now: datetime) -> dict[str, bytes]:
+def advance(
+    stored: Mapping[str, bytes], wanted: WantedCertificates, lifetimes: Lifetimes, now: datetime
+) -> dict[str, bytes]:
     """What should be stored now; equal to `stored` when nothing is due.
 
     Made anew are entries that are damaged, or not valid yet: from a time when the clock was ahead.
@@ -75,17 +77,21 @@ def advance(stored: Mapping[str, bytes], wanted: Wanted, lifetimes: Lifetimes, n
     files = dict(stored)
     _advance_authority(files, wanted, lifetimes, now)
     authority = KeyPair(files[AUTHORITY_CERT], files[AUTHORITY_KEY])
-    _renew_leaf(files, (SERVER_CERT, SERVER_KEY), authority, Use.SERVER, wanted=wanted, lifetimes=lifetimes, now=now)
+    _renew_leaf(
+        files, (SERVER_CERT, SERVER_KEY), authority, KeyPurpose.SERVER, wanted=wanted, lifetimes=lifetimes, now=now
+    )
     if wanted.client:
         _renew_leaf(
-            files, (CLIENT_CERT, CLIENT_KEY), authority, Use.CLIENT, wanted=wanted, lifetimes=lifetimes, now=now
+            files, (CLIENT_CERT, CLIENT_KEY), authority, KeyPurpose.CLIENT, wanted=wanted, lifetimes=lifetimes, now=now
         )
     # The issuing CA first: tools that read only one certificate of a bundle read that.
     files[BUNDLE] = b"".join(files[name] for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT) if name in files)
     return files
 
 
-def _advance_authority(files: dict[str, bytes], wanted: Wanted, lifetimes: Lifetimes, now: datetime) -> None:
+def _advance_authority(
+    files: dict[str, bytes], wanted: WantedCertificates, lifetimes: Lifetimes, now: datetime
+) -> None:
     current = _pair(files, AUTHORITY_CERT, AUTHORITY_KEY, now)
     following = _pair(files, NEXT_CERT, NEXT_KEY, now)
     if current is None or current.certificate().not_valid_after_utc <= now:
@@ -112,26 +118,26 @@ def _renew_leaf(
     files: dict[str, bytes],
     names: tuple[str, str],
     authority: KeyPair,
-    use: Use,
+    use: KeyPurpose,
     *,
-    wanted: Wanted,
+    wanted: WantedCertificates,
     lifetimes: Lifetimes,
     now: datetime,
 ) -> None:
-    hosts = normal_hosts(wanted.hosts if use is Use.SERVER else ())
+    hosts = normal_hosts(wanted.hosts if use is KeyPurpose.SERVER else ())
     leaf = _pair(files, *names, now)
     if leaf is not None:
         certificate, issuer = leaf.certificate(), authority.certificate()
         # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
         left = certificate.not_valid_after_utc - now
-        renew = lifetimes.leaf_renew if use is Use.SERVER else lifetimes.client_renew
+        renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
         due = left < renew and certificate.not_valid_after_utc < issuer.not_valid_after_utc
         if not due and issued_by(certificate, issuer):
             if hosts <= hosts_of(certificate):
                 return
             hosts |= hosts_of(certificate)
-    name = wanted.name if use is Use.SERVER else f"{wanted.name}-client"
-    lifetime = lifetimes.leaf if use is Use.SERVER else lifetimes.client
+    name = wanted.name if use is KeyPurpose.SERVER else f"{wanted.name}-client"
+    lifetime = lifetimes.leaf if use is KeyPurpose.SERVER else lifetimes.client
     fresh = new_leaf(authority, name, sorted(hosts), use, now=now, lifetime=lifetime)
     files[names[0]], files[names[1]] = fresh.cert, fresh.key
 

@@ -16,7 +16,7 @@ from cardwise.kube import errors
 from cardwise.runtime.loops import Loop
 from cardwise.runtime.tls import filesets, rotation
 from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, Stored
-from cardwise.runtime.tls.rotation import Lifetimes, Wanted
+from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
 
 __all__ = [
     "INTERVAL",
@@ -104,7 +104,7 @@ class Rotator(Checks):
     ) -> None:
         super().__init__(on_bundle, interval, clock)
         self._store = store
-        self._wanted = Wanted(hosts=tuple(hosts), client=need_client, name=name)
+        self._wanted = WantedCertificates(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
 

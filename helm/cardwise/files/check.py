@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.cli.doctor import finding, probing
-from cardwise.cli.doctor.finding import Level
+from cardwise.cli.doctor.finding import Severity
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -63,9 +63,9 @@ def scheduler(client: KubeClient, namespace: str, installed: str) -> str:
     """A pod that kube-scheduler places, as `cardwise doctor` sends it."""
     found = list(probing.probe(client, namespace, installed))
     worst = finding.in_order(found)[0]
-    if worst.level is Level.PROBLEM:
+    if worst.level is Severity.PROBLEM:
         raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
-    return worst.text if worst.level is not Level.OK else found[-1].text
+    return worst.text if worst.level is not Severity.OK else found[-1].text
 
 
 def cards(client: KubeClient) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cardwise.cli.commands import bundle
-from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run, waiting
@@ -101,7 +101,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
-    missing = bundle.write(api.kube, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE, NOW)
+    missing = bundle.write(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
     found = contents(target)
     assert all(SECRET.encode() not in content for content in found.values())
     (pod,) = json.loads(found["pods.json"])

@@ -190,7 +190,7 @@ def test_gpushares_pods_hold_a_card_by_its_index():
     old = placed("a", "old", "n1", 0, 5)
     annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": str(K80)}
     old["metadata"]["annotations"] = annotations
-    look = top.Look(seen([card("n1", 0)], [old], {}).kube)
+    look = top.TopView(seen([card("n1", 0)], [old], {}).kube)
     look.look()
     assert "a/old -/5" in look.screen()
 
@@ -207,7 +207,7 @@ def test_bars(part, whole, drawn):
 def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
     monkeypatch.setattr(top, "_BIG", 3)
     clock = FakeClock()
-    look = top.Look(api.kube, limit=1, clock=clock)
+    look = top.TopView(api.kube, limit=1, clock=clock)
     for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
         clock.advance(later)
         before = len(asked(api))
@@ -231,7 +231,7 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
             else:
                 raise KeyboardInterrupt
 
-    top.live(top.Look(api.kube), 5.0, Clock())
+    top.live(top.TopView(api.kube), 5.0, Clock())
     _, _, first, second, third = capsys.readouterr().out.split("\x1b[H")
     assert looks == [5.0] * 3
     assert "14441 of 68646" in click.unstyle(first)
@@ -258,7 +258,7 @@ def test_only_a_live_screen_loads_rich():
 
 def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
     with pytest.raises(click.ClickException):
-        top.live(top.Look(api.kube, nodes=["n9"]), 1.0)
+        top.live(top.TopView(api.kube, nodes=["n9"]), 1.0)
     assert capsys.readouterr().out == ""
 
 
@@ -283,7 +283,7 @@ n1    1    ok                  500/11441      team-b/gone -/500 (ended)
 
 
 def test_eighty_columns_show_what_matters(api):
-    look = top.Look(api.kube)
+    look = top.TopView(api.kube)
     look.look()
     assert look.screen(80) == NARROW
     assert max(map(len, look.screen(80).splitlines())) <= 80

@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
-from cardwise.cli.doctor.finding import Finding, Level, table, worst
+from cardwise.cli.doctor.finding import Finding, Severity, table, worst
 from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.api.mps import MANAGER_GONE
@@ -73,7 +73,7 @@ def sound() -> Facts:
 
 
 def troubles(seen: Facts) -> list[Finding]:
-    return [one for one in checks.judge(seen) if one.level is not Level.OK]
+    return [one for one in checks.judge(seen) if one.level is not Severity.OK]
 
 
 def many(seen: Facts, count: int = 60) -> list[Json]:
@@ -90,19 +90,19 @@ def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
         one["status"] |= {"health": "Unhealthy", "reason": "NvidiaServesNode"}
     (found,) = troubles(sound)
     assert found.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaServesNode"
-    assert found.level is Level.WARNING
+    assert found.level is Severity.WARNING
     cards[-1]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
     one, other = troubles(sound)
-    assert (one.level, other.level) == (Level.PROBLEM, Level.PROBLEM), "no card is usable"
+    assert (one.level, other.level) == (Severity.PROBLEM, Severity.PROBLEM), "no card is usable"
     assert "nobody gets a card" in one.remedy
-    assert not any(f.check == "cards" and f.level is Level.OK for f in checks.judge(sound))
+    assert not any(f.check == "cards" and f.level is Severity.OK for f in checks.judge(sound))
 
 
 def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
     for one in many(sound, 1):
         one["spec"]["unschedulable"] = True
     (found,) = troubles(sound)
-    assert (found.level, "8 cards: cordoned" in found.text) == (Level.PROBLEM, True)
+    assert (found.level, "8 cards: cordoned" in found.text) == (Severity.PROBLEM, True)
     assert "cardwise uncordon" in found.remedy
 
 
@@ -119,8 +119,8 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
     plant_dead_leader(sound)
     plant_hami(sound)
     found = finding.in_order(checks.judge(sound))
-    assert [one.check for one in found if one.level is Level.PROBLEM] == ["extender", "cards"]
-    assert [one.level for one in found] == sorted((one.level for one in found), key=list(reversed(Level)).index)
+    assert [one.check for one in found if one.level is Severity.PROBLEM] == ["extender", "cards"]
+    assert [one.level for one in found] == sorted((one.level for one in found), key=list(reversed(Severity)).index)
 
 
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
@@ -154,20 +154,20 @@ def said_of_units(seen: Facts) -> Finding:
 def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, unit):
     sound.daemonsets = [of_gpushare(*words)]
     found = said_of_units(sound)
-    assert (found.level is Level.OK) == (unit == "MiB")
+    assert (found.level is Severity.OK) == (unit == "MiB")
     if unit == "GiB":
         assert "counts aliyun.com/gpu-mem in GiB (--memory-unit of DaemonSet kube-system/gpushare-" in found.text
         assert "webhook.gpuMemUnit=GiB" in found.remedy
     in_gib(sound)
     found = said_of_units(sound)
-    assert (found.level is Level.OK) == (unit == "GiB")
+    assert (found.level is Severity.OK) == (unit == "GiB")
     assert (f"webhook.gpuMemUnit={unit}" in found.remedy) == (unit == "MiB")
 
 
 def test_before_the_installation_the_unit_to_install_with_is_named(sound):
     sound.mutating, sound.daemonsets = [], [of_gpushare()]
     found = said_of_units(sound)
-    assert (found.level, found.remedy) == (Level.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
+    assert (found.level, found.remedy) == (Severity.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
 
 
 def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(sound):
@@ -176,10 +176,10 @@ def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(s
     told = [one for one in checks.judge(sound) if one.check == "gpu-mem-unit"]
     assert [(one.level, one.text) for one in told] == [
         (
-            Level.WARNING,
+            Severity.WARNING,
             "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', no unit, which counts for nothing",
         ),
-        (Level.OK, "numbers without a unit in aliyun.com/gpu-mem mean MiB, in team GiB"),
+        (Severity.OK, "numbers without a unit in aliyun.com/gpu-mem mean MiB, in team GiB"),
     ]
     in_gib(sound)
     sound.namespaces = []
@@ -293,40 +293,50 @@ def plant_no_rights(seen: Facts) -> None:
 @pytest.mark.parametrize(
     ("plant", "level", "text", "remedy"),
     [
-        (plant_old_kubernetes, Level.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.30", "upgrade the control plane"),
-        (plant_no_kinds, Level.PROBLEM, "the kinds of cardwise.dev are not installed", "helm install cardwise"),
-        (plant_no_webhook, Level.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
-        (plant_webhook_that_never_ran, Level.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
-        (plant_no_policies, Level.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
-        (plant_no_leader, Level.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
-        (plant_dead_leader, Level.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
+        (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.30", "upgrade the control plane"),
+        (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "helm install cardwise"),
+        (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
+        (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
+        (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
+        (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
+        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
         (
             plant_lease_without_times,
-            Level.WARNING,
+            Severity.WARNING,
             "extender e holds the Lease cardwise-extender, which",
             "see whether it runs",
         ),
-        (plant_no_cards, Level.PROBLEM, "no card is known", "nodes.selector"),
-        (plant_no_labels, Level.PROBLEM, "no node has the labels that nodes.selector asks for", "kubectl label node"),
-        (plant_nothing_installed, Level.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
-        (plant_sick_card, Level.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
-        (plant_unregistered_plugin, Level.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
-        (plant_deleted_node, Level.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
-        (plant_old_runtime, Level.WARNING, "n1: cards are given by environment only", "enable_cdi = true"),
-        (plant_docker, Level.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
-        (plant_no_mps, Level.NOTE, "no node has an MPS manager", "cardwise-mps"),
-        (plant_dead_mps, Level.WARNING, "n1: GPU-n1-1 is without MPS, Down: the daemon died", "tried again by itself"),
-        (plant_no_mps_any_more, Level.PROBLEM, "n1, 2 cards: without MPS, Down: the node's", "deviceplugin.mps=off"),
-        (plant_nvidia_plugin, Level.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
-        (plant_hami, Level.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
+        (plant_no_cards, Severity.PROBLEM, "no card is known", "nodes.selector"),
+        (
+            plant_no_labels,
+            Severity.PROBLEM,
+            "no node has the labels that nodes.selector asks for",
+            "kubectl label node",
+        ),
+        (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
+        (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
+        (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
+        (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
+        (plant_old_runtime, Severity.WARNING, "n1: cards are given by environment only", "enable_cdi = true"),
+        (plant_docker, Severity.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
+        (plant_no_mps, Severity.NOTE, "no node has an MPS manager", "cardwise-mps"),
+        (
+            plant_dead_mps,
+            Severity.WARNING,
+            "n1: GPU-n1-1 is without MPS, Down: the daemon died",
+            "tried again by itself",
+        ),
+        (plant_no_mps_any_more, Severity.PROBLEM, "n1, 2 cards: without MPS, Down: the node's", "deviceplugin.mps=off"),
+        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
+        (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
         (
             plant_gpushare,
-            Level.WARNING,
+            Severity.WARNING,
             "Deployment gpu/gpushare-schd-extender, label gpushare of node n1, ",
             "node by node",
         ),
-        (plant_skew, Level.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP"),
-        (plant_no_rights, Level.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
+        (plant_skew, Severity.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP"),
+        (plant_no_rights, Severity.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
     ],
 )
 def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, text, remedy):
@@ -339,28 +349,31 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
 def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
     theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
     sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.OK]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.OK]
     sound.now += timedelta(seconds=60)
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.PROBLEM]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.PROBLEM]
     sound.now = None  # an API server that does not tell: no guess by the admin's clock
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.OK]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.OK]
 
 
 def test_the_wiring_of_kube_scheduler_is_judged():
-    def said(stanzas: list[Json], **more: Any) -> list[tuple[Level, str]]:
+    def said(stanzas: list[Json], **more: Any) -> list[tuple[Severity, str]]:
         return [(one.level, one.text) for one in scheduler.wiring({"extenders": stanzas} | more, "sched")]
 
-    assert said(CONFIG) == [(Level.OK, "sched asks the extender for all our resources")]
-    assert said([]) == [(Level.PROBLEM, "sched has no extender for our resources")]
+    assert said(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
+    assert said([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]
     ((level, text),) = said(CONFIG[:1])
-    assert (level, text) == (Level.PROBLEM, "sched does not ask an extender for cardwise.dev/share, cardwise.dev/bind")
+    assert (level, text) == (
+        Severity.PROBLEM,
+        "sched does not ask an extender for cardwise.dev/share, cardwise.dev/bind",
+    )
     unignored = deepcopy(CONFIG)
     unignored[1]["managedResources"][1]["ignoredByScheduler"] = False
     assert "looks for cardwise.dev/bind on nodes" in said(unignored)[0][1]
     careless = deepcopy(CONFIG)
     careless[0]["ignorable"] = True
     assert "goes on without the extender" in said(careless)[0][1]
-    assert (Level.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in said(
+    assert (Severity.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in said(
         CONFIG, percentageOfNodesToScore=50
     )
 
@@ -401,17 +414,21 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
 @pytest.mark.parametrize(
     ("after", "level", "text"),
     [
-        ({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}}, Level.OK, "was placed on a card of n1"),
-        ({"spec": {"nodeName": "n1"}}, Level.PROBLEM, "kube-scheduler does not ask the extender"),
-        (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Level.OK, "which has no room now"),
-        (unschedulable('Post "https://x": connection refused'), Level.PROBLEM, "does not reach the extender"),
-        (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Level.NOTE, "no card is free"),
-        (unschedulable("0/3 nodes: 3 had untolerated taint"), Level.WARNING, "was not placed: 0/3 nodes"),
+        (
+            {"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}},
+            Severity.OK,
+            "was placed on a card of n1",
+        ),
+        ({"spec": {"nodeName": "n1"}}, Severity.PROBLEM, "kube-scheduler does not ask the extender"),
+        (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Severity.OK, "which has no room now"),
+        (unschedulable('Post "https://x": connection refused'), Severity.PROBLEM, "does not reach the extender"),
+        (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Severity.NOTE, "no card is free"),
+        (unschedulable("0/3 nodes: 3 had untolerated taint"), Severity.WARNING, "was not placed: 0/3 nodes"),
     ],
 )
 def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     webhook, found = Probed(after).probe()
-    assert (webhook.check, webhook.level) == ("webhook", Level.OK)
+    assert (webhook.check, webhook.level) == ("webhook", Severity.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
 
@@ -449,13 +466,13 @@ def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_l
     probed = Probed({})
     before = probed.clock.now()
     _, found = probed.probe()
-    assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Level.PROBLEM, True)
+    assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Severity.PROBLEM, True)
     assert 15 <= probed.clock.now() - before < 16
 
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
     (found,) = Probed({}, rewrites=False).probe()
-    assert (found.level, "was not asked" in found.text) == (Level.PROBLEM, True)
+    assert (found.level, "was not asked" in found.text) == (Severity.PROBLEM, True)
 
 
 def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answer():
@@ -463,9 +480,9 @@ def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answe
     probed.api.fault(Fault(status=403, message="no pods for jane"), "create")
     probed.api.fault(Fault(status=500, message="failed calling webhook"), "create")
     (refused,) = probed.probe()
-    assert (refused.level, "no pods for jane" in refused.text) == (Level.NOTE, True)
+    assert (refused.level, "no pods for jane" in refused.text) == (Severity.NOTE, True)
     (broken,) = probed.probe()
-    assert (broken.check, broken.level) == ("webhook", Level.PROBLEM)
+    assert (broken.check, broken.level) == ("webhook", Severity.PROBLEM)
 
 
 class Looked:
@@ -513,13 +530,13 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
     with_cdi, by_env, none, named = looked.look(sound)
     assert "by RuntimeClass nvidia: n1" in named.text
     assert "list nvidia in policies.runtimeClasses" in named.remedy
-    assert {one.level for one in (with_cdi, by_env)} == {Level.WARNING}
+    assert {one.level for one in (with_cdi, by_env)} == {Severity.WARNING}
     assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
     assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in with_cdi.remedy
     assert "n2 (/dev/nvidia0, /dev/nvidia1)" in by_env.text
     assert "make runc its default" in by_env.remedy
     assert (none.level, none.text) == (
-        Level.OK,
+        Severity.OK,
         "a pod that asks for no card gets none by RuntimeClass cards on 1 node",
     ), "n2 does not serve its handler, and gvisor is not NVIDIA's"
     for asked in looked.asked:
@@ -532,42 +549,42 @@ def test_a_runtime_class_that_the_policy_refuses_needs_no_look(sound):
     sound.runtimeclasses = [nvidia()]
     refused = "ValidatingAdmissionPolicy 'runtimeclasses.cardwise.dev' denied request: spec.runtimeClassName"
     default, named = Looked({("n1", ""): "looked\n"}, refused=refused).look(sound)
-    assert (default.level, named.level) == (Level.OK, Level.OK)
+    assert (default.level, named.level) == (Severity.OK, Severity.OK)
     assert named.text == "a pod that asks for no card may not name RuntimeClass nvidia"
     _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").look(sound)
-    assert (named.level, "exceeded quota" in named.text) == (Level.NOTE, True)
+    assert (named.level, "exceeded quota" in named.text) == (Severity.NOTE, True)
 
 
 def test_what_could_not_be_looked_at_is_told(sound):
     (found,) = Looked({}).look(sound)
-    assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
+    assert (found.level, "is not known of n1" in found.text) == (Severity.NOTE, True)
     (found,) = Looked({("n1", ""): "failed to create containerd task"}).look(sound)
-    assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
+    assert (found.level, "is not known of n1" in found.text) == (Severity.NOTE, True)
     (found,) = Looked({("n1", ""): {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}).look(sound)
     assert found.text.endswith(
         "is not known of n1: of the pod that was to look Kubernetes says ErrImagePull: not found"
     )
     (found,) = Looked({}).look(sound, image="")
-    assert (found.level, "--probe-image" in found.remedy) == (Level.NOTE, True)
+    assert (found.level, "--probe-image" in found.remedy) == (Severity.NOTE, True)
     plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}
     sound.daemonsets = [workload("cardwise-deviceplugin") | plugin]
     looked = Looked({("n1", ""): "looked\n"})
-    assert [one.level for one in looked.look(sound, image="")] == [Level.OK]
+    assert [one.level for one in looked.look(sound, image="")] == [Severity.OK]
     assert looked.asked[0]["spec"]["containers"][0]["image"] == "registry.example/cardwise:1"
     sound.cards = []
     assert Looked({}).look(sound) == []
 
 
 def test_the_table_has_remedies_below_and_counts_at_the_end():
-    found = [Finding("cards", Level.OK, "fine"), Finding("mps", Level.PROBLEM, "broken", "mend it")]
+    found = [Finding("cards", Severity.OK, "fine"), Finding("mps", Severity.PROBLEM, "broken", "mend it")]
     assert table(found) == (
         "OK       cards  fine\n"
         "PROBLEM  mps    broken\n"
         "         -> mend it\n"
         "1 problem, 0 warnings, 0 notes, 1 ok\n"
     )  # fmt: skip
-    assert worst(found) is Level.PROBLEM
-    assert worst([]) is Level.OK
+    assert worst(found) is Severity.PROBLEM
+    assert worst([]) is Severity.OK
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from cardwise.kube import paths
-from cardwise.kube.leases.election import Call
+from cardwise.kube.leases.election import LeaseCall
 from cardwise.kube.leases.lease import LeaderElector
 from tests.fakes.apiserver import ApiServer, Fault, Rule
 from tests.fakes.clock import FakeClock
@@ -49,7 +49,7 @@ class World:
     def released(self) -> None:
         self.put({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 4}, labels={"kept": "yes"})
 
-    def carry_out(self, call: Call) -> dict:
+    def carry_out(self, call: LeaseCall) -> dict:
         if call.kind == "get":
             return self.client.get(PATH)
         if call.kind == "create":

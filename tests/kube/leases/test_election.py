@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cardwise.kube import errors
-from cardwise.kube.leases.election import Call, Election
+from cardwise.kube.leases.election import Election, LeaseCall
 from tests.examples import examples
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World
 
@@ -24,7 +24,7 @@ class Process:
     offset: float
     wall: datetime
     election: Election
-    call: Call | None = None
+    call: LeaseCall | None = None
     answers: list[dict | errors.KubeError] = field(default_factory=list)
     stopping: bool = False
 
@@ -53,7 +53,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.time = 0.0
         self.leases = World()
         self.started = 0
-        self.on_the_way: list[tuple[Process, Call]] = []
+        self.on_the_way: list[tuple[Process, LeaseCall]] = []
         starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
         self.processes = [self.launch(name, rate) for name, rate in starts]
 
@@ -84,7 +84,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def replace(self, process: Process, rate: float) -> None:
         self.processes[self.processes.index(process)] = self.launch(process.name, rate)
 
-    def arrive(self, process: Process, call: Call) -> None:
+    def arrive(self, process: Process, call: LeaseCall) -> None:
         try:
             answer: dict | errors.KubeError = self.leases.carry_out(call)
         except errors.KubeError as error:

@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Pace, Reflector
+from cardwise.kube.watch.reflector import Reflector, WatchPace
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -72,7 +72,7 @@ def following(client: KubeClient, clock: FakeClock):
     """Starts a reflector, which has done then whatever takes no time."""
     started: list[Reflector] = []
 
-    def follow(handler: Recorder | None = None, pace: Pace | None = None) -> tuple[Reflector, Recorder]:
+    def follow(handler: Recorder | None = None, pace: WatchPace | None = None) -> tuple[Reflector, Recorder]:
         handler = handler or Recorder()
         query = {"fieldSelector": "spec.nodeName="}
         reflector = Reflector(client, PODS, project, handler, query=query, list_limit=3, pace=pace, clock=clock)
@@ -165,7 +165,7 @@ def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api
 def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
     """The API server is back, its first caller knows, and the next try would come half a minute later."""
     put(api, "a", size=1)
-    reflector, handler = following(pace=Pace(backoff_initial=100, backoff_cap=100))
+    reflector, handler = following(pace=WatchPace(backoff_initial=100, backoff_cap=100))
     api.down = True
     clock.until_waiting()
     assert reflector.errors >= 1
@@ -336,7 +336,7 @@ def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api,
 def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, following):
     handler = Recorder()
     handler.fail_on = {"uid-bad"}
-    reflector, _ = following(handler, pace=Pace(backoff_initial=1.0, backoff_cap=60))
+    reflector, _ = following(handler, pace=WatchPace(backoff_initial=1.0, backoff_cap=60))
     for number in range(50):
         put(api, "bad", size=number + 1)
         put(api, "good", size=number + 1)
@@ -349,7 +349,7 @@ def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, fol
 
 def test_watch_that_ends_at_once_does_not_spin(api: ApiServer, clock, following):
     api.fault(Fault(then="end"), "watch", times=math.inf)
-    following(pace=Pace(backoff_initial=0.1, backoff_cap=0.1))
+    following(pace=WatchPace(backoff_initial=0.1, backoff_cap=0.1))
     clock.step_until(lambda: clock.now() >= 1000.6)
     assert len(api.sent("watch")) < 15
 

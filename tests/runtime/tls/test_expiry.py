@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client import CollectorRegistry
 
 from cardwise.runtime.tls import rotation
-from cardwise.runtime.tls.certs import Use, new_authority, new_leaf
+from cardwise.runtime.tls.certs import KeyPurpose, new_authority, new_leaf
 from cardwise.runtime.tls.expiry import NAME, Expiry
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -12,7 +12,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 def test_the_end_of_each_certificate_is_told(tmp_path):
     authority = new_authority("CA", NOW, timedelta(days=100))
     following = new_authority("next CA", NOW, timedelta(days=900))
-    leaf = new_leaf(authority, "part", ["localhost"], Use.SERVER, now=NOW, lifetime=timedelta(days=10))
+    leaf = new_leaf(authority, "part", ["localhost"], KeyPurpose.SERVER, now=NOW, lifetime=timedelta(days=10))
     (tmp_path / rotation.BUNDLE).write_bytes(authority.cert + following.cert)
     (tmp_path / rotation.SERVER_CERT).write_bytes(leaf.cert)
     registry = CollectorRegistry()
@@ -25,7 +25,7 @@ def test_the_end_of_each_certificate_is_told(tmp_path):
     assert told("authority") == (NOW + timedelta(days=100)).timestamp(), "the one that signs"
     assert told("client") is None
 
-    renewed = new_leaf(authority, "part", ["localhost"], Use.SERVER, now=NOW, lifetime=timedelta(days=50))
+    renewed = new_leaf(authority, "part", ["localhost"], KeyPurpose.SERVER, now=NOW, lifetime=timedelta(days=50))
     (tmp_path / rotation.SERVER_CERT).write_bytes(renewed.cert)
     assert told("server") == (NOW + timedelta(days=50)).timestamp()
 

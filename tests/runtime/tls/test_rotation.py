@@ -8,12 +8,12 @@ import pytest
 from cryptography import x509
 
 from cardwise.runtime.tls import certs, rotation
-from cardwise.runtime.tls.rotation import Lifetimes, Wanted
+from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
 from tests.runtime.tls.certificates import HOSTS, NOW, handshake, trusted
 
 
 def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path):
-    files = rotation.advance({}, Wanted(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for host in HOSTS:
         handshake(files, files["ca.crt"], host, tmp_path, client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -21,7 +21,7 @@ def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path
 
 
 def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
-    files = rotation.advance({}, Wanted(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for name, purpose in (("tls.crt", "sslserver"), ("client.crt", "sslclient")):
         (tmp_path / "ca.crt").write_bytes(files["ca.crt"])
         (tmp_path / name).write_bytes(files[name])
@@ -35,7 +35,7 @@ def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
 
 
 def test_nothing_changes_while_nothing_is_due():
-    wanted = Wanted(hosts=HOSTS, client=True)
+    wanted = WantedCertificates(hosts=HOSTS, client=True)
     files = rotation.advance({}, wanted, Lifetimes(), NOW)
     assert rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
     renewed = rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=276))
@@ -44,16 +44,16 @@ def test_nothing_changes_while_nothing_is_due():
 
 
 def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
-    files = rotation.advance({}, Wanted(hosts=HOSTS), Lifetimes(), NOW)
-    changed = rotation.advance(files, Wanted(hosts=("new.svc",)), Lifetimes(), NOW)
+    files = rotation.advance({}, WantedCertificates(hosts=HOSTS), Lifetimes(), NOW)
+    changed = rotation.advance(files, WantedCertificates(hosts=("new.svc",)), Lifetimes(), NOW)
     assert changed["ca.crt"] == files["ca.crt"]
     assert "new.svc" in certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"]))
-    same = rotation.advance(files, Wanted(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW)
+    same = rotation.advance(files, WantedCertificates(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW)
     assert same == files
 
 
 def test_replicas_with_names_of_their_own_come_to_one_leaf():
-    mine, yours = (Wanted(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
+    mine, yours = (WantedCertificates(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
     files = rotation.advance(rotation.advance({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW)
     assert certs.hosts_of(x509.load_pem_x509_certificate(files["tls.crt"])) == {"svc", "pod-a", "pod-b"}
     assert rotation.advance(files, mine, Lifetimes(), NOW) == files
@@ -65,7 +65,7 @@ def test_replicas_with_names_of_their_own_come_to_one_leaf():
 @pytest.mark.parametrize("ahead", [timedelta(days=2), timedelta(days=400), timedelta(days=3000)])
 @pytest.mark.parametrize("existing", [False, True])
 def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
-    wanted = Wanted(hosts=HOSTS, client=True)
+    wanted = WantedCertificates(hosts=HOSTS, client=True)
     files = rotation.advance({}, wanted, Lifetimes(), NOW) if existing else {}
     for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
         files = rotation.advance(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
@@ -80,7 +80,7 @@ def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, e
 @pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
 @pytest.mark.parametrize("damage", [None, b"", b"garbage"])
 def test_damaged_entries_are_made_anew(tmp_path, name, damage):
-    wanted = Wanted(hosts=HOSTS)
+    wanted = WantedCertificates(hosts=HOSTS)
     files = rotation.advance({}, wanted, Lifetimes(), NOW)
     damaged = {key: value for key, value in files.items() if key != name}
     if damage is not None:
@@ -92,7 +92,7 @@ def test_damaged_entries_are_made_anew(tmp_path, name, damage):
 
 def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
     """Twelve years in steps of a week; each client learns a new bundle only three weeks late."""
-    wanted = Wanted(hosts=HOSTS)
+    wanted = WantedCertificates(hosts=HOSTS)
     lifetimes = Lifetimes(
         authority=timedelta(days=1000),
         authority_renew=timedelta(days=300),
@@ -123,7 +123,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
 
 def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
     """kube-scheduler: fourteen years in steps of two weeks, and at each step one that started up to a year ago."""
-    wanted, lifetimes = Wanted(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
+    wanted, lifetimes = WantedCertificates(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
     files: dict[str, bytes] = {}
     history: list[dict[str, bytes]] = []
     authorities = set()
@@ -141,7 +141,7 @@ def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
 
 def test_certificates_can_be_renewed_as_often_as_one_likes():
     """Ten seconds, for tests; every check lies between two renewals of everything."""
-    wanted, lifetimes = Wanted(hosts=HOSTS), Lifetimes.every(timedelta(seconds=10))
+    wanted, lifetimes = WantedCertificates(hosts=HOSTS), Lifetimes.every(timedelta(seconds=10))
     files: dict[str, bytes] = {}
     bundles: list[bytes] = []
     leafs, authorities = set(), set()
@@ -158,7 +158,7 @@ def test_certificates_can_be_renewed_as_often_as_one_likes():
 
 
 def test_real_handshakes_across_a_ca_rotation(tmp_path):
-    wanted = Wanted(hosts=HOSTS, client=True)
+    wanted = WantedCertificates(hosts=HOSTS, client=True)
     short = Lifetimes(overlap=timedelta(days=5))
     began = NOW - timedelta(days=3650 - 700)  # the CA has less than two years left
     before = rotation.advance({}, wanted, short, began)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from cardwise.core.api import names
-from webhook.cluster.offers import Offer, Offers, project
+from webhook.cluster.offers import NodeOffer, Offers, project
 
 
 def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> bytes:
@@ -12,11 +12,11 @@ def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> by
     return json.dumps({"metadata": {"name": name, "labels": labels or {}}, "status": status}).encode()
 
 
-def with_cards(**labels: str) -> Offer:
-    return Offer(frozenset({names.SHARE, names.GPU_MEM}), labels)
+def with_cards(**labels: str) -> NodeOffer:
+    return NodeOffer(frozenset({names.SHARE, names.GPU_MEM}), labels)
 
 
-def offers(**nodes: Offer) -> Offers:
+def offers(**nodes: NodeOffer) -> Offers:
     made = Offers()
     for name, offer in nodes.items():
         made.on_change(name, None, offer)
@@ -26,21 +26,21 @@ def offers(**nodes: Offer) -> Offers:
 def test_what_is_about_gpus_and_more_than_none_is_kept() -> None:
     shared: Any = {"cpu": "8", "cardwise.dev__share": "512", "nvidia.com__gpu": "0", "nvidia.com__mig_1g.5gb": "7"}
     offer = project(node("n1", {"zone": "a"}, **shared))[1]
-    assert offer == Offer(frozenset({names.SHARE, "nvidia.com/mig-1g.5gb"}), {"zone": "a"})
-    assert project(node("n2", {"zone": "a"}, cpu="8"))[1] == Offer()
+    assert offer == NodeOffer(frozenset({names.SHARE, "nvidia.com/mig-1g.5gb"}), {"zone": "a"})
+    assert project(node("n2", {"zone": "a"}, cpu="8"))[1] == NodeOffer()
 
 
 def test_a_name_is_offered_while_a_node_has_it() -> None:
-    theirs = Offer(frozenset({names.NVIDIA_GPU}))
-    found = offers(n1=theirs, n2=theirs, n3=Offer())
-    found.on_change("n1", theirs, Offer())
+    theirs = NodeOffer(frozenset({names.NVIDIA_GPU}))
+    found = offers(n1=theirs, n2=theirs, n3=NodeOffer())
+    found.on_change("n1", theirs, NodeOffer())
     assert found.resources() == {names.NVIDIA_GPU}
     found.on_delete("n2", theirs)
     assert found.resources() == frozenset()
 
 
 def test_a_selector_is_judged_by_nodes_with_cards() -> None:
-    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=Offer())
+    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
     assert found.unmatched({}) == found.unmatched({"zone": "a", "model": "k80"}) == ()
     assert found.unmatched({"zone": "c", "model": "k80"}) == ("zone=c",)
     assert found.unmatched({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
@@ -56,7 +56,7 @@ def required(*values: str) -> dict[str, Any]:
 
 
 def test_the_nodes_that_selector_and_affinity_leave() -> None:
-    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=Offer())
+    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
     assert found.left({"spec": required("a", "b")}) is None, "none is barred"
     assert found.left({"spec": required("b", "c")}) == {"n2"}
     assert found.left({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()

@@ -16,7 +16,7 @@ from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import resource_class
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
 from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ def quota(namespace: str, name: str, hard: list[Json], used: list[Json] | None =
     return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used or []}}
 
 
-K80S = Cards(MiB(11441), 2, MiB(5632), (MiB(11441), MiB(5632)))
+K80S = CardSizes(MiB(11441), 2, MiB(5632), (MiB(11441), MiB(5632)))
 CARDS = [card(0), card(1, memory=5632), card(0, node="n2", model="Tesla P100", memory=16276)]
 
 
@@ -76,9 +76,9 @@ def world() -> Iterator[World]:
 def test_cards_are_summed_by_class(world):
     world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
     view = world.start()
-    assert view.cards() == Cards(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
+    assert view.cards() == CardSizes(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
     assert view.cards(view.device_class("k80")) == K80S
-    assert view.cards(view.device_class("v100")) == Cards()
+    assert view.cards(view.device_class("v100")) == CardSizes()
     assert view.selects(of({"room": "cold", "hostname": "n2"}))
     assert not view.selects(of({"room": "hot"}))
 
@@ -102,7 +102,7 @@ def test_the_headroom_is_nobodys(world):
         world.put(paths.extendedresources(), *CARDS)
         view.start()
         world.follows()
-        assert view.cards() == Cards(MiB(16276 - given), 2, MiB(max(0, 5632 - given)), left)
+        assert view.cards() == CardSizes(MiB(16276 - given), 2, MiB(max(0, 5632 - given)), left)
         view.stop()
 
 
@@ -111,12 +111,12 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
     world.put(paths.resourceclasses(), loose)
     view = world.start(cards)
-    assert view.cards() == Cards(MiB(11441), 1, MiB(11441), (MiB(11441),))
-    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
+    assert view.cards() == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),))
+    assert view.cards(view.device_class("loose")) == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
         "a class that says no kind is of GPUs"
     )
-    assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
-    assert view.cards(of({"kind": "rdma", "node": "n2"})) == Cards(most=1)
+    assert view.cards(of({"kind": "rdma"})) == CardSizes(most=3)
+    assert view.cards(of({"kind": "rdma", "node": "n2"})) == CardSizes(most=1)
     assert view.selects(of({"kind": "fpga"}))
     assert not view.selects(of({"kind": "nic"}))
 

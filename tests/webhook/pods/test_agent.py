@@ -28,9 +28,9 @@ from tests.webhook.sharing import (
     sidecar,
 )
 from webhook.pods.agent import AgentSettings
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
-NEVER = Settings(share_agent=AgentSettings(image=IMAGE, choice="never"))
+NEVER = WebhookSettings(share_agent=AgentSettings(image=IMAGE, choice="never"))
 
 
 def test_the_agent_is_as_the_contract_says() -> None:
@@ -90,7 +90,7 @@ def test_the_agent_is_as_the_contract_says() -> None:
     ],
 )
 def test_which_pods_have_it(choice: Any, mode: str, said: str | None, comes: bool) -> None:
-    settings = Settings(mps=Mode.REQUIRED, share_agent=AgentSettings(image=IMAGE, choice=choice))
+    settings = WebhookSettings(mps=Mode.REQUIRED, share_agent=AgentSettings(image=IMAGE, choice=choice))
     annotations = {names.MPS: mode} | ({} if said is None else {names.SHARE_AGENT: said})
     after, _ = admitted(build.pod(gpu_mem=1, annotations=annotations), settings=settings)
     assert bool(agents(after)) is comes
@@ -124,9 +124,9 @@ def test_another_word_is_refused() -> None:
 
 
 def test_without_an_image_there_is_none_and_who_asked_for_it_is_told() -> None:
-    after, warnings = admitted(build.pod(gpu_mem=1), settings=Settings())
+    after, warnings = admitted(build.pod(gpu_mem=1), settings=WebhookSettings())
     assert (agents(after), warnings) == ([], ())
-    after, (warning,) = admitted(build.pod(gpu_mem=1, annotations=ALWAYS), settings=Settings())
+    after, (warning,) = admitted(build.pod(gpu_mem=1, annotations=ALWAYS), settings=WebhookSettings())
     assert agents(after) == []
     assert "--share-agent-image" in warning
 

@@ -21,7 +21,7 @@ from tests.webhook.sharing import (
     with_resources,
 )
 from webhook.pods import limitranges
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 
 def known(*items: Json) -> Known:
@@ -41,7 +41,7 @@ def test_settings_reach_the_agent() -> None:
         resources={"cpu": limitranges.Amount.of("5m"), "memory": limitranges.Amount.of("9Mi")},
     )
     pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
-    found = agent(admitted(pod, settings=Settings(share_agent=chosen))[0])
+    found = agent(admitted(pod, settings=WebhookSettings(share_agent=chosen))[0])
     assert "runAsUser" not in found["securityContext"]
     assert found["securityContext"]["runAsNonRoot"] is True
     assert found["image"] == "mine"

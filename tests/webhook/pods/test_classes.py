@@ -10,9 +10,9 @@ from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.pods.defaults import Defaults
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -26,10 +26,10 @@ CLASSES = device_classes(
 )
 KNOWN = Known(
     known_classes=CLASSES,
-    known_cards=Cards(MiB(16276), 3),
-    cards_of={K80: Cards(MiB(11441), 2), P100: Cards(MiB(16276), 1), "k80-half": Cards(MiB(11441), 2)},
+    known_cards=CardSizes(MiB(16276), 3),
+    cards_of={K80: CardSizes(MiB(11441), 2), P100: CardSizes(MiB(16276), 1), "k80-half": CardSizes(MiB(11441), 2)},
 )
-TAKE = Settings(nvidia_gpu="take")
+TAKE = WebhookSettings(nvidia_gpu="take")
 
 
 def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) -> Json:
@@ -41,17 +41,17 @@ def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) 
     return build.pod(containers=containers, annotations=annotations)
 
 
-def after(asked: Json, settings: Settings | None = None) -> Json:
+def after(asked: Json, settings: WebhookSettings | None = None) -> Json:
     return mutated(asked, "pods", KNOWN, settings)
 
 
-def limits_after(*limits: Json, settings: Settings | None = None, **kwargs: Any) -> list[Json]:
+def limits_after(*limits: Json, settings: WebhookSettings | None = None, **kwargs: Any) -> list[Json]:
     return [c["resources"].get("limits", {}) for c in after(pod(*limits, **kwargs), settings)["spec"]["containers"]]
 
 
-def said(asked: Json, settings: Settings | None = None) -> str:
+def said(asked: Json, settings: WebhookSettings | None = None) -> str:
     """By the refusal of either webhook."""
-    settings = settings or Settings()
+    settings = settings or WebhookSettings()
     first = decisions.on_mutate(review.decode(body(asked)), KNOWN, settings)
     if not first.allowed:
         return first.message
@@ -59,8 +59,8 @@ def said(asked: Json, settings: Settings | None = None) -> str:
     return second.message
 
 
-def warnings(asked: Json, settings: Settings | None = None) -> tuple[str, ...]:
-    decision = decisions.on_validate(review.decode(body(after(asked))), KNOWN, settings or Settings())
+def warnings(asked: Json, settings: WebhookSettings | None = None) -> tuple[str, ...]:
+    decision = decisions.on_validate(review.decode(body(after(asked))), KNOWN, settings or WebhookSettings())
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -147,7 +147,7 @@ def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> N
 def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
     plain = pod({}, annotations={names.CLASS: K80})
-    decision = decisions.on_defaults(review.decode(body(plain)), known, Settings())
+    decision = decisions.on_defaults(review.decode(body(plain)), known, WebhookSettings())
     assert decision.allowed
     assert not any(names.GPU_MEM.replace("/", "~1") in str(step) for step in decision.patch)
     assert any(names.WHOLE_GPU in str(step) for step in decision.patch)
@@ -258,7 +258,7 @@ def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
         known_classes=device_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
     asked = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", many)
-    message = decisions.on_validate(review.decode(body(asked)), many, Settings()).message
+    message = decisions.on_validate(review.decode(body(asked)), many, WebhookSettings()).message
     assert f"write {K80}, " in message
     assert message.count("class-") == 9
     assert "or one of 21 more" in message
@@ -272,6 +272,6 @@ def test_a_class_without_a_card_waits_with_a_warning() -> None:
 
 
 def test_what_is_too_large_may_wait_by_the_setting() -> None:
-    told = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), Settings(oversize="wait"))
+    told = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), WebhookSettings(oversize="wait"))
     assert len(told) == 1
     assert told[0].endswith("; the pod waits until such a card comes")

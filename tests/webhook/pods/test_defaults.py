@@ -10,13 +10,13 @@ from tests import build
 from tests.webhook.reviews import Known, body
 from webhook.pods.defaults import Defaults, of
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
 
 
 def decide(pod: dict[str, object], known: Known = TEAM, namespace: str = "team") -> review.Decision:
-    return decisions.on_defaults(review.decode(body(pod, namespace=namespace)), known, Settings())
+    return decisions.on_defaults(review.decode(body(pod, namespace=namespace)), known, WebhookSettings())
 
 
 def placed(pod: dict[str, Any]) -> dict[str, Any]:
@@ -86,5 +86,5 @@ def test_only_a_labelled_namespace_has_opted_in() -> None:
 
 def test_the_policy_reaches_pods_with_a_request_of_their_own() -> None:
     pod = build.pod(gpu_mem=1)
-    decision = decisions.on_mutate(review.decode(body(pod, namespace="team")), TEAM, Settings())
+    decision = decisions.on_mutate(review.decode(body(pod, namespace="team")), TEAM, WebhookSettings())
     assert jsonpatch.JsonPatch(decision.patch).apply(pod)["metadata"]["annotations"][names.POLICY] == "spread"

@@ -12,10 +12,10 @@ from tests import build
 from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.pods.defaults import Defaults
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.quotas.gpuquotas import parse as standing
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -37,12 +37,17 @@ CLASSES = device_classes(
 )
 KNOWN = Known(
     known_classes=CLASSES,
-    known_cards=Cards(MiB(16276), 4),
-    cards_of={K80: Cards(MiB(11441), 2), HALF: Cards(MiB(11441), 2), RDMA: Cards(most=2), FPGA: Cards(most=1)},
+    known_cards=CardSizes(MiB(16276), 4),
+    cards_of={
+        K80: CardSizes(MiB(11441), 2),
+        HALF: CardSizes(MiB(11441), 2),
+        RDMA: CardSizes(most=2),
+        FPGA: CardSizes(most=1),
+    },
 )
 
 
-def after(asked: Json, known: Known = KNOWN, settings: Settings | None = None) -> Json:
+def after(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> Json:
     once = mutated(asked, "pods", known, settings)
     assert mutated(once, "pods", known, settings) == once, "not a fixed point"
     return once
@@ -57,19 +62,19 @@ def noted(obj: Json) -> str | None:
     return text
 
 
-def validated(asked: Json, known: Known = KNOWN, settings: Settings | None = None) -> review.Decision:
-    return decisions.on_validate(review.decode(body(asked)), known, settings or Settings())
+def validated(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
+    return decisions.on_validate(review.decode(body(asked)), known, settings or WebhookSettings())
 
 
 def said(asked: Json, known: Known = KNOWN) -> str:
     """By the refusal of either webhook."""
-    first = decisions.on_mutate(review.decode(body(asked)), known, Settings())
+    first = decisions.on_mutate(review.decode(body(asked)), known, WebhookSettings())
     return first.message or validated(after(asked, known), known).message
 
 
 def warned(asked: Json) -> tuple[str, ...]:
     """By the first webhook."""
-    decision = decisions.on_mutate(review.decode(body(asked)), KNOWN, Settings())
+    decision = decisions.on_mutate(review.decode(body(asked)), KNOWN, WebhookSettings())
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -190,7 +195,7 @@ def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() ->
 
 def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
-    settings = Settings(runtime_class="nvidia")
+    settings = WebhookSettings(runtime_class="nvidia")
     for decide in (decisions.on_mutate, decisions.on_defaults):
         text = str(decide(review.decode(body(pod({RDMA: "1"}))), known, settings).patch)
         assert names.SHARE.replace("/", "~1") in text or names.SHARE in text
@@ -267,7 +272,7 @@ def test_what_is_not_there_yet_waits_with_a_warning() -> None:
         f"{key}: no device is of the class now; the pod waits until one comes",
     )
     asked = after(pod({RDMA: "3", names.GPU_MEM: "99999"}))
-    card, device = validated(asked, settings=Settings(oversize="wait")).warnings
+    card, device = validated(asked, settings=WebhookSettings(oversize="wait")).warnings
     assert card.endswith("; the pod waits until such a card comes")
     assert device.endswith("(2); the pod waits until such a device comes")
 
@@ -278,7 +283,7 @@ def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
     assert validated(named).message.startswith("spec.nodeName: ")
     known = Known(known_classes=CLASSES, pods={"default/p": once})
     binding = body({"metadata": {"name": "p"}, "target": {"name": "n1"}}, "pods", sub="binding", name="p")
-    assert not decisions.on_validate(review.decode(binding), known, Settings()).allowed
+    assert not decisions.on_validate(review.decode(binding), known, WebhookSettings()).allowed
 
 
 @pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])
@@ -301,7 +306,7 @@ def of(selector: object, **spec: object) -> Json:
 def classed(obj: Json, *cards: Json, old: Json | None = None) -> review.Decision:
     operation = "UPDATE" if old else "CREATE"
     asked = body(obj, "resourceclasses", operation=operation, old=old)
-    return decisions.on_validate(review.decode(asked), Known(card_labels=list(cards)), Settings())
+    return decisions.on_validate(review.decode(asked), Known(card_labels=list(cards)), WebhookSettings())
 
 
 RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
@@ -336,13 +341,13 @@ def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_
 
 def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
     quota = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"class": RDMA, "shares": 1}]}}
-    decision = decisions.on_validate(review.decode(body(quota, "gpuquotas")), KNOWN, Settings())
+    decision = decisions.on_validate(review.decode(body(quota, "gpuquotas")), KNOWN, WebhookSettings())
     assert decision.message == (
         f"spec.hard[0].class: {RDMA} is a class of devices that are not GPUs, and a GPUQuota counts cards; "
         f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"
     )
     # One that was there before the class counts nothing of a pod.
-    known = Known(known_classes=CLASSES, cards_of={RDMA: Cards(most=2)}, standings={"default": [standing(quota)]})
+    known = Known(known_classes=CLASSES, cards_of={RDMA: CardSizes(most=2)}, standings={"default": [standing(quota)]})
     assert validated(after(pod({RDMA: "2"}), known), known).allowed
 
 

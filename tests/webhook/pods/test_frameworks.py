@@ -12,13 +12,13 @@ from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, agents, decided, env, judged, refused
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
 HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}
 FIELD = "metadata.annotations[cardwise.dev/frameworks]"
-OFF = Settings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
+OFF = WebhookSettings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
 
 
 def hooked(said: str = "on", **resources: Any) -> Json:
@@ -85,7 +85,7 @@ def test_it_brings_the_agent_along() -> None:
 def test_where_the_agent_cannot_come_the_user_is_told() -> None:
     never = hooked()
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
-    for pod, settings, why in ((never, OFF, "says never"), (hooked(), Settings(), "--share-agent-image")):
+    for pod, settings, why in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
         after, (warning,) = admitted(pod, settings=settings)
         assert warning.startswith(f"{FIELD}: the hook is left out, since ")
         assert why in warning

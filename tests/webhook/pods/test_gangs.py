@@ -17,7 +17,7 @@ from tests.webhook.reviews import Known, body, device_classes, mutated, resource
 from webhook.pods import mutate
 from webhook.pods.defaults import Defaults
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ def server(**metadata: Any) -> Json:
     return pod(containers=[{"name": "ps"}, {"name": "side"}], **metadata)
 
 
-def after(asked: Json, known: Known | None = None, settings: Settings | None = None) -> Json:
+def after(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
     known = known or Known()
     once = mutated(asked, "pods", known, settings)
     assert mutated(once, "pods", known, settings) == once, "not a fixed point"
@@ -51,18 +51,18 @@ def after(asked: Json, known: Known | None = None, settings: Settings | None = N
 
 def warned(asked: Json) -> tuple[str, ...]:
     """By both webhooks."""
-    first = decisions.on_mutate(review.decode(body(asked)), Known(), Settings())
+    first = decisions.on_mutate(review.decode(body(asked)), Known(), WebhookSettings())
     assert first.allowed, first.message
     return first.warnings + validated(after(asked)).warnings
 
 
-def validated(asked: Json, known: Known | None = None, settings: Settings | None = None) -> Decision:
-    return decisions.on_validate(review.decode(body(asked)), known or Known(), settings or Settings())
+def validated(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Decision:
+    return decisions.on_validate(review.decode(body(asked)), known or Known(), settings or WebhookSettings())
 
 
-def refused(asked: Json, known: Known | None = None, settings: Settings | None = None) -> str:
+def refused(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> str:
     """By the refusal of either webhook."""
-    first = decisions.on_mutate(review.decode(body(asked)), known or Known(), Settings())
+    first = decisions.on_mutate(review.decode(body(asked)), known or Known(), WebhookSettings())
     return first.message or validated(after(asked, known), known, settings).message
 
 
@@ -122,14 +122,16 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
     assert warned(native()) == ()
     assert "schedulingGates" not in after(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
     by_default = Known(namespaces={"default": Defaults("1Gi")})
-    decision = decisions.on_defaults(review.decode(body(native(containers=[{"name": "w"}]))), by_default, Settings())
+    decision = decisions.on_defaults(
+        review.decode(body(native(containers=[{"name": "w"}]))), by_default, WebhookSettings()
+    )
     assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
 
 
 def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
     """The API server drops it from the pod after this webhook has seen it."""
     known = Known(native=False)
-    first = decisions.on_mutate(review.decode(body(native())), known, Settings())
+    first = decisions.on_mutate(review.decode(body(native())), known, WebhookSettings())
     assert first.warnings[0].startswith("spec.schedulingGroup: the pod is in no gang of Cardwise, since this cluster ")
     member = after(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
@@ -223,19 +225,19 @@ def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> No
         asked["spec"]["schedulerName"] = "volcano"
         assert "schedulingGates" not in after(asked)["spec"]
         assert names.GANG not in after(asked)["metadata"].get("labels", {})
-        ours = Settings(gang_schedulers=frozenset({"volcano"}))
+        ours = WebhookSettings(gang_schedulers=frozenset({"volcano"}))
         assert after(asked, settings=ours)["spec"]["schedulingGates"] == [GATE]
 
 
 def test_a_member_gets_no_default_share() -> None:
     known = Known(namespaces={"default": Defaults("1Gi", "spread")})
     for decide in (decisions.on_mutate, decisions.on_defaults):
-        assert names.GPU_MEM not in str(decide(review.decode(body(server())), known, Settings()).patch)
+        assert names.GPU_MEM not in str(decide(review.decode(body(server())), known, WebhookSettings()).patch)
     assert after(pod(), known)["metadata"]["annotations"][names.POLICY] == "spread"
 
 
 def test_exempt_namespaces_have_no_gangs() -> None:
-    settings = Settings(exempt_namespaces=frozenset({"default"}))
+    settings = WebhookSettings(exempt_namespaces=frozenset({"default"}))
     assert mutated(pod(), "pods", Known(), settings) == pod()
 
 
@@ -250,7 +252,7 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
     metadata = asked["metadata"] | {"annotations": asked["metadata"]["annotations"] | annotations, "labels": labels}
     asked = {"metadata": metadata, "spec": asked["spec"] | {"schedulingGates": gates}}
     known = Known(known_classes=CLASSES)
-    first = decisions.on_mutate(review.decode(body(asked)), known, Settings())
+    first = decisions.on_mutate(review.decode(body(asked)), known, WebhookSettings())
     assume(first.allowed)
     member = after(asked, known)
     said = core.membership(asked)
@@ -298,7 +300,7 @@ def test_another_number_than_that_of_living_members_is_refused() -> None:
     assert refused(pod(), known) == (
         f"{NUM}: 3 differs from what pod slurp-0 of the same gang says, 4; write 4, or another {names.GROUP_NAME}"
     )
-    assert refused(pod(), known, Settings(callers_known=False)) == (
+    assert refused(pod(), known, WebhookSettings(callers_known=False)) == (
         f"{NUM}: 3 differs from what another pod of the same gang says; write that number, or another "
         f"{names.GROUP_NAME}"
     )
@@ -344,7 +346,7 @@ def workload(resource: str = "deployments", annotations: Json | None = None, **s
 def judged(obj: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
     operation = "UPDATE" if old is not None else "CREATE"
     asked = review.decode(body(obj, resource, operation=operation, old=old, **about))
-    return decisions.on_validate(asked, Known(), Settings(exempt_namespaces=frozenset({"kube-system"})))
+    return decisions.on_validate(asked, Known(), WebhookSettings(exempt_namespaces=frozenset({"kube-system"})))
 
 
 ORDERED = (

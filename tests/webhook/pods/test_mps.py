@@ -15,12 +15,12 @@ from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refu
 from webhook.pods.defaults import Defaults
 from webhook.pods.mpsmode import FIELD
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
 Json = dict[str, Any]
 
-PLAIN = Settings()  # without agents
+PLAIN = WebhookSettings()  # without agents
 LIMIT, PERCENT = mps.LIMIT_ENV, mps.PERCENT_ENV
 PER_CARD, PER_NODE = Known(scopes=frozenset({"card"})), Known(scopes=frozenset({"card", "node"}))
 
@@ -41,13 +41,13 @@ def test_the_names_are_those_of_the_core() -> None:
 
 @pytest.mark.parametrize("said", list(Mode))
 def test_the_pods_own_word_stays(said: str) -> None:
-    after, _ = admitted(saying(said), settings=Settings(mps=Mode.REQUIRED))
+    after, _ = admitted(saying(said), settings=WebhookSettings(mps=Mode.REQUIRED))
     assert mode(after) == said
 
 
 @pytest.mark.parametrize("said", list(Mode))
 def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(said: Mode) -> None:
-    settings = Settings(mps=said)
+    settings = WebhookSettings(mps=said)
     assert mode(admitted(saying(), settings=settings)[0]) == said
     assert mode(admitted(saying(gpu_count=1), settings=settings)[0]) == said
     plain = build.pod(containers=[build.container("a", share=1)])
@@ -72,7 +72,7 @@ def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
     assert decided(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
 
 
-def judged_in(namespace: str, pod: Json, known: Known, settings: Settings = SETTINGS) -> Decision:
+def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings = SETTINGS) -> Decision:
     """By /validate, as /mutate has made it."""
     made = jsonpatch.JsonPatch(decided(pod, known, settings, namespace).patch).apply(pod)
     return decisions.on_validate(review.decode(body(made, namespace=namespace)), known, settings)
@@ -133,7 +133,7 @@ def percent(pod: Json) -> str | None:
 
 
 def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() -> None:
-    by_memory = Settings(sm_percent=SmPercent.MEMORY)
+    by_memory = WebhookSettings(sm_percent=SmPercent.MEMORY)
     assert percent(admitted(saying())[0]) is None
     assert percent(admitted(saying(), settings=by_memory)[0]) == "memory"
     assert percent(admitted(saying("off"), settings=by_memory)[0]) is None, "it has no percentage"
@@ -171,7 +171,7 @@ def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -
     message = judged(stored, PER_CARD).message
     assert message.startswith(f"{FIELD}: container main has several cards, and the MPS daemons of all nodes serve one")
     assert "--scope=node" in message
-    grows = judged(stored, PER_CARD, Settings(oversize="wait"))
+    grows = judged(stored, PER_CARD, WebhookSettings(oversize="wait"))
     assert grows.allowed
     assert "the pod waits" in grows.warnings[0]
     assert judged(stored, PER_NODE).warnings == ()

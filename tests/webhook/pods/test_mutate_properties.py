@@ -19,7 +19,7 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
 from webhook.pods.tolerations import of_taint
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import Vocabulary
 
 Json = dict[str, Any]
@@ -201,7 +201,7 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
         }
 
 
-SETTINGS = Settings(
+SETTINGS = WebhookSettings(
     runtime_class="nvidia",
     scheduler="ours",
     tolerated=(of_taint("nvidia.com/gpu:NoSchedule"), of_taint("sku=gpu:NoSchedule")),

@@ -8,13 +8,13 @@ from cardwise.core.api import names
 from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
 K80 = "nvidia.tesla.k80"
 KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))
-TAKE = Settings(nvidia_gpu="take")
+TAKE = WebhookSettings(nvidia_gpu="take")
 
 
 def pod(limits: Json) -> Json:
@@ -32,7 +32,7 @@ def defaulted(obj: Json) -> Json:
     return obj | {"spec": spec | {"containers": found}}
 
 
-def created(limits: Json, settings: Settings = TAKE) -> Json:
+def created(limits: Json, settings: WebhookSettings = TAKE) -> Json:
     return defaulted(mutated(defaulted(pod(limits)), "pods", KNOWN, settings))
 
 
@@ -73,7 +73,7 @@ def test_the_same_manifest_changes_nothing(limits: Json) -> None:
 
 
 def test_the_same_manifest_in_gib_changes_nothing() -> None:
-    gib = Settings(unit=Unit.GIB)
+    gib = WebhookSettings(unit=Unit.GIB)
     stored = created({names.GPU_MEM: "2"}, gib)
     for text in ("2", "2Gi", "2048"):
         assert (
@@ -128,7 +128,7 @@ def test_a_pod_that_is_none_of_ours_is_left_alone() -> None:
 def test_an_exempt_namespace_is_left_alone() -> None:
     ours = created({K80: "1"})
     assert updated(merged(ours, {K80: "1"}), ours, namespace="kube-system") == ours, "not exempt by itself"
-    exempt = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    exempt = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     again = merged(ours, {K80: "1"})
     about = {"operation": "UPDATE", "old": ours, "namespace": "kube-system"}
     assert mutated(again, "pods", KNOWN, exempt, **about) == again

@@ -8,17 +8,17 @@ from cardwise.core.api import names
 from tests import build
 from tests.webhook.reviews import Known, mutated
 from webhook.pods import tolerations
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
 NVIDIA = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 AKS = {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
-SETTINGS = Settings(tolerated=(NVIDIA, AKS))
+SETTINGS = WebhookSettings(tolerated=(NVIDIA, AKS))
 MINE = {"key": "mine", "operator": "Exists"}
 
 
-def after(*own: Json, settings: Settings = SETTINGS, **asked: Any) -> list[Json] | None:
+def after(*own: Json, settings: WebhookSettings = SETTINGS, **asked: Any) -> list[Json] | None:
     pod = build.pod(**asked or {"gpu_mem": 100})
     if own:
         pod["spec"]["tolerations"] = list(own)
@@ -42,7 +42,7 @@ def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
     assert after() == [NVIDIA, AKS]
     assert after(whole_gpu=1) == [NVIDIA, AKS]
     assert after(MINE) == [MINE, NVIDIA, AKS]
-    assert after(settings=Settings()) is None
+    assert after(settings=WebhookSettings()) is None
     assert after(share=1) is None, "it asks for no card"
 
 

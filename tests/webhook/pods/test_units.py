@@ -12,14 +12,14 @@ from tests.webhook.reviews import Known, body, mutated
 from tests.webhook.sharing import SETTINGS, admitted, decided
 from webhook.pods import units
 from webhook.pods.defaults import Defaults
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
-GIB = Settings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
-CARDS = Known(known_cards=Cards(largest=MiB(16276), most=2, smallest=MiB(16276)))
+GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
+CARDS = Known(known_cards=CardSizes(largest=MiB(16276), most=2, smallest=MiB(16276)))
 FIELD = "spec.containers[0].resources.limits[aliyun.com/gpu-mem]"
 
 
@@ -75,7 +75,7 @@ def test_what_a_limit_range_has_given_is_mib_already() -> None:
 
 def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
     known = Known(namespaces={"team": Defaults(gpu_mem="2")})
-    for settings, mib in ((GIB, "2048"), (Settings(), "2")):
+    for settings, mib in ((GIB, "2048"), (WebhookSettings(), "2")):
         asked = review.decode(body(build.pod(), namespace="team"))
         decision = decisions.on_defaults(asked, known, settings)
         assert decision.allowed
@@ -103,11 +103,11 @@ def test_mib_that_are_taken_for_gib_are_refused_in_words_that_are_right_in_both(
 
 
 def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
-    def told(amount: str, settings: Settings) -> tuple[str, ...]:
+    def told(amount: str, settings: WebhookSettings) -> tuple[str, ...]:
         made = {"spec": {"template": build.pod(gpu_mem=amount)}}
         return decisions.on_advise(review.decode(body(made, "deployments")), CARDS, settings).warnings
 
     assert told("2", GIB) == ()
-    assert "2 is 2 MiB" in told("2", Settings(least_share=256))[0]
+    assert "2 is 2 MiB" in told("2", WebhookSettings(least_share=256))[0]
     assert "more than the largest card has" in told("8138", GIB)[0]
-    assert told("8138", Settings()) == told("8138Mi", GIB) == ()
+    assert told("8138", WebhookSettings()) == told("8138Mi", GIB) == ()

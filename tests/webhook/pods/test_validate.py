@@ -11,11 +11,11 @@ from tests import build
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook.pods import validate
 from webhook.pods.mutate import mutate
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
-CARDS = Cards(MiB(build.P100), 2)
+CARDS = CardSizes(MiB(build.P100), 2)
 KNOWN = Known(known_cards=CARDS)
 FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
 
@@ -104,7 +104,7 @@ def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], sa
 
 def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> None:
     """A node of one large card, and one of two smaller ones."""
-    known = Known(known_cards=Cards(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
+    known = Known(known_cards=CardSizes(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
     with pytest.raises(
         InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882Mi$"
     ):
@@ -135,7 +135,7 @@ def test_a_pod_that_was_not_rewritten_is_refused() -> None:
 
 def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
     asked = body(build.pod(gpu_mem=100, gpu_core=150))
-    decision = decisions.on_mutate(review.decode(asked), Known(known_cards=CARDS), Settings())
+    decision = decisions.on_mutate(review.decode(asked), Known(known_cards=CARDS), WebhookSettings())
     assert not decision.allowed
     assert decision.message.startswith(f"spec.containers[0].resources.limits[{names.GPU_CORE}]: ")
     assert "write at most 100" in decision.message
@@ -168,7 +168,7 @@ def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: s
     def allowed(pod: str) -> bool:
         binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
         asked = body(binding, resource, sub=sub, name=pod if name else "")
-        return decisions.on_validate(review.decode(asked), known, Settings()).allowed
+        return decisions.on_validate(review.decode(asked), known, WebhookSettings()).allowed
 
     assert not allowed("ours")
     assert allowed("theirs")
@@ -178,7 +178,7 @@ def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: s
 def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
     bad = build.pod(gpu_mem="x")
     mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
-    settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
         assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
         kubelets = body(mirror, username="system:node:n1")
@@ -187,13 +187,13 @@ def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
 
 def test_only_a_kubelet_makes_mirrors() -> None:
     mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
-    assert not decisions.on_mutate(review.decode(body(mirror)), Known(), Settings()).allowed
+    assert not decisions.on_mutate(review.decode(body(mirror)), Known(), WebhookSettings()).allowed
 
 
 def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
     half = device_classes(resource_class("half", share={"memoryMiB": 128}))
     known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
-    return decisions.on_validate(review.decode(body(pod)), known, Settings(least_share=least)).warnings
+    return decisions.on_validate(review.decode(body(pod)), known, WebhookSettings(least_share=least)).warnings
 
 
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
@@ -217,10 +217,10 @@ def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
     made = build.pod("p", containers=[build.container("main", gpu_mem=8)])
     made["spec"].setdefault(where, []).append(other)
     done = mutate(made).pod
-    assert not decisions.on_validate(review.decode(body(done)), KNOWN, Settings()).message
+    assert not decisions.on_validate(review.decode(body(done)), KNOWN, WebhookSettings()).message
     for env in ([], [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]):
         done["spec"][where][-1]["env"] = env
-        decision = decisions.on_validate(review.decode(body(done)), KNOWN, Settings())
+        decision = decisions.on_validate(review.decode(body(done)), KNOWN, WebhookSettings())
         index = len(done["spec"][where]) - 1
         assert not decision.allowed
         assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")

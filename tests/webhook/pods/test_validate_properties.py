@@ -16,9 +16,9 @@ from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.pods import validate
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 CLASSES = device_classes(*(resource_class(name) for name in "ab"))
 cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
@@ -38,12 +38,12 @@ def container(at: int, cards: int, mem: int, device_class: str) -> dict[str, Any
     return made
 
 
-def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> Cards:
+def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> CardSizes:
     of_it = [[mem for mem, classes in of_node if not device_class or device_class in classes] for of_node in nodes]
     at_most = max(map(len, of_it))
     ranked = [sorted(of_node, reverse=True) + [0] * (at_most - len(of_node)) for of_node in of_it]
     each = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))
-    return Cards(each[0] if each else MiB(0), at_most, each=each)
+    return CardSizes(each[0] if each else MiB(0), at_most, each=each)
 
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
@@ -59,7 +59,7 @@ def test_what_an_empty_node_could_run_is_never_refused(
         known_classes=CLASSES, known_cards=most(described, ""), cards_of={name: most(described, name) for name in "ab"}
     )
     pod = build.pod(containers=[container(i, count, mem, name) for i, ((count, mem), name) in enumerate(parts)])
-    assert decisions.on_mutate(review.decode(body(pod)), known, Settings()).allowed
+    assert decisions.on_mutate(review.decode(body(pod)), known, WebhookSettings()).allowed
     asking = mutated(pod, "pods", known)
     asked = request.parse(asking)
     assert asked is not None

@@ -10,10 +10,10 @@ from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook.pods.mutate import mutate
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -25,15 +25,15 @@ def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") 
     return {"metadata": {"namespace": "default", "name": "team"}, "spec": spec, "status": {"used": used or []}}
 
 
-CARDS = {K80: Cards(MiB(11441), 4, MiB(11441)), P100: Cards(MiB(16276), 4, MiB(12198))}
-ALL_CARDS = Cards(MiB(16276), 4, MiB(11441))
+CARDS = {K80: CardSizes(MiB(11441), 4, MiB(11441)), P100: CardSizes(MiB(16276), 4, MiB(12198))}
+ALL_CARDS = CardSizes(MiB(16276), 4, MiB(11441))
 
 
 def judged(asked: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
     standings = [gpuquotas.parse(obj) for obj in objects]
     known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
     after = mutate(asked).pod
-    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, Settings(**settings))
+    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, WebhookSettings(**settings))
 
 
 def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
@@ -137,7 +137,7 @@ def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
 def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
     quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
     after = body(mutate(pod({names.GPU_COUNT: 1})).pod)
-    assert decisions.on_validate(review.decode(after), Known(standings=quotas), Settings()).message == ""
+    assert decisions.on_validate(review.decode(after), Known(standings=quotas), WebhookSettings()).message == ""
 
 
 def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
@@ -157,7 +157,7 @@ def test_any_status_can_be_read(status: object) -> None:
 
 def validated(obj: Json) -> review.Decision:
     known = Known(known_classes=CLASSES)
-    return decisions.on_validate(review.decode(body(obj, "gpuquotas")), known, Settings())
+    return decisions.on_validate(review.decode(body(obj, "gpuquotas")), known, WebhookSettings())
 
 
 @pytest.mark.parametrize(

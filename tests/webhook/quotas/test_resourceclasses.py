@@ -6,9 +6,9 @@ import pytest
 
 from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known, body, mutated, resource_class
-from webhook.pods.validate import Cards
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
@@ -22,7 +22,7 @@ def of(**spec: object) -> Json:
 
 def validated(obj: Json, *cards: Json) -> review.Decision:
     return decisions.on_validate(
-        review.decode(body(obj, "resourceclasses")), Known(card_labels=list(cards)), Settings()
+        review.decode(body(obj, "resourceclasses")), Known(card_labels=list(cards)), WebhookSettings()
     )
 
 
@@ -107,9 +107,9 @@ def test_other_amounts_are_not_told(selector: Json) -> None:
 
 def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
     def told(memory: str, largest: int) -> tuple[str, ...]:
-        known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": Cards(MiB(largest), 1)})
+        known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": CardSizes(MiB(largest), 1)})
         asked = review.decode(body(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses"))
-        return decisions.on_validate(asked, known, Settings()).warnings
+        return decisions.on_validate(asked, known, WebhookSettings()).warnings
 
     (said,) = told("40Gi", 16160)
     assert said == (

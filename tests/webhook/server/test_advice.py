@@ -10,16 +10,16 @@ from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
 from tests.webhook.reviews import Known, body, device_classes, resource_class
-from webhook.cluster.offers import Offer, Offers
-from webhook.pods.validate import Cards
+from webhook.cluster.offers import NodeOffer, Offers
+from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
-CARDS = Cards(MiB(build.P100), 2)
+CARDS = CardSizes(MiB(build.P100), 2)
 CLASSES = device_classes(resource_class("nvidia.tesla.k80"))
-THERE = {"n1": with_cards(zone="a"), "n2": Offer(frozenset({"nvidia.com/mig-1g.5gb"}))}
+THERE = {"n1": with_cards(zone="a"), "n2": NodeOffer(frozenset({"nvidia.com/mig-1g.5gb"}))}
 TOO_MUCH = (
     "20000 MiB is more than the largest card has (16276); ask for at most 16276Mi, or split it over cards with "
     "aliyun.com/gpu-count"
@@ -38,14 +38,14 @@ def asking(**limits: str) -> Json:
 
 
 def advised(obj: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
-    settings = about.pop("settings", Settings(least_share=256))
+    settings = about.pop("settings", WebhookSettings(least_share=256))
     decision = decisions.on_advise(review.decode(body(obj, resource, **about)), view or known(), settings)
     assert decision.allowed
     assert decision.patch == []
     return decision.warnings
 
 
-def validated(pod: Json, settings: Settings = Settings(), view: Known | None = None) -> tuple[str, ...]:
+def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Known | None = None) -> tuple[str, ...]:
     """Of a pod that asks for something of ours: by /mutate, then /validate."""
     view = view or known()
     done = decisions.on_mutate(review.decode(body(pod)), view, settings)
@@ -115,9 +115,9 @@ def test_what_keeps_a_pod_from_its_card_is_told(spec: Json, says: str) -> None:
 def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
     there = offers(n1=with_cards(zone="a"), n2=with_cards(zone="b"))
     view = known(there)
-    view.cards_on = {("", "n1"): Cards(MiB(8000), 1), ("", "n2"): Cards(MiB(build.P100), 2)}
-    view.cards_of = {"nvidia.tesla.k80": Cards(MiB(11441), 1)}
-    view.cards_on["nvidia.tesla.k80", "n2"] = Cards(MiB(11441), 1)
+    view.cards_on = {("", "n1"): CardSizes(MiB(8000), 1), ("", "n2"): CardSizes(MiB(build.P100), 2)}
+    view.cards_of = {"nvidia.tesla.k80": CardSizes(MiB(11441), 1)}
+    view.cards_on["nvidia.tesla.k80", "n2"] = CardSizes(MiB(11441), 1)
     keeps = "by spec.nodeSelector and spec.affinity the pod keeps to 1 node with cards"
     large, typed = build.pod(gpu_mem=9000), asking(**{"cardwise.dev__nvidia.tesla.k80": "1"})
     on = {zone: {"nodeSelector": {"zone": zone}} for zone in "ab"}
@@ -133,7 +133,7 @@ def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
 def test_our_own_gate_and_scheduler_are_no_news() -> None:
     gang = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
     assert validated(build.pod(gpu_mem=8000, annotations=gang)) == ()
-    own = Settings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
+    own = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
     assert validated(build.pod(gpu_mem=8000), own) == ()
     (told,) = validated(
         build.pod(gpu_mem=8000) | {"spec": build.pod(gpu_mem=8000)["spec"] | {"schedulerName": "x"}}, own
@@ -221,7 +221,7 @@ def test_where_bare_numbers_count_gib_kueue_counts_those() -> None:
     ):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        told = advised(queued, "jobsets", settings=Settings(unit=Unit.GIB))
+        told = advised(queued, "jobsets", settings=WebhookSettings(unit=Unit.GIB))
         assert told == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
 
 
@@ -240,5 +240,5 @@ def test_what_is_no_template_or_too_large_is_let_through() -> None:
     large = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     large["spec"]["padding"] = "x" * (600 << 10)
     assert advised(large, "deployments") == ()
-    exempt = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    exempt = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     assert advised(asking(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()

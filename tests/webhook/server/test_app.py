@@ -20,7 +20,7 @@ from tests.examples import examples
 from tests.webhook.reviews import Known, body, device_classes, resource_class, review
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 PATHS = sorted(shell.PATHS)
 
@@ -29,7 +29,7 @@ PATHS = sorted(shell.PATHS)
 def client() -> FlaskClient:
     classes = device_classes(resource_class("nvidia.tesla.k80"), resource_class("half", share={"memoryMiB": 64}))
     known = Known(namespaces={"default": Defaults("1Gi", "spread")}, known_classes=classes)
-    return shell.create_app(known, Settings(nvidia_gpu="take")).test_client()
+    return shell.create_app(known, WebhookSettings(nvidia_gpu="take")).test_client()
 
 
 def post(client: FlaskClient, path: str, data: bytes, content_type: str = "application/json") -> Any:
@@ -119,7 +119,7 @@ def test_an_unreachable_api_server_is_told_as_such() -> None:
         def fresh_defaults(self, namespace: str) -> Defaults | None:
             raise errors.Unreachable("GET /api/v1/namespaces/x: refused")
 
-    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate/defaults", body(build.pod()))
+    answer = post(shell.create_app(Lost(), WebhookSettings()).test_client(), "/mutate/defaults", body(build.pod()))
     assert answer.status_code == 503
     assert "try again" in answer.text
 
@@ -130,7 +130,7 @@ def test_a_class_that_cannot_be_looked_up_is_told_as_such() -> None:
             raise errors.Unreachable("GET /apis/cardwise.dev/v1alpha1/resourceclasses/half: refused")
 
     pod = build.pod(containers=[{"name": "a", "resources": {"limits": {"half": "1"}}}])
-    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate", body(pod))
+    answer = post(shell.create_app(Lost(), WebhookSettings()).test_client(), "/mutate", body(pod))
     assert answer.status_code == 503
 
 

@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from tests.build import container, pod
 from tests.webhook.reviews import Known, body
 from webhook.server import decisions, review, sizes
-from webhook.server.decisions import Decide, Settings
+from webhook.server.decisions import Decide, WebhookSettings
 
 Json = dict[str, Any]
 
@@ -80,7 +80,7 @@ def of_annotation_bytes(count: int) -> Json:
 
 
 def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
-    return decide(review.decode(body(obj, resource)), Known(), Settings()).message
+    return decide(review.decode(body(obj, resource)), Known(), WebhookSettings()).message
 
 
 SHAPES = pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: 
 
 def test_an_update_of_a_pod_has_the_same() -> None:
     updated = body(of_containers(sizes.MOST_CONTAINERS + 1), operation="UPDATE", old=of_containers(1))
-    assert "too many" in decisions.on_mutate(review.decode(updated), Known(), Settings()).message
+    assert "too many" in decisions.on_mutate(review.decode(updated), Known(), WebhookSettings()).message
 
 
 def test_what_was_there_before_lists_were_bounded_may_change() -> None:
@@ -133,7 +133,7 @@ def test_what_was_there_before_lists_were_bounded_may_change() -> None:
     for resource, obj in (("pods", made), ("deployments", template)):
         for decide in (decisions.on_mutate, decisions.on_validate):
             updated = review.decode(body(obj, resource, operation="UPDATE", old=obj))
-            assert decide(updated, Known(), Settings()).allowed
+            assert decide(updated, Known(), WebhookSettings()).allowed
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 from cardwise.core.api import names
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.server import decisions, review
-from webhook.server.decisions import Settings
+from webhook.server.decisions import WebhookSettings
 
 Json = dict[str, Any]
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY = names.CLASS_PREFIX + K80, names.CLASS_PREFIX + P100
 KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("big"), resource_class(P100)))
-TAKE = Settings(nvidia_gpu="take")
+TAKE = WebhookSettings(nvidia_gpu="take")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 AT = {
@@ -61,7 +61,7 @@ def record(obj: Json) -> Json | None:
     return None if text is None else json.loads(text)
 
 
-def update(new: Json, old: Json, resource: str = "deployments", settings: Settings | None = None) -> Json:
+def update(new: Json, old: Json, resource: str = "deployments", settings: WebhookSettings | None = None) -> Json:
     """After two calls, as when another webhook changed something in between."""
     once = mutated(new, resource, KNOWN, settings, operation="UPDATE", old=old)
     assert mutated(once, resource, KNOWN, settings, operation="UPDATE", old=old) == once
@@ -94,23 +94,23 @@ def test_what_kubernetes_takes_or_nobody_knows_is_left_alone(name: str) -> None:
 
 def test_exempt_namespaces_are_left_alone() -> None:
     obj = workload({K80: "1"})
-    settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     assert mutated(obj, "deployments", KNOWN, settings, namespace="kube-system") == obj
 
 
 def test_a_class_that_is_not_there_is_told_once() -> None:
     obj = workload({"nvidia.tesla.k81": "1"})
-    decision = decisions.on_mutate(review.decode(body(obj, "deployments")), KNOWN, Settings())
+    decision = decisions.on_mutate(review.decode(body(obj, "deployments")), KNOWN, WebhookSettings())
     assert (decision.allowed, decision.warnings) == (True, ())
     after = mutated(obj, "deployments", KNOWN)
-    (told,) = decisions.on_advise(review.decode(body(after, "deployments")), KNOWN, Settings()).warnings
+    (told,) = decisions.on_advise(review.decode(body(after, "deployments")), KNOWN, WebhookSettings()).warnings
     assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in told
     assert told.endswith("; its pods will be refused")
 
 
 def test_two_spellings_with_different_amounts_are_refused() -> None:
     asked = review.decode(body(workload({K80_KEY: "1", K80: "2"}), "deployments"))
-    message = decisions.on_mutate(asked, KNOWN, Settings()).message
+    message = decisions.on_mutate(asked, KNOWN, WebhookSettings()).message
     assert message == (
         f"spec.template.spec.containers[0].resources.limits[{K80}]: 2 differs from {K80_KEY}, which means the same and "
         f"says 1; write only {K80}"
@@ -244,7 +244,7 @@ def test_the_template_of_a_job_stays_as_it_is() -> None:
     old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY], "jobs")
     new = stored({K80_KEY: "1"}, {"cpu": "1"}, [K80_KEY], "jobs")
     assert decisions.on_mutate(
-        review.decode(body(new, "jobs", operation="UPDATE", old=old)), KNOWN, Settings()
+        review.decode(body(new, "jobs", operation="UPDATE", old=old)), KNOWN, WebhookSettings()
     ).patch == []  # fmt: skip
     again = update(stored({K80_KEY: "1", K80: "1"}, {K80: "1"}, [K80_KEY], "jobs"), old, "jobs")
     assert limits(again, "jobs") == {K80_KEY: "1"}
