@@ -7,6 +7,7 @@ the namespace while containerd and kubelet are restarted; when it ends, the node
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -77,6 +78,10 @@ _RUNTIME = """\
 """
 
 
+def _has_v1() -> bool:
+    return os.environ.get(CGROUP) != "2" and not (_CGROUPS / "cgroup.controllers").exists()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """Folders and processes of one real node."""
@@ -105,6 +110,11 @@ class Node:
     def cri_socket(self) -> Path:
         return self.folder / "containerd" / "containerd.sock"
 
+    @property
+    def cgroup(self) -> str:
+        """Of its pods, in each hierarchy of version 1; no other node of the machine has one of this name."""
+        return f"{_cgroup_prefix(self.state)}-{self.name}"
+
     def process(self, part: str) -> Process:
         return Process(self.state, f"{part}-{self.name}")
 
@@ -130,6 +140,9 @@ class Node:
         cdi_dir = USUAL["cdi"] if hosts_parts else str(self.cdi_dir)
         self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia)
         self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
+        if _has_v1():
+            for hierarchy in _hierarchies():
+                (hierarchy / self.cgroup).mkdir(exist_ok=True)
         self._hold_namespace(hosts_parts=hosts_parts)
         self._start_containerd(node_bin, nvidia)
         for archive in [*images.write_all(self.state / "images"), *archives]:
@@ -215,7 +228,10 @@ class Node:
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": f"unix://{self.cri_socket}",
             "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": False,
+            # Without, a resize in place makes it panic (1.33 to 1.37): doPodResizeAction takes for granted what
+            # podContainerManagerNoop says of pods' cgroups, which is nil.
+            "cgroupsPerQOS": _has_v1(),
+            "cgroupRoot": f"/{self.cgroup}",
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,
             "failSwapOn": False,
@@ -288,14 +304,14 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
 
 def cleanup(state: Path) -> None:
     """End what a node leaves when its processes are killed: containers, shims and their cgroups."""
-    ids = _container_ids(state)
-    for cgroup in _cgroups_of(ids):
+    cgroups = _cgroups_of(state)
+    for cgroup in cgroups:
         _kill_members(cgroup)
     for pid in _shims(state):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not _shims(state), 5)
-    for cgroup in _cgroups_of(ids):
+    for cgroup in cgroups:
         wait_for(lambda cgroup=cgroup: _remove(cgroup), 5)
         with contextlib.suppress(OSError):
             cgroup.parent.rmdir()  # k8s.io, when nobody else has containers there
@@ -303,15 +319,15 @@ def cleanup(state: Path) -> None:
 
 def remove_mps_cgroups() -> None:
     """Those that MPS daemons of the chart were put into, unless another cluster's are there."""
-    for parent in (_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir())):
+    for parent in _hierarchies():
         cgroup = parent / "cardwise-mps"
         # What was killed a moment ago may still be counted.
         wait_for(lambda cgroup=cgroup: not cgroup.exists() or _has_members(cgroup) or _emptied(cgroup), 2)
 
 
 def leftovers(state: Path) -> list[str]:
-    """Containers' cgroups and shims that still exist."""
-    found = [f"cgroup {path}" for path in _cgroups_of(_container_ids(state))]
+    """Pods' and containers' cgroups and shims that still exist."""
+    found = [f"cgroup {path}" for path in _cgroups_of(state)]
     return found + [f"shim {pid}" for pid in _shims(state)]
 
 
@@ -326,10 +342,26 @@ def _container_ids(state: Path) -> set[str]:
     return known
 
 
-def _cgroups_of(ids: set[str]) -> list[Path]:
-    """k8s.io/<container id> of each controller (cgroup v1) and of the unified hierarchy (v2)."""
-    parents = [_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir())]
-    return [path for parent in parents for name in ids if (path := parent / "k8s.io" / name).is_dir()]
+def _cgroups_of(state: Path) -> list[Path]:
+    """Those below `Node.cgroup`, the inner ones first; and k8s.io/<container id>, on nodes without cgroups of pods."""
+    ids = _container_ids(state)
+    of_pods = [
+        Path(path)
+        for parent in _hierarchies()
+        for top in parent.glob(f"{_cgroup_prefix(state)}-*")
+        for path, _, _ in os.walk(top, topdown=False)
+    ]
+    return of_pods + [path for parent in _hierarchies() for name in ids if (path := parent / "k8s.io" / name).is_dir()]
+
+
+def _cgroup_prefix(state: Path) -> str:
+    return f"cardwise-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"
+
+
+def _hierarchies() -> list[Path]:
+    """Each controller's of version 1; where version 2 alone is mounted, its root."""
+    found = [path for path in _CGROUPS.iterdir() if path.is_dir()]
+    return [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else found
 
 
 def _kill_members(cgroup: Path) -> None:

@@ -1,10 +1,13 @@
 """What a pod can have beside its containers, and what its share makes of that, on real nodes."""
 
+import os
+
 import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import container
+from tests.cluster.node import CGROUP
 from tests.integration.sharing import Json, Space, inspect, workload
 from tests.integration.since import since
 
@@ -64,6 +67,29 @@ def test_a_pod_with_resources_of_its_own_has_its_share(space: Space) -> None:
     assert card(space, "whole").split()[-1] == "4096"
     with pytest.raises(errors.KubeError, match=names.GPU_MEM):
         space.create(workload("wrong", spec={"resources": {"limits": {names.GPU_MEM: "4096"}}}))
+
+
+@pytest.mark.skipif(os.environ.get(CGROUP) == "2", reason="nodes have no controllers of version 2, so no pods' cgroups")
+@since(33, "resize in place")
+def test_a_container_that_is_resized_in_place_keeps_its_share(space: Space) -> None:
+    space.create(workload("resized", [asking("20m", "16Mi")], node="n1"))
+    space.running("resized")
+    path = paths.pods(space.name, "resized", "resize")
+    space.cluster.api.patch(path, {"spec": {"containers": [asking("40m", "32Mi")]}}, MERGE)
+
+    def has() -> Json:
+        (main,) = space.get("resized")["status"]["containerStatuses"]
+        return main | main.get("resources", {}).get("requests", {})
+
+    space.wait(lambda: (has()["cpu"], has()["memory"]) == ("40m", "32Mi"), "the kubelet has resized it")
+    assert has()["restartCount"] == 0
+    assert card(space, "resized").split()[-1] == "4096"
+
+
+def asking(cpu: str, memory: str) -> Json:
+    main = container("main", gpu_mem=4096)
+    main["resources"]["requests"] = {"cpu": cpu, "memory": memory}
+    return main
 
 
 def test_a_container_for_debugging_sees_no_card(space: Space) -> None:
