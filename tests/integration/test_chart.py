@@ -64,25 +64,32 @@ _AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
 
 
 class Churn(threading.Thread):
-    """Pods with a share that come and go, a few at a time; what goes wrong is noted."""
+    """Pods that come and go, a few at a time; what goes wrong is noted. `asked`: as `workload` takes it."""
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, space: Space, name: str = "churn", **asked: int) -> None:
+        super().__init__(daemon=True, name=name)
         self.made: list[str] = []
+        self._asked = asked
         self.problems: list[str] = []
         self._space = space
         self._enough = threading.Event()
 
     def run(self) -> None:
         while not self._enough.wait(2 / _AT_A_TIME):
-            if sum(pod["status"].get("phase") != "Succeeded" for pod in self._space.pods()) >= _AT_A_TIME:
+            there = {pod["metadata"]["name"] for pod in self._space.pods()}
+            if len(there.intersection(self.waiting())) >= _AT_A_TIME:
                 continue
-            name = f"churn-{len(self.made)}"
+            name = f"{self.name}-{len(self.made)}"
             try:
-                self._space.create(workload(name, gpu_mem=100, command=_WORK, spec={"restartPolicy": "Never"}))
+                self._space.create(workload(name, command=_WORK, spec={"restartPolicy": "Never"}, **self._asked))
                 self.made.append(name)
             except errors.KubeError as error:
                 self.problems.append(f"{name}: {error}")
+
+    def waiting(self) -> list[str]:
+        """Those that have not run to their end, also if somebody has deleted them."""
+        phases = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self._space.pods()}
+        return [name for name in self.made if phases.get(name) != "Succeeded"]
 
     def stop(self) -> None:
         self._enough.set()
@@ -102,7 +109,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     folder = cluster.state_dir / "images"
     partsimage.write_scheduler(folder / "kube-scheduler.tar", cluster.bin_dir)
     cluster.node("n1").load_image(folder / "kube-scheduler.tar")
-    churn = Churn(space)
+    churn = Churn(space, gpu_mem=100)
     churn.start()
     try:
         values = {"scheduler": {"mode": "own"}, "extender": {"headroomMiB": 10}, "image": {"tag": partsimage.TAG}}
@@ -113,7 +120,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     assert churn.problems == []
     assert churn.made
     print(f"{len(churn.made)} pods have come meanwhile")
-    space.wait(lambda: all(space.phase(name) == "Succeeded" for name in churn.made), "all that came have run", 180)
+    space.wait(lambda: not churn.waiting(), "all that came have run", 180)
     after = space.get("half")
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
@@ -250,9 +257,26 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     assert yaml.safe_load(manifest.read_text()) == wired
 
 
-def test_uninstalling_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
+def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
-    cluster.chart.helm("uninstall", "cardwise", "--wait")
+    light, heavy = Churn(space, "light"), Churn(space, "heavy", gpu_mem=100)
+    light.start()
+    heavy.start()
+    try:
+        cluster.chart.helm("uninstall", "cardwise", "--wait")
+        meanwhile = len(light.made)
+        space.wait(lambda: len(light.made) > meanwhile + _AT_A_TIME, "others come afterwards")
+    finally:
+        light.stop()
+        heavy.stop()
+    assert light.problems == []
+    space.wait(lambda: not light.waiting(), "all that asked for no card have run")
+    # Between its configuration and the webhook itself there is a moment.
+    assert all("failed calling webhook" in problem for problem in heavy.problems), heavy.problems
+    print(f"{len(light.made)} came meanwhile, and {len(heavy.made)} with a share: {len(heavy.waiting())} wait")
+    # Those that kube-scheduler bound without the extender were deleted by it while it was there.
+    space.delete(*heavy.waiting(), grace=1)
+    space.gone(*heavy.waiting())
     manifest = yaml.safe_load((cluster.node("n1").manifests / "kube-scheduler.yaml").read_text())
     assert manifest == static_scheduler(cluster)
     for name, statuses in before.items():
