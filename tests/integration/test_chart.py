@@ -17,7 +17,7 @@ import yaml
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import Cluster, former, node, partsimage, pki
+from tests.cluster import Cluster, former, node, partsimage, pki, processes
 from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import IDLE
 from tests.integration.conftest import SOAK, SpecOf, started
@@ -213,6 +213,23 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said, said
     assert "FAIL" not in said
     assert said.count("TEST SUITE:") == 2, "what it may do, and the pod"
+
+
+def test_a_folder_that_is_removed_from_the_node_is_mounted_anew(cluster: Cluster, space: Space) -> None:
+    for folder, parts in (("/var/lib/cardwise", ["deviceplugin"]), ("/run/cardwise/mps", ["deviceplugin", "mps"])):
+        before = {part: restarts(cluster, part) for part in parts}
+        processes.run(cluster.node("n1")._inside("rm", "-rf", folder))
+        for part, count in before.items():
+            space.wait(lambda part=part, count=count: restarts(cluster, part) > count, f"{part} again, for {folder}")
+        space.create(workload("after", gpu_mem=64, command=IDLE))
+        space.running("after")
+        space.delete("after", grace=1)
+        space.gone("after")
+
+
+def restarts(cluster: Cluster, part: str) -> int:
+    (pod,) = part_pods(cluster, part)
+    return sum(one["restartCount"] for one in pod["status"].get("containerStatuses") or ())
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])
