@@ -15,7 +15,7 @@ from cardwise.clock import BOOT
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.daemon import directories
 
@@ -73,7 +73,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
     status = Status(
         uuids=(_UUID,),
         scope=Scope.CARD,
-        state=State.READY,
+        state=MpsState.READY,
         checked=BOOT.now(),
         valid_seconds=3600.0,
         ceilings={_UUID: _P100},
@@ -83,7 +83,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
     return {
         **os.environ,
         shareagent.ASSIGNMENT_ENV: codec.encode(Assignment({"0": (share,)}), assume_time_ns=1)[names.ASSIGNMENT],
-        shareagent.WAIT_ENV: State.READY,
+        shareagent.WAIT_ENV: MpsState.READY,
         shareagent.FOLDER_ENV: str(folder),
         shareagent.MPS_ROOT_ENV: str(root),
     }

@@ -32,7 +32,7 @@ SIZE = 8  # of a gang
 
 def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     world = World(scale)
-    state = State(of_gangs=gangwords.Settings(patience=GangPatience(reserve=1.0), max_waiting=10_000))
+    state = State(of_gangs=gangwords.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000))
     for name, record in map(nodeinfo.node, world.nodes):
         state.set_node(name, record)
     for key, card in map(objects.card, world.cards):

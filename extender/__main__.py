@@ -32,7 +32,7 @@ from cardwise.runtime.settings import (
 from cardwise.runtime.tls import tls
 from extender.ahead.ahead import NODES, When
 from extender.api.app import MOST_BYTES
-from extender.process import Process, Settings
+from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
 
@@ -234,7 +234,7 @@ def main(
     logs.setup("extender", common.log_level, common.log_format)
     if settings["bind_deadline"] is None:
         settings["bind_deadline"] = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
-    chosen = Settings(**settings)  # type: ignore[arg-type]
+    chosen = ExtenderSettings(**settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})

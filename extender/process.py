@@ -52,7 +52,7 @@ from extender.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExtenderSettings:
     """All that the command line says, except how to serve."""
 
     policy: str
@@ -90,7 +90,7 @@ class Extender:
     def __init__(
         self,
         client: KubeClient,
-        settings: Settings,
+        settings: ExtenderSettings,
         *,
         max_waiting: int = 0,
         clock: Clock = SYSTEM,
@@ -246,7 +246,7 @@ class Process:
     def __init__(
         self,
         client: KubeClient,
-        settings: Settings,
+        settings: ExtenderSettings,
         shown: Shown,
         rotator: tls.Rotator | None,
         max_waiting: int,
@@ -313,8 +313,8 @@ def _freeze() -> None:
     gc.enable()
 
 
-def _of_ahead(settings: Settings) -> ahead.Settings:
-    return ahead.Settings(
+def _of_ahead(settings: ExtenderSettings) -> ahead.AheadSettings:
+    return ahead.AheadSettings(
         when=ahead.When(settings.nominate_ahead),
         above=settings.nominate_above_nodes,
         policy=settings.policy,
@@ -322,7 +322,7 @@ def _of_ahead(settings: Settings) -> ahead.Settings:
     )
 
 
-def _of_gangs(settings: Settings, max_waiting: int) -> gangwords.Settings:
+def _of_gangs(settings: ExtenderSettings, max_waiting: int) -> gangwords.GangSettings:
     patience = gangs.GangPatience(
         hold=settings.gang_seconds,
         most=settings.gang_seconds_limit,
@@ -331,4 +331,4 @@ def _of_gangs(settings: Settings, max_waiting: int) -> gangwords.Settings:
         refusals=settings.gang_reserve_refusals,
         keep=settings.gang_reserve_limit_seconds,
     )
-    return gangwords.Settings(patience=patience, policy=settings.policy, max_waiting=max_waiting)
+    return gangwords.GangSettings(patience=patience, policy=settings.policy, max_waiting=max_waiting)

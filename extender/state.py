@@ -36,7 +36,7 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way
 from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
-from extender.gangs.gangplaces import Places
+from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
@@ -62,8 +62,8 @@ class State:
         core: int = FULL_CORE,
         patience: Patience | None = None,
         clock: Clock = SYSTEM,
-        of_gangs: gangwords.Settings | None = None,
-        of_ahead: ahead.Settings | None = None,
+        of_gangs: gangwords.GangSettings | None = None,
+        of_ahead: ahead.AheadSettings | None = None,
     ) -> None:
         self.patience = patience or Patience()
         self._clock = clock
@@ -74,7 +74,7 @@ class State:
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
         self._loads, self._queue = cache.loads, cache.queue
         self.policies = Policies(self._lock, self._ledger, self._loads, cache.count_cards)
-        settings = of_gangs or gangwords.Settings()
+        settings = of_gangs or gangwords.GangSettings()
         nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)
@@ -84,10 +84,10 @@ class State:
             cache=cache,
             placing=self._placing,
             reserve=reserve,
-            settings=of_ahead or ahead.Settings(),
+            settings=of_ahead or ahead.AheadSettings(),
             clock=clock,
         )
-        places = Places(
+        places = GangPlaces(
             cache=cache, nominated=nominated, reserve=reserve, ahead=self.ahead, policy=settings.policy, clock=clock
         )
         self._gangs = Gangs(cache, places, settings, clock)

@@ -13,7 +13,7 @@ import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.gpus.chosen import WholeGpus
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
@@ -170,7 +170,7 @@ class Manager:
             daemon.want(False, "the MPS manager stops")
         pace = self._settings.pace
         deadline = self._clock.now() + pace.drain + pace.quit_grace + pace.answer * 3
-        while any(daemon.status.state is not State.OFF for daemon in ending) and self._clock.now() < deadline:
+        while any(daemon.status.state is not MpsState.OFF for daemon in ending) and self._clock.now() < deadline:
             self._clock.sleep(_LOOK_SECONDS)
         for daemon in daemons:
             daemon.stop()
@@ -185,7 +185,7 @@ class Manager:
             return found
         return {
             uuid: replace(
-                status, state=State.DOWN, reason="the MPS manager has stopped", since=self._clock.wall().timestamp()
+                status, state=MpsState.DOWN, reason="the MPS manager has stopped", since=self._clock.wall().timestamp()
             )
             for uuid, status in found.items()
         }
@@ -196,7 +196,7 @@ class Manager:
         if self._publication.problem:
             found.append(self._publication.problem)
         statuses = self.statuses()
-        well = (State.READY, State.OFF)
+        well = (MpsState.READY, MpsState.OFF)
         if statuses and all(status.state not in well for status in statuses.values()):
             uuid, status = next(iter(statuses.items()))
             found.append(f"no card's MPS is ready; {uuid} is {status.state}: {status.reason}")
@@ -248,7 +248,7 @@ class Manager:
                 continue
             self._leaving.add(home)
             daemon.want(False, "its cards have left, or others have come")
-            if daemon.status.state is State.OFF:
+            if daemon.status.state is MpsState.OFF:
                 daemon.stop()
                 self._leaving.discard(home)
                 with self._lock:

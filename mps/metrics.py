@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 
 UP = Gauge("cardwise_mps_up", "1 while the card's MPS is ready for containers", ["card"])
 STATE = Gauge("cardwise_mps_state", "1 for the state that the card's MPS is in, 0 for the others", ["card", "state"])
@@ -40,8 +40,8 @@ THREADS = Counter(
 )
 
 
-def tell_state(card: str, state: State) -> None:
+def tell_state(card: str, state: MpsState) -> None:
     """The card's MPS is in this state now."""
-    UP.labels(card).set(1 if state is State.READY else 0)
-    for each in State:
+    UP.labels(card).set(1 if state is MpsState.READY else 0)
+    for each in MpsState:
         STATE.labels(card, each).set(1 if each is state else 0)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import State, Status
+from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
 
 _CONNECT_SECONDS = 0.5
 
 
-def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = MiB(0), clock: Clock = BOOT) -> str:
+def problem(
+    root: Path, uuid: str, *, wanted: MpsState = MpsState.READY, need: MiB = MiB(0), clock: Clock = BOOT
+) -> str:
     """Why no container may start on the card yet, "" if one may. `need`: its memory limit there. Takes milliseconds.
 
     `clock` is the manager's, which all containers of a node have in common.
@@ -29,7 +31,7 @@ def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = M
     if home is None or status is None:
         return f"the MPS manager does not serve card {uuid} (yet)"
     why = mps.unusable(status, uuid, now=clock.now(), wanted=wanted, need=need)
-    if not why and wanted is State.READY and not answers(home / mps.CLIENTS):
+    if not why and wanted is MpsState.READY and not answers(home / mps.CLIENTS):
         why = f"the MPS daemon of card {uuid} takes no connection"
     return why
 

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from cardwise.core.api import mps, mpsprofile
-from cardwise.core.api.mps import Scope, State
+from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.api.mpsprofile import CardMps, MpsClient
 from cardwise.kube.wire import MpsStatus, RunAs
 
-_TAKING = (State.READY, State.OFF)
+_TAKING = (MpsState.READY, MpsState.OFF)
 
 
 class _Running(Protocol):

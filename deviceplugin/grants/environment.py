@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import CardShare, per_card_limit
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from deviceplugin.grants.grants import Grant
@@ -58,7 +58,7 @@ def _percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
 def _of_agent(grant: Grant) -> dict[str, str]:
     return {
         shareagent.ASSIGNMENT_ENV: codec.encode(grant.assignment(), assume_time_ns=0)[names.ASSIGNMENT],
-        shareagent.WAIT_ENV: str(State.READY) if grant.mps else "",
+        shareagent.WAIT_ENV: str(MpsState.READY) if grant.mps else "",
     }
 
 

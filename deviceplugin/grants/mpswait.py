@@ -14,7 +14,7 @@ import msgspec
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode, State
+from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from deviceplugin.grants.grants import Grant
@@ -86,7 +86,7 @@ class MpsWait:
             raise NotYet(readiness.problem or _CHANGED)
 
     def _in_time(
-        self, grant: Grant, wanted: State | None, readiness: Readiness, active: Callable[[], bool]
+        self, grant: Grant, wanted: MpsState | None, readiness: Readiness, active: Callable[[], bool]
     ) -> Readiness:
         deadline = self._clock.now() + SECONDS
         while readiness.problem and self._clock.now() < deadline and active():
@@ -94,7 +94,7 @@ class MpsWait:
             readiness = self._look(grant, wanted)
         return readiness
 
-    def _wanted(self, grant: Grant) -> State | None:
+    def _wanted(self, grant: Grant) -> MpsState | None:
         """The state to wait for; None where MPS is not in play. Raises NotYet."""
         if not grant.pod_shares:
             return None
@@ -108,7 +108,7 @@ class MpsWait:
             )
         if not here:
             return None
-        return State.OFF if mode is Mode.OFF else State.READY
+        return MpsState.OFF if mode is Mode.OFF else MpsState.READY
 
     def has_manager(self) -> bool:
         """Whether this node has one, running or not: who starts before it after a reboot would get past it."""
@@ -121,19 +121,19 @@ class MpsWait:
                 self._seen.touch()
         return self._managed
 
-    def _look(self, grant: Grant, wanted: State | None) -> Readiness:
+    def _look(self, grant: Grant, wanted: MpsState | None) -> Readiness:
         if wanted is None:
             return Readiness()
         if grant.is_agent:
             return self._look_for_agent(grant, wanted)
-        if wanted is State.OFF:
-            return Readiness(self._problem(grant.shares, State.OFF))
+        if wanted is MpsState.OFF:
+            return Readiness(self._problem(grant.shares, MpsState.OFF))
         homes = self._homes(grant.shares)
         if None in homes:
-            return Readiness(self._problem(grant.shares, State.READY) or _CHANGED)
+            return Readiness(self._problem(grant.shares, MpsState.READY) or _CHANGED)
         if len(homes) > 1:
             return self._look_at_several(grant)
-        return Readiness(self._problem(grant.shares, State.READY), tuple(map(str, homes)))
+        return Readiness(self._problem(grant.shares, MpsState.READY), tuple(map(str, homes)))
 
     def _look_at_several(self, grant: Grant) -> Readiness:
         """Each card has a daemon of its own, and a process can go through one only."""
@@ -143,12 +143,12 @@ class MpsWait:
         )
         if _mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
             return Readiness(what)
-        why = self._problem(grant.shares, State.OFF)
+        why = self._problem(grant.shares, MpsState.OFF)
         return Readiness(f"{what}; it starts without MPS once it is off on all of them: {why}" if why else "")
 
-    def _look_for_agent(self, grant: Grant, wanted: State) -> Readiness:
+    def _look_for_agent(self, grant: Grant, wanted: MpsState) -> Readiness:
         """It waits by itself; it only needs something to look at."""
-        if wanted is State.OFF:
+        if wanted is MpsState.OFF:
             return Readiness()
         by_container = grant.assignment().containers.values()
         if any(len(homes := self._homes(shares)) > 1 and None not in homes for shares in by_container):
@@ -162,7 +162,7 @@ class MpsWait:
         """Of the daemons that serve these cards, each once."""
         return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
 
-    def _problem(self, shares: Sequence[_OnCard], wanted: State) -> str:
+    def _problem(self, shares: Sequence[_OnCard], wanted: MpsState) -> str:
         problems = (mpsnode.problem(self._root, share.uuid, wanted=wanted, need=MiB(share.mem)) for share in shares)
         return next(filter(None, problems), "")
 

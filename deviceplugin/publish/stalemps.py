@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api.mps import MANAGER_GONE, Mode, State
+from cardwise.core.api.mps import MANAGER_GONE, Mode, MpsState
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.publish import cards as tell
@@ -35,7 +35,7 @@ class StaleMpsStatus:
         if said is None:
             silent = self._managed() and not mpsnode.manager_lives(self._root)
         else:
-            silent = said.state != State.DOWN and mpsnode.silent(self._root, uuid)
+            silent = said.state != MpsState.DOWN and mpsnode.silent(self._root, uuid)
         if not silent:
             self._silent_since.pop(uuid, None)
             return {}
@@ -44,4 +44,4 @@ class StaleMpsStatus:
             return {}
         # The rest stays: it is what the manager will do again, and it makes the card a managed one.
         changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"mps": {"state": str(State.DOWN), "reason": MANAGER_GONE, "lastChange": changed}}
+        return {"mps": {"state": str(MpsState.DOWN), "reason": MANAGER_GONE, "lastChange": changed}}

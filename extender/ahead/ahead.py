@@ -62,7 +62,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AheadSettings:
     """`above`: in how many nodes AUTO begins. `policy` and `one_best_node`: of pods that say nothing."""
 
     when: When = When.NEVER
@@ -89,7 +89,7 @@ class Ahead:
         cache: Cache,
         placing: Placing,
         reserve: Reserve,
-        settings: Settings,
+        settings: AheadSettings,
         clock: Clock,
     ) -> None:
         self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod

@@ -19,8 +19,8 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
-from cardwise.core.placement.kinds import Kinds
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies, shapes
+from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
@@ -295,7 +295,7 @@ class _Draft:
     def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
         if self._vacancies is None:
             return None
-        shape = Shape(request, load)
+        shape = MemberShape(request, load)
         return self._vacancies.nodes(shape) if self._vacancies.most(shape)[1] else None
 
 
@@ -323,7 +323,7 @@ class _Freed:
 class _Want:
     """Which cards a member could use: of these kinds, of this size, on these nodes; None: any."""
 
-    def __init__(self, kinds: Kinds, member: Member, nodes: Collection[str] | None) -> None:
+    def __init__(self, kinds: CardKinds, member: Member, nodes: Collection[str] | None) -> None:
         request = member.request
         self._nodes = nodes
         self._kinds = kinds

@@ -9,7 +9,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.placement import fitting
-from cardwise.core.placement.searching import Effort
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.placing import Ask, Looked, Placing
@@ -34,7 +34,7 @@ class LongSearch:
         """With what all nodes say, where that takes more than one turn."""
         if len(ask.nodes) <= FEW or not fitting.several(ask.request):
             return ask
-        nodes, effort = list(dict.fromkeys(ask.nodes)), Effort()
+        nodes, effort = list(dict.fromkeys(ask.nodes)), SearchEffort()
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         with self._lock:

@@ -45,7 +45,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NominatedPlace:
     """What it is to have on a node, once these are gone. `assignment`: None where nobody has said it yet. `rest`: what
     is kept for others of its gang as long, so that nobody goes in vain.
     """
@@ -63,7 +63,7 @@ class Nomination:
 
     claimant: WaitingPod
     until: float
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, NominatedPlace] = field(default_factory=dict)
     told: str = ""
 
 
@@ -110,7 +110,7 @@ class Nominations:
             return False
         return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
 
-    def answered(self, claimant: WaitingPod, places: Mapping[str, Place], now: float) -> None:
+    def answered(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
         """These nodes were offered, in place of what was before; kube-scheduler takes one of them."""
         if not places:
             self._of.pop(claimant.uid, None)
@@ -120,7 +120,7 @@ class Nominations:
         self._over.pop(claimant.uid, None)
         self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told)
 
-    def decided(self, claimant: WaitingPod, node: str, place: Place, now: float) -> None:
+    def decided(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """The extender itself has chosen the node."""
         self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: place}, node)
 
@@ -134,10 +134,10 @@ class Nominations:
         if not node or self._over.get(claimant.uid) == node:
             return
         if nomination is None:
-            nomination = self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: Place()})
+            nomination = self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: NominatedPlace()})
         if nomination.told != node:
             nomination.told = node
-            nomination.places = {node: nomination.places.get(node, Place())}
+            nomination.places = {node: nomination.places.get(node, NominatedPlace())}
             nomination.until = now + _PATIENCE
 
     def drop(self, uid: str) -> None:
@@ -149,7 +149,7 @@ class Nominations:
         """Another extender decides, or has until now: only what pods say counts."""
         for uid, nomination in list(self._of.items()):
             if nomination.told:
-                nomination.places = {nomination.told: Place()}
+                nomination.places = {nomination.told: NominatedPlace()}
             else:
                 del self._of[uid]
 
@@ -167,7 +167,7 @@ class Nominations:
                 ended = True
         return ended
 
-    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, Place]]:
+    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is kept from pods of this priority: all but their own, of pods that they do not come before.
 
         As in kube-scheduler, who counts nominated pods of equal priority too.
@@ -180,7 +180,7 @@ class Nominations:
                     yield nomination.claimant, node, place
                 for kept in place.rest:
                     if kept.claimant.uid not in own and kept.claimant.uid not in self._of:
-                        yield kept.claimant, kept.node, Place(kept.assignment)
+                        yield kept.claimant, kept.node, NominatedPlace(kept.assignment)
 
     def victims(self, node: str, but: str) -> set[str]:
         """Who goes on the node for others than this pod, as far as it is certain to be this node."""

@@ -11,7 +11,7 @@ from cardwise.core.api import policies
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
-from cardwise.core.placement.searching import Effort
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
@@ -20,7 +20,7 @@ from extender.cache.reservations import Phase
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_STEPS: Final = 512  # of the decision after a search in turns, see `Effort`
+_STEPS: Final = 512  # of the decision after a search in turns, see `SearchEffort`
 
 
 class Looked(NamedTuple):
@@ -75,7 +75,7 @@ class Placing:
             return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, headroom)
 
     @contextmanager
-    def asking(self, ask: Ask, effort: Effort) -> Iterator[Scorer]:
+    def asking(self, ask: Ask, effort: SearchEffort) -> Iterator[Scorer]:
         """Asks single nodes, with what is left of the effort. What the pod holds itself is no obstacle."""
         self._cache.count_cards()
         with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
@@ -83,7 +83,7 @@ class Placing:
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod holds itself is no obstacle."""
-        with self.asking(ask, Effort()) as scorer:
+        with self.asking(ask, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
@@ -127,7 +127,7 @@ class Placing:
 
     def _first(self, ask: Ask, looked: Looked) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: what was found in earlier turns may be over."""
-        effort, refusals = Effort(_STEPS), dict(looked.refusals)
+        effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
         with self.asking(ask, effort) as scorer:
             for name in looked.best:
                 placed = scorer.place_on(self._ledger.node(name), effort)

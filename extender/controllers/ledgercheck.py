@@ -26,7 +26,7 @@ _ROUND_SECONDS = 30.0  # in which every node is looked at
 _TOGETHER = 8  # nodes under one lock: half a millisecond
 
 
-class Kind(StrEnum):
+class Disagreement(StrEnum):
     """How a card disagrees."""
 
     STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
@@ -35,11 +35,11 @@ class Kind(StrEnum):
     MISSING = "missing"  # something is held on a card that its node does not have
 
 
-def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> set[tuple[str, Kind]]:
+def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> set[tuple[str, Disagreement]]:
     """The cards of the node that disagree now, by the names of their ExtendedResources. `told`: those of the node."""
     state = ledger.node(node)
     held = statuses.count_node(ledger, node).cards
-    found: set[tuple[str, Kind]] = set()
+    found: set[tuple[str, Disagreement]] = set()
     here: set[str] = set()
     if state is not None:
         here.update(names.extended_resource_name(device.uuid) for device in state.devices)
@@ -47,14 +47,14 @@ def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> se
             name = names.extended_resource_name(card.uuid)
             here.add(name)
             if held[name].memory != state.used[i]:
-                found.add((name, Kind.TOTAL))
+                found.add((name, Disagreement.TOTAL))
             if held[name].memory > card.mem:
-                found.add((name, Kind.OVERFULL))
-    found.update((name, Kind.MISSING) for name in held.keys() - here)
+                found.add((name, Disagreement.OVERFULL))
+    found.update((name, Disagreement.MISSING) for name in held.keys() - here)
     for name, record in told.items():
         # -1: nobody has said anything there yet.
         if record.status.memory not in (-1, held.get(name, statuses.NOTHING_ALLOCATED).memory):
-            found.add((name, Kind.STATUS))
+            found.add((name, Disagreement.STATUS))
     return found
 
 
@@ -65,10 +65,12 @@ class LedgerCheck:
         self._state = state
         self._cards = cards
         self._clock = clock
-        self._since: dict[str, dict[tuple[str, Kind], tuple[float, int]]] = {}  # by node, with what was said then
+        self._since: dict[
+            str, dict[tuple[str, Disagreement], tuple[float, int]]
+        ] = {}  # by node, with what was said then
         self._round: Iterator[str] = iter(())
         self._looked = clock.now()
-        self._counts = dict.fromkeys(map(str, Kind), 0)
+        self._counts = dict.fromkeys(map(str, Disagreement), 0)
 
     def counts(self) -> dict[str, int]:
         """Cards that have disagreed for longer than `PATIENCE`, by kind."""
@@ -105,14 +107,14 @@ class LedgerCheck:
         known = self._cards.values
         return {name: record for name in self._cards.names(node) if (record := known.get(name)) is not None}
 
-    def _note(self, node: str, found: dict[tuple[str, Kind], int], now: float) -> None:
+    def _note(self, node: str, found: dict[tuple[str, Disagreement], int], now: float) -> None:
         before = self._since.pop(node, {})
         if found:
             kept = {each: before[each] for each, said in found.items() if each in before and before[each][1] == said}
             self._since[node] = {each: kept.get(each, (now, said)) for each, said in found.items()}
 
     def _count(self, now: float) -> None:
-        counts = dict.fromkeys(map(str, Kind), 0)
+        counts = dict.fromkeys(map(str, Disagreement), 0)
         for node, these in self._since.items():
             for (name, kind), (since, _) in these.items():
                 if now - since > PATIENCE:
@@ -122,6 +124,6 @@ class LedgerCheck:
         self._counts = counts
 
 
-def _said(told: Mapping[str, CardRecord], name: str, kind: Kind) -> int:
+def _said(told: Mapping[str, CardRecord], name: str, kind: Disagreement) -> int:
     """A status that says something else at each look follows a busy card: that is a lag, and no disagreement."""
-    return told[name].status.memory if kind is Kind.STATUS else 0
+    return told[name].status.memory if kind is Disagreement.STATUS else 0

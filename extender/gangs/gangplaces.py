@@ -13,8 +13,8 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.gangstate import Gang, Plan
-from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
+from cardwise.core.gangs.gangstate import Gang, GangPlan
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies, shapes
 from cardwise.core.placement import fitting
 from extender.ahead.ahead import Ahead
 from extender.ahead.reserve import Reserve, no_place
@@ -27,7 +27,7 @@ from extender.records.podref import PodRef
 CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
 
 
-class Places:
+class GangPlaces:
     """`policy`: of placement, for pods that name none."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Places:
 
     # Plans.
 
-    def plan_of(self, key: str) -> Plan:
+    def plan_of(self, key: str) -> GangPlan:
         """What is planned for the gang, "namespace/name", at any time from now on."""
         return _Rows(self._reservations, key)
 
@@ -247,7 +247,7 @@ class Places:
             known &= complete
         return None, known
 
-    def _given_way(self, shape: Shape) -> int:
+    def _given_way(self, shape: MemberShape) -> int:
         """How many more there would be room for at most, if nothing were held ahead."""
         least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
         more = 0
@@ -263,14 +263,14 @@ class Places:
         return more
 
     def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
-        shape = Shape(request, load)
+        shape = MemberShape(request, load)
         if not self._vacancies.most(shape)[1]:
             return None
         ahead = {one.node: 1 for one in self._reservations.among(Phase.NOMINATED)}  # who may give way
         return {**ahead, **self._vacancies.nodes(shape)}
 
 
-class _Rows(Plan):
+class _Rows(GangPlan):
     """The gang's rows in the table of reservations."""
 
     def __init__(self, table: Reservations, key: str) -> None:

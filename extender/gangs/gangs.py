@@ -11,15 +11,15 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.gangs.gangplan import Nodes, Planned
-from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase
+from cardwise.core.gangs.gangs import Foreign, GangPhase, Group, Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.gangs.bindturns import BindTurns
-from extender.gangs.gangplaces import CHEAP, Places
+from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangviews import View, view, waiter
-from extender.gangs.gangwords import Hold, Settings, Work
+from extender.gangs.gangwords import GangSettings, Hold, Work
 from extender.gangs.line import Line, Walk
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
@@ -28,7 +28,7 @@ TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gan
 class Gangs:
     """Not thread-safe: the state locks."""
 
-    def __init__(self, cache: Cache, places: Places, settings: Settings, clock: Clock) -> None:
+    def __init__(self, cache: Cache, places: GangPlaces, settings: GangSettings, clock: Clock) -> None:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
         self._cache = cache
@@ -277,7 +277,7 @@ class Gangs:
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
-        counts = dict.fromkeys(map(str, Phase), 0)
+        counts = dict.fromkeys(map(str, GangPhase), 0)
         for gang in self._gangs.values():
             counts[str(gang.phase)] += not gang.group.basic
         return counts
@@ -378,7 +378,7 @@ class Gangs:
         return True
 
     def _try(self, gang: Gang, now: float) -> bool | None:
-        """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
+        """Plans it, where that may help; those who were refused before are woken. None: as `GangPlaces.attempt`."""
         if not gang.forward and not self._queue.has_turn(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core.gangs.gangs import Member, Phase
+from cardwise.core.gangs.gangs import GangPhase, Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
@@ -19,7 +19,7 @@ class View:
 
     namespace: str
     name: str
-    phase: Phase
+    phase: GangPhase
     reason: str
     minimum: int
     there: int

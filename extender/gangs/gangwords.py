@@ -13,7 +13,7 @@ from extender.records.podref import PodRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GangSettings:
     """`max_waiting`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
 
     patience: GangPatience = field(default_factory=GangPatience)

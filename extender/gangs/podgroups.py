@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import Group, Phase
+from cardwise.core.gangs.gangs import GangPhase, Group
 from cardwise.kube.errors import truncated
 from extender.gangs.gangviews import View
 
@@ -42,8 +42,8 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     obj = _decode(raw)
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     auto = names.AUTO_LABEL in (metadata.get("labels") or {})
-    running = status.get("phase") == Phase.RUNNING
-    half = _time(status.get("since")) if status.get("phase") in (Phase.BINDING, Phase.ROLLING) else None
+    running = status.get("phase") == GangPhase.RUNNING
+    half = _time(status.get("since")) if status.get("phase") in (GangPhase.BINDING, GangPhase.ROLLING) else None
     minimum = _integer(spec, "minMember") or 0
     seconds = _integer(spec, "timeoutSeconds")
     group = Group(
@@ -75,7 +75,7 @@ def automatic(view: View) -> Object:
 
 def status(seen: GroupRecord, view: View | None, now: str) -> Object:
     """As it is written, but for the times of conditions. `view` is None where the gang has no pod."""
-    phase = view.phase if view is not None else Phase.PENDING
+    phase = view.phase if view is not None else GangPhase.PENDING
     since = seen.status.get("since") if seen.status.get("phase") == phase else None
     reason = truncated(view.reason if view is not None else "there is no pod of it", _LONGEST)
     made: Object = {
@@ -91,7 +91,7 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Object:
             for node, members, cards in (view.held if view is not None else ())
         ],
     }
-    running = phase is Phase.RUNNING
+    running = phase is GangPhase.RUNNING
     condition = {
         "type": "Running",
         "status": "True" if running else "False",

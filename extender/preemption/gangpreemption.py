@@ -17,7 +17,7 @@ from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import Kept, Place
+from extender.cache.nominations import Kept, NominatedPlace
 from extender.gangs.gangs import Gangs
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
@@ -90,7 +90,9 @@ class GangPreemption:
                 else:
                     found.clear()
                     break
-                self._nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self._clock.now())
+                self._nominations.answered(
+                    taker, {node: NominatedPlace(victims.assignment, victims.uids)}, self._clock.now()
+                )
                 nodes.add(node)
                 del found[node]
                 taker = _claimant(claimant.ref.namespace, fellows[0]) if fellows else claimant

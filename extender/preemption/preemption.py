@@ -14,7 +14,7 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import LOWEST, NominatedPods
-from extender.cache.nominations import Place
+from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
@@ -158,7 +158,7 @@ class Preemption:
     # Everything below runs under the lock.
 
     def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
-        self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
+        self._nominations.decided(claimant, node, NominatedPlace(victims.assignment, victims.uids), self._clock.now())
         there = {placed.uid: placed for _, placed in self._loads.on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids))
 
@@ -182,7 +182,7 @@ class Preemption:
         if together is None:
             return {}
         victims = together.victims
-        place = Place(victims.assignment, victims.uids, together.rest)
+        place = NominatedPlace(victims.assignment, victims.uids, together.rest)
         self._nominations.answered(claimant, {together.node: place}, self._clock.now())
         return {together.node: victims}
 
@@ -194,7 +194,7 @@ class Preemption:
                 for node, victims in found.items()
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
-        places = {node: Place(victims.assignment, victims.uids) for node, victims in found.items()}
+        places = {node: NominatedPlace(victims.assignment, victims.uids) for node, victims in found.items()}
         self._nominations.answered(claimant, places, self._clock.now())
         return found
 

@@ -67,7 +67,7 @@ class _NodeSpec(Struct):
     taints: list[_Taint] | None = None
 
 
-class _Allocatable(loads.Amounts):
+class _Allocatable(loads.ResourceList):
     share: str | int = msgspec.field(default="", name=names.SHARE)
 
 

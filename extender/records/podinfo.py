@@ -93,7 +93,7 @@ class _Status(Struct, rename="camel"):
     init_container_statuses: list[_Container] | None = None
 
 
-class _Running(loads.Container, rename="camel"):
+class _Running(loads.ContainerLoad, rename="camel"):
     security_context: wire.RunAs | None = None
 
 

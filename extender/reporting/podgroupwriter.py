@@ -11,7 +11,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import Phase
+from cardwise.core.gangs.gangs import GangPhase
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder
@@ -150,13 +150,15 @@ class PodGroupWriter:
             return
         if before is None or (before.reason, before.text) != said:
             # A leader that begins finds gangs that have been running for long.
-            done = before is None and view.phase is Phase.RUNNING and _running(seen)
+            done = before is None and view.phase is GangPhase.RUNNING and _running(seen)
             before = self._told[key] = _Told(*said, now, done)
-        at_once = view.phase in (Phase.RUNNING, Phase.ROLLING)
+        at_once = view.phase in (GangPhase.RUNNING, GangPhase.ROLLING)
         if before.done or (not at_once and now - before.at < _SETTLED):
             return
         self._told[key] = before._replace(done=True)
-        kind: EventKind = "Normal" if view.phase in (Phase.HELD, Phase.BINDING, Phase.RUNNING) else "Warning"
+        kind: EventKind = (
+            "Normal" if view.phase in (GangPhase.HELD, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
+        )
         if seen is not None:
             about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
             self._events.record(about, before.reason, before.text, kind)
@@ -169,21 +171,21 @@ def _words(view: View) -> tuple[str, str] | None:
     name, there = f"gang {view.name}", view.there
     if not there:
         return None
-    if view.phase is Phase.PENDING:
+    if view.phase is GangPhase.PENDING:
         if view.minimum > there:
             return "GangIncomplete", f"{name} is waiting for {view.minimum - there} of {view.minimum} members"
         return "GangIncomplete", f"{name} cannot be bound: {view.reason}"
-    if view.phase is Phase.WAITING:
+    if view.phase is GangPhase.WAITING:
         return (
             "GangWaiting",
             f"{name} waits to fit as a whole" + (f": {view.reason}" if view.reason else ""),
         )
-    if view.phase is Phase.HELD:
+    if view.phase is GangPhase.HELD:
         some = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
         return "GangHeld", f"{name} fits, waiting for {some} to be scheduled"
-    if view.phase is Phase.RUNNING:
+    if view.phase is GangPhase.RUNNING:
         return "GangBound", f"{name} is bound: all {view.minimum} members that it needs have a node"
-    if view.phase is Phase.ROLLING:
+    if view.phase is GangPhase.ROLLING:
         return (
             "GangRolling",
             f"{name} is bound in part, {view.bound} of {view.minimum} members; the rest follows",
@@ -192,7 +194,7 @@ def _words(view: View) -> tuple[str, str] | None:
 
 
 def _running(seen: GroupRecord | None) -> bool:
-    return seen is not None and seen.status.get("phase") == Phase.RUNNING
+    return seen is not None and seen.status.get("phase") == GangPhase.RUNNING
 
 
 def _ref(pod: PodRef) -> ObjectRef:

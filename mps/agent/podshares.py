@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.assignment import CardShare, per_card_limit
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 
@@ -46,15 +46,17 @@ def read(environ: Mapping[str, str]) -> Told:
     if not shares or not all(map(_KEY.fullmatch, shares)):
         raise InvalidRequest(shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'nobody'}", remedy)
     wait = environ.get(shareagent.WAIT_ENV, "")
-    if wait not in ("", State.READY):
-        raise InvalidRequest(shareagent.WAIT_ENV, f"{wait!r} is nothing to wait for", f"write {State.READY} or nothing")
+    if wait not in ("", MpsState.READY):
+        raise InvalidRequest(
+            shareagent.WAIT_ENV, f"{wait!r} is nothing to wait for", f"write {MpsState.READY} or nothing"
+        )
     port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
         raise InvalidRequest(shareagent.METRICS_PORT_ENV, f"{port!r} is no port", "write a number below 65536, 0: none")
     return Told(shares=shares, waits=bool(wait), port=int(port))
 
 
-def enforced(shares: tuple[CardShare, ...], states: Mapping[str, State], *, waits: bool) -> str:
+def enforced(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
     """What makes the container's processes keep to their limit.
 
     A daemon that is ill changes nothing: the container was started with its limit, and cannot get past MPS.
@@ -64,7 +66,7 @@ def enforced(shares: tuple[CardShare, ...], states: Mapping[str, State], *, wait
     state = states.get(shares[0].uuid)
     if state is None:
         return UNKNOWN
-    return ADVISORY if state is State.OFF else MPS
+    return ADVISORY if state is MpsState.OFF else MPS
 
 
 def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:

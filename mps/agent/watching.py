@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cardwise.clock import Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 
@@ -15,7 +15,7 @@ class CardLook:
     """`problem`: why no container may start on the card yet, "" if one may. `state` is None where none can be read."""
 
     problem: str
-    state: State | None
+    state: MpsState | None
 
 
 def look(root: Path, uuid: str, need: MiB, clock: Clock) -> CardLook:

@@ -14,7 +14,7 @@ import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import State, Status
+from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from cardwise.runtime.loops import Loop
@@ -251,7 +251,9 @@ class Daemon:
         if new.phase is DaemonPhase.FAULT:
             metrics.FAULTS.labels(self.unit.name).inc()
         before, after = machine.state_of(old), machine.state_of(new)
-        level = _log.info if after in (State.READY, State.STARTING, State.OFF) or before is after else _log.warning
+        level = (
+            _log.info if after in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or before is after else _log.warning
+        )
         level("MPS", card=self.unit.name, phase=str(new.phase), state=str(after), reason=new.reason)
         self._publish(looked=new.phase is DaemonPhase.OFF)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 
 _RETRY_SECONDS = 0.2
 _SWEEP_SECONDS = 0.5
@@ -122,19 +122,19 @@ _ACTS: Final = {
     DaemonPhase.RELEASING: Act.RELEASE,
 }
 _STATES: Final = {
-    DaemonPhase.OFF: State.OFF,
-    DaemonPhase.DOWN: State.DOWN,
-    DaemonPhase.SPAWNING: State.STARTING,
-    DaemonPhase.AWAITING: State.STARTING,
-    DaemonPhase.CONFIGURING: State.STARTING,
-    DaemonPhase.WARMING: State.STARTING,
-    DaemonPhase.READY: State.READY,
-    DaemonPhase.SUSPECT: State.DOWN,
-    DaemonPhase.FAULT: State.FAULT,
-    DaemonPhase.DRAINING: State.DRAINING,
-    DaemonPhase.QUITTING: State.DRAINING,
-    DaemonPhase.KILLING: State.DOWN,
-    DaemonPhase.RELEASING: State.DRAINING,
+    DaemonPhase.OFF: MpsState.OFF,
+    DaemonPhase.DOWN: MpsState.DOWN,
+    DaemonPhase.SPAWNING: MpsState.STARTING,
+    DaemonPhase.AWAITING: MpsState.STARTING,
+    DaemonPhase.CONFIGURING: MpsState.STARTING,
+    DaemonPhase.WARMING: MpsState.STARTING,
+    DaemonPhase.READY: MpsState.READY,
+    DaemonPhase.SUSPECT: MpsState.DOWN,
+    DaemonPhase.FAULT: MpsState.FAULT,
+    DaemonPhase.DRAINING: MpsState.DRAINING,
+    DaemonPhase.QUITTING: MpsState.DRAINING,
+    DaemonPhase.KILLING: MpsState.DOWN,
+    DaemonPhase.RELEASING: MpsState.DRAINING,
 }
 # In these a daemon of ours should be running.
 RUNNING: Final = frozenset(
@@ -151,7 +151,7 @@ RUNNING: Final = frozenset(
 )
 
 
-def state_of(machine: Machine) -> State:
+def state_of(machine: Machine) -> MpsState:
     """What others see."""
     return _STATES[machine.phase]
 

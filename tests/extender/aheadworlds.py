@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cardwise.core.api.request import Load
-from extender.ahead.ahead import Outcome, Settings, When
+from extender.ahead.ahead import AheadSettings, Outcome, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Patience
@@ -18,7 +18,7 @@ from tests.extender.worlds import as_card, as_pod, asking, resource
 from tests.fakes.clock import FakeClock
 
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
-ALWAYS = Settings(when=When.ALWAYS)
+ALWAYS = AheadSettings(when=When.ALWAYS)
 REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 
 Json = dict[str, Any]
@@ -28,10 +28,10 @@ class World:
     """Nodes of one card each; `outcomes`: what became of pods that were decided about ahead."""
 
     def __init__(
-        self, *nodes: str, settings: Settings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
+        self, *nodes: str, settings: AheadSettings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
     ) -> None:
         self.clock = FakeClock()
-        of_gangs = gangwords.Settings(max_waiting=8)
+        of_gangs = gangwords.GangSettings(max_waiting=8)
         self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
         self.outcomes: list[Outcome] = []
         self.state.ahead.observe = self.outcomes.append

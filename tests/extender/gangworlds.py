@@ -15,7 +15,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
-from extender.gangs.gangwords import Hold, Settings
+from extender.gangs.gangwords import GangSettings, Hold
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
@@ -127,7 +127,7 @@ class World:
             self.unassume(bind.pod)
         self.binding = []
         self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
-        settings = Settings(patience=self.patience, max_waiting=self.max_waiting)
+        settings = GangSettings(patience=self.patience, max_waiting=self.max_waiting)
         patience = Patience(hold=30.0, terminating=0.0, confirm=75.0)
         self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
         for name, spec in self.nodes.items():

@@ -8,7 +8,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun
-from extender.gangs.gangwords import Settings
+from extender.gangs.gangwords import GangSettings
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
@@ -189,7 +189,7 @@ def test_a_security_context_that_is_none_is_no_call(world):
 
 
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
-    world = State(clock=clock, of_gangs=Settings(max_waiting=3))
+    world = State(clock=clock, of_gangs=GangSettings(max_waiting=3))
     tell(world, 0, 1, state="Ready")
     for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
         made = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})

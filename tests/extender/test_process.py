@@ -5,7 +5,7 @@ import pytest
 from cardwise.runtime.http.health import Shown
 from cardwise.runtime.settings import HostPort
 from extender.cache import statelock
-from extender.process import Process, Settings
+from extender.process import ExtenderSettings, Process
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
@@ -17,7 +17,7 @@ def clock():
 
 @pytest.fixture
 def made(clock):
-    settings = Settings(
+    settings = ExtenderSettings(
         policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
         hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0,
         gang_seconds_limit=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0,

@@ -91,7 +91,7 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
     group = schema(render, "podgroups")["properties"]
     assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MOST_MEMBERS
     assert group["status"]["properties"]["held"]["maxItems"] == gangs.MOST_MEMBERS
-    assert group["status"]["properties"]["phase"]["enum"] == [str(phase) for phase in gangs.Phase]
+    assert group["status"]["properties"]["phase"]["enum"] == [str(phase) for phase in gangs.GangPhase]
 
 
 def test_a_group_has_a_name_that_a_label_takes(render: Render) -> None:

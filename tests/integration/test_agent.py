@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import mps, names, shareagent
-from cardwise.core.api.mps import State, Status
+from cardwise.core.api.mps import MpsState, Status
 from cardwise.gpus import mpsnode
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage
@@ -70,7 +70,7 @@ def state(cluster: Cluster, index: int) -> str:
 
 def ready(cluster: Cluster) -> None:
     cluster.wait(
-        lambda: all(state(cluster, index) == State.READY for index in (0, 1)), "MPS of both cards is ready", 60
+        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "MPS of both cards is ready", 60
     )
 
 
@@ -153,10 +153,10 @@ def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space
     process.stop(timeout=60)
     held = {share.index for name in ("one", "two") for share in assigned(space.get(name)).shares()}
     assert held == {0}, "binpack"
-    cluster.wait(lambda: state(cluster, 0) == State.DOWN, "it said good-bye", 60)
+    cluster.wait(lambda: state(cluster, 0) == MpsState.DOWN, "it said good-bye", 60)
     process.restart()
     cluster.wait(
-        lambda: all(state(cluster, index) == State.READY for index in (0, 1)), "the next one has taken over", 60
+        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "the next one has taken over", 60
     )
     assert daemon(cluster, 0).daemon_pid == daemons[0], "the same daemon serves those that run"
     space.create(stays("after"))

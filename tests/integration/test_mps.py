@@ -19,7 +19,7 @@ import yaml
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import State, Status
+from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths
@@ -111,7 +111,7 @@ class World:
         """kill -9 of the daemon; and the next one's server gets no further than starting."""
         (self.home(index) / mps.LOG / "server-starting").touch()
         os.kill(self.status(index).daemon_pid, signal.SIGKILL)
-        self.wait(lambda: self.status(index).state is not State.READY, f"MPS of card {index} is down")
+        self.wait(lambda: self.status(index).state is not MpsState.READY, f"MPS of card {index} is down")
 
     def heal(self, index: int) -> None:
         (self.home(index) / mps.LOG / "server-starting").unlink(missing_ok=True)
@@ -321,14 +321,14 @@ def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(w
     daemon = world.status(0).daemon_pid
     getattr(world.cluster.process(MANAGER), how)()
     for index in range(2):
-        world.wait(lambda index=index: world.said(index).get("state") == State.DOWN, "the cluster knows")
+        world.wait(lambda index=index: world.said(index).get("state") == MpsState.DOWN, "the cluster knows")
     late = world.pod("late", 1, 1000)
     world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons("late"), "it is told why")
     assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
     world.cluster.process(MANAGER).restart()
     world.started(late)
     for index in range(2):
-        world.wait(lambda index=index: world.said(index).get("state") == State.READY, "the cluster knows")
+        world.wait(lambda index=index: world.said(index).get("state") == MpsState.READY, "the cluster knows")
     assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
     assert (world.starts(runs), world.starts(late)) == (1, 1)
 

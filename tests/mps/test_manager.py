@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core.api.mps import Scope, State
+from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
 from tests.mps.worlds import P100, uuid_of
 
@@ -60,7 +60,7 @@ def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
     node.start()
     node.wait_ready()
     node.bind("plain", 0, 4096, off=True)
-    node.until(lambda: not node.problem(wanted=State.OFF))
+    node.until(lambda: not node.problem(wanted=MpsState.OFF))
     assert node.mode() == "Default"
     assert node.told()["state"] == "Off"
     assert "is Off, not Ready" in node.problem()
@@ -73,9 +73,9 @@ def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
 def test_that_it_is_off_does_not_go_stale(node):
     node.bind("plain", 0, 4096, off=True)
     node.start()
-    node.until(lambda: not node.problem(wanted=State.OFF))
+    node.until(lambda: not node.problem(wanted=MpsState.OFF))
     node.pass_time(60.0)
-    assert not node.problem(wanted=State.OFF)
+    assert not node.problem(wanted=MpsState.OFF)
 
 
 def test_one_pod_that_wants_mps_keeps_it_on(node):

@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY
 
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from mps import metrics
 from tests.mps.worlds import uuid_of
 
@@ -12,23 +12,23 @@ def value(name: str, **labels: str) -> float:
 
 
 def states() -> dict[str, float]:
-    return {each: value("cardwise_mps_state", state=each) for each in State}
+    return {each: value("cardwise_mps_state", state=each) for each in MpsState}
 
 
-def only(state: State) -> dict[str, float]:
-    return {each: float(each is state) for each in State}
+def only(state: MpsState) -> dict[str, float]:
+    return {each: float(each is state) for each in MpsState}
 
 
 def test_a_state_is_one_of_all():
-    metrics.tell_state("some-card", State.DRAINING)
+    metrics.tell_state("some-card", MpsState.DRAINING)
     found = {
-        each: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": each}) for each in State
+        each: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": each}) for each in MpsState
     }
-    assert found == only(State.DRAINING)
+    assert found == only(MpsState.DRAINING)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 0
-    metrics.tell_state("some-card", State.READY)
+    metrics.tell_state("some-card", MpsState.READY)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 1
-    assert REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": State.DRAINING}) == 0
+    assert REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": MpsState.DRAINING}) == 0
 
 
 def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):
@@ -36,7 +36,7 @@ def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):
     probes = REGISTRY.get_sample_value("cardwise_mps_probe_seconds_count", {"outcome": "ok"}) or 0.0
     node.start()
     node.wait_ready()
-    assert states() == only(State.READY)
+    assert states() == only(MpsState.READY)
     assert value("cardwise_mps_heals_total") == before["heals"], "the first start is no heal"
     node.daemon().kill()
     node.until(lambda: value("cardwise_mps_up") == 0)
@@ -44,7 +44,7 @@ def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):
     assert value("cardwise_mps_heals_total") == before["heals"] + 1
     assert value("cardwise_mps_daemon_failures_total") == before["daemon_failures"] + 1
     assert value("cardwise_mps_daemon_starts_total") == before["daemon_starts"] + 2
-    assert states() == only(State.READY)
+    assert states() == only(MpsState.READY)
     assert value("cardwise_mps_ceiling_bytes") == 512 * 1024**2
     node.pass_time(10.0)
     assert REGISTRY.get_sample_value("cardwise_mps_probe_seconds_count", {"outcome": "ok"}) > probes

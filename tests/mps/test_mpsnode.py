@@ -9,7 +9,7 @@ import pytest
 
 from cardwise.clock import BOOT
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.gpus import mpsnode
 from mps.daemon import directories
 from mps.manager import Lock, RootTaken
@@ -24,7 +24,7 @@ def home(folder):
     home = folder / made.name
     directories.prepare(home)
     (folder / mps.LOCK).touch()
-    write(home, State.READY)
+    write(home, MpsState.READY)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(home / mps.CLIENTS / mps.CONTROL))
     listener.listen()
@@ -32,7 +32,7 @@ def home(folder):
     listener.close()
 
 
-def write(home, state: State) -> None:
+def write(home, state: MpsState) -> None:
     status = Status(uuids=("GPU-1",), scope=Scope.CARD, state=state, checked=BOOT.now(), valid_seconds=60.0)
     directories.write_status(home, status)
 
@@ -53,12 +53,12 @@ def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, home):
     assert "does not serve card GPU-2" in mpsnode.problem(folder, "GPU-2")
     listener.close()
     assert "takes no connection" in mpsnode.problem(folder, "GPU-1")
-    assert "is Ready, not Off" in mpsnode.problem(folder, "GPU-1", wanted=State.OFF)
-    write(path, State.OFF)
-    assert mpsnode.problem(folder, "GPU-1", wanted=State.OFF) == "", "no daemon is asked where none should be"
+    assert "is Ready, not Off" in mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF)
+    write(path, MpsState.OFF)
+    assert mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
     held.kill()
     held.communicate()
-    assert "no MPS manager runs" in mpsnode.problem(folder, "GPU-1", wanted=State.OFF)
+    assert "no MPS manager runs" in mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF)
 
 
 def test_asking_does_not_trouble_the_daemon(folder, home):

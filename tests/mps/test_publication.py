@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.kube import paths
 from mps.publication import Publication
 from tests.fakes.apiserver import ApiServer, Fault
@@ -31,7 +31,7 @@ class Cluster:
         metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
         self.api.put(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index)}, "status": status})
 
-    def say(self, index: int = 0, *, age: float = 0.0, state: State = State.READY) -> None:
+    def say(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:
         """From now on; looked at so many seconds ago."""
         self.statuses[uuid_of(index)] = Status(
             uuids=(uuid_of(index),), scope=Scope.CARD, state=state, checked=self.clock.now() - age, valid_seconds=12.0
@@ -85,7 +85,7 @@ def test_the_api_server_is_told_of_changes_only(cluster):
         cluster.later().say(0)  # the daemon was asked a moment ago, and all is as before
         cluster.settled()
     assert len(cluster.api.sent("patch")) == 1
-    cluster.say(0, state=State.FAULT)
+    cluster.say(0, state=MpsState.FAULT)
     assert cluster.state() == "Fault"
     assert len(cluster.api.sent("patch")) == 2
 
@@ -103,7 +103,7 @@ def test_what_the_api_server_does_not_take_is_said_and_told_again(cluster):
 def test_its_last_word_is_told_before_it_ends(cluster):
     cluster.say(0)
     assert cluster.state() == "Ready"
-    cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], state=State.DOWN)
+    cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], state=MpsState.DOWN)
     cluster.publication.stop()
     assert cluster.told()["state"] == "Down"
 
@@ -121,7 +121,7 @@ def test_one_that_does_not_look_at_a_card_any_more_contradicts_nobody_until_it_d
     cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now() - 60.0)
     cluster.api.edit(cluster.path(), status={"mps": GONE})
     cluster.add(1)
-    cluster.say(1, age=60.0, state=State.FAULT)
+    cluster.say(1, age=60.0, state=MpsState.FAULT)
     assert cluster.state(1) == "Fault", "a state in which nothing starts"
     assert cluster.later().state() == "Down"
     cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now())

@@ -26,7 +26,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
-from extender.process import Extender, Settings
+from extender.process import Extender, ExtenderSettings
 from tests.build import asking, gpu_quota, held, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
@@ -47,7 +47,7 @@ TROUBLES = {
 }  # fmt: skip
 QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been placed: a gang may keep cards for long
 
-SETTINGS = Settings(
+SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
     hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0, gang_seconds_limit=300.0,
     gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0,
@@ -65,10 +65,10 @@ class Whole(Protocol):
     def stop(self) -> None: ...
 
 
-Build = Callable[[KubeClient, Clock, Settings], Whole]
+Build = Callable[[KubeClient, Clock, ExtenderSettings], Whole]
 
 
-def today(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
+def today(client: KubeClient, clock: Clock, settings: ExtenderSettings) -> Whole:
     return Extender(client, settings, max_waiting=64, clock=clock, lease_clock=clock)
 
 

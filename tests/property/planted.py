@@ -23,7 +23,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http.httpcalls import WsgiApp
-from extender.process import Settings
+from extender.process import ExtenderSettings
 from tests.fakes.apidoors import InMemoryClient
 from tests.fakes.apiobjects import encoded, merged, status
 from tests.fakes.apiserver import Answer, Request
@@ -46,7 +46,7 @@ class Fault:
     settings: Json = dataclasses.field(default_factory=dict)
 
     def build(self) -> Build:
-        def made(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
+        def made(client: KubeClient, clock: Clock, settings: ExtenderSettings) -> Whole:
             assert isinstance(client, InMemoryClient)
             between = _Between(client, self)
             return _Whole(today(between, clock, dataclasses.replace(settings, **self.settings)), self)

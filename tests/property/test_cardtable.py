@@ -9,7 +9,7 @@ from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
-from cardwise.core.placement.scored.cardtable import Cards, CardTable
+from cardwise.core.placement.scored.cardtable import CardArrays, CardTable
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.shapes import Shape, ask_of
 from tests.examples import examples
@@ -56,7 +56,7 @@ def test_a_card_serves_who_can_be_put_there(requests, held):
     shapes = [Shape(ask_of(one, fitting.claims(one), LOAD)) for one in requests]
     lines, table = nodes.lines, CardTable(shapes)
     at = list(nodes.slots.values())
-    cards = Cards(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
+    cards = CardArrays(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
     wanted = [[times(filled(held), name, one) for one in requests] for name in nodes.slots]
     assert table.times(cards).tolist() == wanted
     assert table.serves(cards).tolist() == [[count > 0 for count in row] for row in wanted]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
-from cardwise.core.defrag.defrag import Plan, plan
+from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import Goal, Movable, World
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -152,7 +152,7 @@ def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(found, cordon):
     happens(holdings, pods, goal, told)
 
 
-def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, told: Plan) -> None:
+def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, told: MovePlan) -> None:
     """Each of the moves, and as much fits afterwards as was told."""
     by_uid = {pod.uid: pod for pod in pods}
     for i, move in enumerate(told.moves):

@@ -9,7 +9,7 @@ from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.devices import Wanted, in_order, is_good
+from cardwise.core.placement.devices import WantedDevices, in_order, is_good
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
@@ -64,7 +64,7 @@ def test_devices_are_given_exactly_where_some_choice_would_do(description, asked
     taken = {here[i].uuid: 1 for i in held if i < len(here)}
     units = [one.device_class for one in asked for _ in range(one.count)]
     usable = [one for one in here if one.healthy and one.uuid not in taken]
-    wanted = Wanted(asked)
+    wanted = WantedDevices(asked)
     found = wanted.grant(here, taken)
     room = wanted.available(here, taken)
     if can_be_given(units, usable):

@@ -8,7 +8,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.vacancy import Shape, Vacancies
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
@@ -82,9 +82,9 @@ def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everythin
     kept = Vacancies(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
-            kept.most(Shape(asked(step[1]), Load(cpu, 1, 1)), step[2])
+            kept.most(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
-    shape = Shape(asked(which), Load(cpu, 1, 1))
+    shape = MemberShape(asked(which), Load(cpu, 1, 1))
     assert most(kept, shape, 2) == most(Vacancies(world.ledger, world.loads), shape)
 
 
@@ -94,7 +94,7 @@ def test_no_plan_finds_places_for_more(steps, which, cpu, count):
     world = World()
     for step in steps:
         world.do(*step)
-    shape = Shape(asked(which), Load(cpu, 1, 1))
+    shape = MemberShape(asked(which), Load(cpu, 1, 1))
     total, there = most(Vacancies(world.ledger, world.loads), shape)
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)

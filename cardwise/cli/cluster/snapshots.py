@@ -97,7 +97,7 @@ def _allocatable(node: Json) -> Load:
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
     allocatable = (node.get("status") or {}).get("allocatable")
-    return loads.of_node(msgspec.convert(allocatable, loads.Amounts)) if allocatable else UNLIMITED
+    return loads.of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED
 
 
 def left(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:

@@ -277,7 +277,7 @@ def _left(field: str, given: str) -> Load:
             raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the cards")
         _check_amount(f"{field}: {key}", value)
         said[key] = value
-    has = loads.of_node(loads.Amounts(**said))
+    has = loads.of_node(loads.ResourceList(**said))
     return Load(
         has.cpu if "cpu" in said else UNLIMITED.cpu,
         has.memory if "memory" in said else UNLIMITED.memory,

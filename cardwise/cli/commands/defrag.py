@@ -22,7 +22,7 @@ from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
 from cardwise.clock import Clock
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
-from cardwise.core.defrag.defrag import Plan, plan
+from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import Goal, World
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values import wording
@@ -71,7 +71,7 @@ class DefragOutcome:
     """A plan, with the pods that may be moved."""
 
     asked: DefragRequest
-    plan: Plan
+    plan: MovePlan
     found: movables.Found
 
     @property
@@ -285,7 +285,7 @@ def text(outcome: DefragOutcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _surely(made: Plan) -> str:
+def _surely(made: MovePlan) -> str:
     return "" if made.exact else f", perhaps more than needed (at least {made.least})"
 
 

@@ -44,7 +44,7 @@ _REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ClassShare:
     """What one of a class stands for: MiB and percent of the SMs of one card."""
 
     memory: MiB
@@ -61,7 +61,7 @@ class DeviceClass:
 
     name: str
     selector: Selector
-    share: Share | None = None
+    share: ClassShare | None = None
     priority: int = 0
     other: bool = False
     auto: bool = False
@@ -238,7 +238,7 @@ def _only(given: Mapping[str, Any], fields: Iterable[str], field: str, what: str
             raise InvalidRequest(f"{field}.{name}", f"is no field of {what}", f"write {', '.join(fields)}")
 
 
-def _share(share: object) -> Share:
+def _share(share: object) -> ClassShare:
     if not isinstance(share, Mapping):
         raise InvalidRequest("spec.share", f"{share!r} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}")
     _only(share, _SHARE_FIELDS, "spec.share", "a share")
@@ -254,7 +254,7 @@ def _share(share: object) -> Share:
     if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):
         remedy = f"write a whole number from 1 to {FULL_CORE}, or leave it out"
         raise InvalidRequest("spec.share.corePercent", f"{core!r} is out of range", remedy)
-    return Share(memory=mib, core=Percent(core))
+    return ClassShare(memory=mib, core=Percent(core))
 
 
 def name_of_model(model: str) -> str:

@@ -93,7 +93,7 @@ class Scope(StrEnum):
     NODE = "node"
 
 
-class State(StrEnum):
+class MpsState(StrEnum):
     """Of a card's MPS, as others see it; the table is in docs/design/0005-mps.md."""
 
     READY = "Ready"
@@ -114,7 +114,7 @@ class Status:
 
     uuids: tuple[str, ...]
     scope: Scope
-    state: State
+    state: MpsState
     reason: str = ""
     since: float = 0.0
     checked: float = 0.0
@@ -210,7 +210,7 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
     return found
 
 
-def unusable(status: Status, uuid: str, *, now: float, wanted: State = State.READY, need: MiB = MiB(0)) -> str:
+def unusable(status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)) -> str:
     """Why a container may not start on the card yet; "" if it may. `now` is CLOCK_BOOTTIME; `need` its limit there.
 
     What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsnode.
@@ -223,7 +223,7 @@ def unusable(status: Status, uuid: str, *, now: float, wanted: State = State.REA
         # How long is not said: a text that is another one each second would be told each second.
         return f"the MPS manager has not looked at card {uuid} for over {status.valid_seconds:.0f} s; is it hanging?"
     allowed = status.ceilings.get(uuid, 0)
-    if wanted is State.READY and allowed < need:
+    if wanted is MpsState.READY and allowed < need:
         return (
             f"MPS on card {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"
         )
@@ -232,7 +232,7 @@ def unusable(status: Status, uuid: str, *, now: float, wanted: State = State.REA
 
 def stale(status: Status, now: float) -> bool:
     """Whether a state in which containers start is too old to be believed. `now` is CLOCK_BOOTTIME."""
-    return status.state in (State.READY, State.OFF) and now - status.checked > status.valid_seconds
+    return status.state in (MpsState.READY, MpsState.OFF) and now - status.checked > status.valid_seconds
 
 
 def encode(status: Status) -> str:
@@ -267,7 +267,7 @@ def decode(text: str) -> Status:
         return Status(
             uuids=tuple(map(str, raw["uuids"])),
             scope=Scope(raw["scope"]),
-            state=State(raw["state"]),
+            state=MpsState(raw["state"]),
             reason=str(raw["reason"]),
             since=float(raw["since"]),
             checked=float(raw["checked"]),

@@ -2,8 +2,8 @@
 
 A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
 each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;
-else the search goes node by node after the fewest who stand in the way (`preemption`), and `Plan.least` says how many
-it takes at least.
+else the search goes node by node after the fewest who stand in the way (`preemption`), and `MovePlan.least` says how
+many it takes at least.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.defrag.moving import Goal, Movable, Move, Undo, World
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.setcover import Effort
+from cardwise.core.preemption.setcover import CoverEffort
 
 _EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
 _PATIENCE: Final = 1000  # ways that lead nowhere: as long
@@ -22,7 +22,7 @@ _NODES: Final = 512  # those with the most free on a card, where somebody may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MovePlan:
     """`moves` in order. `fits`: how many of the goal's pods fit now and after each move; `least`: no plan has fewer
     moves; with fewer fits than the goal's count none was found, and where all was `searched` there is none.
 
@@ -49,14 +49,14 @@ def plan(
     most: int | None = None,
     effort: int = _EFFORT,
     cordon: bool = True,
-) -> Plan:
+) -> MovePlan:
     """The fewest moves, at most `most`, after which the goal's pods fit. The world is as before.
 
     With `cordon` cards may be cordoned meanwhile; that is done only where it saves moves, or there is no other way.
     """
     now = world.fits(goal)
     if now >= goal.count:
-        return Plan(moves=(), fits=(now,), least=0)
+        return MovePlan(moves=(), fits=(now,), least=0)
     order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
     bound = len(order) if most is None else min(most, len(order))
     plain = _plan(_Try(world, goal, order, cordon=False), now, bound, effort)
@@ -85,10 +85,10 @@ class _Try:
         return self.world.fits(self.goal)
 
 
-def _plan(asked: _Try, now: int, bound: int, effort: int) -> Plan:
+def _plan(asked: _Try, now: int, bound: int, effort: int) -> MovePlan:
     found = _Greedy(asked, bound).plan(now)
     reached = found.fits[-1] >= asked.goal.count
-    search = _Search(asked, Effort(effort))
+    search = _Search(asked, CoverEffort(effort))
     for depth in range(1, (len(found.moves) if reached else bound) + 1):
         better = search.within(depth, now)  # of as many moves, perhaps of less important pods
         if better is not None:
@@ -114,19 +114,19 @@ def _state(move: Move) -> _State:
 class _Search:
     """All orders of all moves, but none twice that leads to the same cluster."""
 
-    def __init__(self, asked: _Try, effort: Effort) -> None:
+    def __init__(self, asked: _Try, effort: CoverEffort) -> None:
         self.effort = effort
         self._asked = asked
 
-    def within(self, depth: int, now: int) -> Plan | None:
+    def within(self, depth: int, now: int) -> MovePlan | None:
         """The least harmful plan of so many moves; None where there is none, or the effort is spent before."""
-        found: Plan | None = None
+        found: MovePlan | None = None
         least: tuple[int, int] | None = None
         by_uid = {pod.uid: pod for pod in self._asked.movables}
         for moves, fits in self._walk(depth, [], [now], set()):
             harm = _harm([by_uid[move.before.uid] for move in moves])
             if least is None or harm < least:
-                found, least = Plan(moves=moves, fits=fits, least=depth, cordons=self._asked.cordon), harm
+                found, least = MovePlan(moves=moves, fits=fits, least=depth, cordons=self._asked.cordon), harm
         return found
 
     def _walk(
@@ -173,7 +173,7 @@ class _Greedy:
             request=goal.request, load=goal.load, priority=1, policy=goal.policy, headroom=goal.headroom
         )
 
-    def plan(self, now: int) -> Plan:
+    def plan(self, now: int) -> MovePlan:
         """With all moves that were of use. The world is as before."""
         fits, undos = [now], list[Undo]()
         while fits[-1] < self._asked.goal.count and (step := self._step(fits[-1])) is not None:
@@ -181,7 +181,7 @@ class _Greedy:
             fits += step[1]
         for undo in reversed(undos):
             undo()
-        return Plan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._asked.cordon)
+        return MovePlan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._asked.cordon)
 
     def _step(self, before: int) -> tuple[list[Undo], list[int]] | None:
         """The next way that leads somewhere; None where none was found."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cardwise.core.api.request import Load
-from cardwise.core.placement.kinds import Kinds
+from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.scored.fragmentation import Fragmentation
@@ -80,7 +80,7 @@ def asks_of(holdings: Iterable[Holding]) -> dict[Ask, float]:
     return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:_MOST])
 
 
-def typical(counts: Mapping[Ask, float], kinds: Kinds) -> list[Weighted]:
+def typical(counts: Mapping[Ask, float], kinds: CardKinds) -> list[Weighted]:
     """The pods that come, by how often each ask has come, on cards of these kinds."""
     total = sum(counts.values())
     return [
@@ -123,7 +123,7 @@ class Fragments:
         _, *sums = map(sum, zip(*self._cards.get(name) or [_NO_CARD], strict=True))
         return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
 
-    def classes(self, kinds: Kinds) -> dict[str, Memory]:
+    def classes(self, kinds: CardKinds) -> dict[str, Memory]:
         """By class of card; a card may be in several. `kinds`: those of the nodes' ledger."""
         found: dict[str, Memory] = {}
         for number, memory in self._by_kind().items():

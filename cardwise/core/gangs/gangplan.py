@@ -18,14 +18,14 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.placement import Scorer
-from cardwise.core.placement.searching import Effort
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes for members who are alike
 _MOST_SEARCHED: Final = 256  # nodes for all members of several claims, each of which is searched by itself, but
 _AT_LEAST: Final = 2  # so many for each member
-_STEPS: Final = 1024  # of such searches, see `Effort`
+_STEPS: Final = 1024  # of such searches, see `SearchEffort`
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
 
 
@@ -138,7 +138,7 @@ class _Ground:
         self.ledger = ledger
         self.terms = terms
         self.limited = bool(terms.headroom())
-        self.effort = Effort(_STEPS)
+        self.effort = SearchEffort(_STEPS)
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         self._roomy: dict[tuple[int, Load], list[str]] = {}

@@ -137,7 +137,7 @@ def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int |
 # What is known of a gang.
 
 
-class Phase(StrEnum):
+class GangPhase(StrEnum):
     """As `PodGroup.status.phase` says it."""
 
     PENDING = "Pending"  # fewer members than the minimum

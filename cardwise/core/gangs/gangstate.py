@@ -1,7 +1,7 @@
 """The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
 
 It knows who is there; the cards and the nodes' loads are the planner's (`gangplan`), threads and writes the extender's.
-Who is planned where is in a `Plan`, which is the extender's table of reservations: a transition that makes it void
+Who is planned where is in a `GangPlan`, which is the extender's table of reservations: a transition that makes it void
 gives it up, and answers the reason, for those who wait in bind.
 """
 
@@ -16,9 +16,9 @@ from cardwise.core.gangs.gangs import (
     MOST_MEMBERS,
     Foreign,
     GangPatience,
+    GangPhase,
     Group,
     Member,
-    Phase,
     Rank,
     rank_of,
 )
@@ -31,7 +31,7 @@ _ONE_ROUND = 1.0  # seconds
 _NAMED = 5  # members that a text names
 
 
-class Plan(Mapping[str, str]):
+class GangPlan(Mapping[str, str]):
     """The node by member, as far as any is planned. It changes as cards are given and taken, beside what is done here;
     what is posted stays in it until it is given up or the API server says what became of it.
     """
@@ -78,7 +78,7 @@ class Gang:
 
     namespace: str
     name: str
-    plan: Plan
+    plan: GangPlan
     patience: GangPatience = field(default_factory=GangPatience)
     members: dict[str, Member] = field(default_factory=dict)
     group: Group = field(default_factory=Group)
@@ -188,16 +188,16 @@ class Gang:
         return next((f"{m.name} has the scheduling gate {m.barred}" for m in self._roster.barred), "")
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> GangPhase:
         if self.ran:
-            return Phase.RUNNING
+            return GangPhase.RUNNING
         if self.evicting or (self.forward and not self.committed):
-            return Phase.ROLLING
+            return GangPhase.ROLLING
         if self.forward:
-            return Phase.BINDING
+            return GangPhase.BINDING
         if self.plan:
-            return Phase.HELD
-        return Phase.WAITING if self.complete else Phase.PENDING
+            return GangPhase.HELD
+        return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
     def to_free(self) -> Sequence[Member]:
         """The members whose gates are to be taken away; of thousands the oldest, the others follow."""

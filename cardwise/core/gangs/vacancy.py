@@ -23,23 +23,23 @@ _MOST_CHANGES: Final = 20_000  # remembered
 _ANY: Final = 1 << 30
 
 
-class Shape(NamedTuple):
+class MemberShape(NamedTuple):
     """Pods that ask for the same."""
 
     request: PodRequest
     load: Load
 
 
-def shapes(members: Iterable[Member]) -> dict[Shape, list[Member]]:
+def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
     """Those that ask for cards, by what they ask."""
-    alike: dict[Shape, list[Member]] = {}
+    alike: dict[MemberShape, list[Member]] = {}
     for member in members:
         if member.request is not None:
-            alike.setdefault(Shape(member.request, member.load), []).append(member)
+            alike.setdefault(MemberShape(member.request, member.load), []).append(member)
     return alike
 
 
-class Nodes(Protocol):
+class WatchedNodes(Protocol):
     """What nodes have left beside cards."""
 
     def left(self, node: str) -> Load | None:
@@ -68,15 +68,15 @@ class _Counted:
 class Vacancies:
     """Not thread-safe."""
 
-    def __init__(self, ledger: Ledger, nodes: Nodes) -> None:
+    def __init__(self, ledger: Ledger, nodes: WatchedNodes) -> None:
         self._ledger = ledger
         self._nodes = nodes
         self._watched = ledger.watch(), nodes.watch()
-        self._of: dict[Shape, _Counted] = {}  # the last asked for at the end
+        self._of: dict[MemberShape, _Counted] = {}  # the last asked for at the end
         self._changes: list[str] = []
         self._gone = 0  # changes that are not remembered any more
 
-    def most(self, shape: Shape, looks: int = LOOKS) -> tuple[int, bool]:
+    def most(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
         """How many pods of the shape all nodes could take at most; and whether all were looked at, so many a call."""
         counted = self._counted(shape)
         most = _most(shape.request, self._ledger)
@@ -94,12 +94,12 @@ class Vacancies:
             del self._of[next(iter(self._of))]
         return counted.total, counted.todo is None
 
-    def nodes(self, shape: Shape) -> Mapping[str, int]:
+    def nodes(self, shape: MemberShape) -> Mapping[str, int]:
         """The same by node, for those that could take one, as `most` has found it last. Not to be kept."""
         counted = self._of.get(shape)
         return counted.most if counted is not None else {}
 
-    def _counted(self, shape: Shape) -> _Counted:
+    def _counted(self, shape: MemberShape) -> _Counted:
         for watched in self._watched:
             self._changes.extend(watched)
             watched.clear()
@@ -112,7 +112,7 @@ class Vacancies:
             counted = _Counted(iter(list(self._ledger.by_name())), self._gone + len(self._changes), kinds)
         return counted
 
-    def _on(self, node: str, shape: Shape, most: "_Most") -> int:
+    def _on(self, node: str, shape: MemberShape, most: "_Most") -> int:
         state = self._ledger.node(node)
         if state is None:
             return 0

@@ -13,7 +13,7 @@ from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.api.request import DeviceRequest
 from cardwise.core.values.refusals import Refusal
 
-Granted = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as in an assignment
+GrantedDevices = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as in an assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, 
     return True
 
 
-class Wanted:
+class WantedDevices:
     """What one pod asks of devices, prepared for being asked of thousands of nodes."""
 
     def __init__(self, asked: Sequence[DeviceRequest]) -> None:
@@ -69,7 +69,7 @@ class Wanted:
         free = self._free(devices, taken)
         return len(free) if self._suffice(free) else self._why(devices)
 
-    def grant(self, devices: Sequence[Device], taken: Collection[str]) -> tuple[int, Granted] | Refusal:
+    def grant(self, devices: Sequence[Device], taken: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
         """As `available`, and the devices for each container."""
         free = self._free(devices, taken)
         matched = self._match(free)

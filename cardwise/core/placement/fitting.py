@@ -13,7 +13,7 @@ from cardwise.core.api.cards import FULL_CORE, POSITION, card_code
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
-from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
+from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
 from cardwise.core.placement.mpstaints import FOR_GOOD, untolerated_by
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
@@ -43,7 +43,7 @@ class Want(NamedTuple):
     """A claim and the cards that it may have: level by level those that no quota closes, and all of its class."""
 
     claim: Claim
-    levels: tuple[Level, ...]
+    levels: tuple[KindLevel, ...]
     typed: frozenset[int] | None
 
 
@@ -98,7 +98,7 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 # Which kinds of cards a request may have.
 
 
-def plan(wanted: Sequence[Claim], kinds: Kinds, headroom: Sequence[Headroom]) -> Plan:
+def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
     """Quotas close kinds beforehand where they can, so that the index walks past what cannot be taken."""
     unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
     if not headroom:
@@ -124,7 +124,7 @@ def _most(claim: Claim) -> Charge:
     return Charge(clients, claim.cards * claim.mem, 0)
 
 
-def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
+def _least(claim: Claim, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """The least that the claim charges the entry where it takes a card that the entry covers.
 
     That is one card, or all of them where the claim can get no others.
@@ -135,7 +135,7 @@ def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
     return Charge(cards * len(claim.keys), cards * claim.mem, 0)
 
 
-def surely(request: PodRequest, kinds: Kinds, entry: quotas.Entry) -> Charge:
+def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """What the request charges the entry of a quota at least, whichever cards it gets."""
     return quotas.total(
         _least(claim, kinds, entry)

@@ -16,11 +16,13 @@ UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 
 _MANY = 1024  # remembered answers, after which they are forgotten
 
-Level = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
-ANY_CARD: Final[tuple[Level, ...]] = ((0, None),)  # the levels of who may have every card, and to whom all are equal
+KindLevel = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
+ANY_CARD: Final[tuple[KindLevel, ...]] = (
+    (0, None),
+)  # the levels of who may have every card, and to whom all are equal
 
 
-class Kind(NamedTuple):
+class CardKind(NamedTuple):
     """What cards of one kind have in common."""
 
     classes: frozenset[str]
@@ -28,22 +30,22 @@ class Kind(NamedTuple):
     priority: int
 
 
-class Kinds:
+class CardKinds:
     """All kinds of one ledger."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Kind, int] = {}
-        self._kinds: dict[int, Kind] = {}
+        self._numbers: dict[CardKind, int] = {}
+        self._kinds: dict[int, CardKind] = {}
         self._cards: dict[int, int] = {}  # how many are of a kind
         self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
         self._next = 0
         self.changes = 0  # counts the times at which the kinds, or what is known of them, may have become others
         self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
-        self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[Level, ...]] = {}
+        self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[KindLevel, ...]] = {}
 
-    def enter(self, card: Card | Kind) -> int:
+    def enter(self, card: Card | CardKind) -> int:
         """The kind of the card, or of one that is of this kind, now that one more card is of it."""
-        kind = Kind(card.classes, card.model, card.priority)
+        kind = CardKind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
         if number is None:
             number = self._next
@@ -63,11 +65,11 @@ class Kinds:
             self._smallest.pop(number, None)
             self._forget()
 
-    def get(self, number: int) -> Kind:
+    def get(self, number: int) -> CardKind:
         """What the integer stands for, while a card is of it."""
         return self._kinds[number]
 
-    def find(self, number: int) -> Kind | None:
+    def find(self, number: int) -> CardKind | None:
         """As `get`; None once no card is of it any more."""
         return self._kinds.get(number)
 
@@ -107,7 +109,7 @@ class Kinds:
             self._allowed[key] = found if len(found) < len(self._kinds) else None
         return self._allowed[key]
 
-    def levels(self, device_class: str, closed: Collection[Entry] = ()) -> tuple[Level, ...]:
+    def levels(self, device_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:
         """As `allowed`, in the order in which they are to be tried.
 
         Who names a class has the class's cards before them as equals. Who names none takes those of the lowest
@@ -122,7 +124,7 @@ class Kinds:
             self._levels[key] = ANY_CARD if levels == ANY_CARD else levels
         return self._levels[key]
 
-    def _ranked(self, allowed: frozenset[int] | None) -> tuple[Level, ...]:
+    def _ranked(self, allowed: frozenset[int] | None) -> tuple[KindLevel, ...]:
         by_priority: dict[int, set[int]] = {}
         for number, kind in self._kinds.items():
             by_priority.setdefault(kind.priority, set()).add(number)

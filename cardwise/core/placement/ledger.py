@@ -21,13 +21,15 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import CardIndex, Entry
 from cardwise.core.placement.devices import Device, in_order
-from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
+from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import BITS
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
 Undo = Callable[[], None]
-Gone = Mapping[tuple[str, str | int], Kind]  # by node and `card_of`: what cards were that the node has no more
+FormerKinds = Mapping[
+    tuple[str, str | int], CardKind
+]  # by node and `card_of`: what cards were that the node has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Ledger:
     """
 
     def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
-        self.kinds = Kinds()
+        self.kinds = CardKinds()
         self._index = CardIndex()
         self._touched: set[str] = set()  # nodes that the index does not know as they are now
         self._watched: list[set[str]] = []  # see `watch`
@@ -168,7 +170,7 @@ class Ledger:
     def hold(self, holding: Holding) -> Undo:
         """Put the holding in place of whatever its pod held. Returns the way back."""
         before = self._holdings.get(holding.uid)
-        gone: Gone = {}
+        gone: FormerKinds = {}
         if before is not None and holding.counts_like(before):
             self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
         else:
@@ -209,7 +211,7 @@ class Ledger:
                     found.append(f"{state.name} device {uuid}: is given {holds} times")
         return found
 
-    def _undo_to(self, uid: str, before: Holding | None, gone: Gone) -> Undo:
+    def _undo_to(self, uid: str, before: Holding | None, gone: FormerKinds) -> Undo:
         def undo() -> None:
             now = self._holdings.get(uid)
             since = self._take_out(now) if now is not None else {}
@@ -237,7 +239,7 @@ class Ledger:
             self._nodes[name] = state
         return state
 
-    def _put_in(self, holding: Holding, gone: Gone) -> None:
+    def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
         """`gone`: what is known of cards that are gone from what the pod held before."""
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
@@ -251,7 +253,7 @@ class Ledger:
         for device in holding.assignment.device_shares():
             state.count_device(device.uuid, 1)
 
-    def _take_out(self, holding: Holding) -> Gone:
+    def _take_out(self, holding: Holding) -> FormerKinds:
         """Returns what was known of the holding's cards that are gone: with the last holding on one it is forgotten."""
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
@@ -264,7 +266,7 @@ class Ledger:
         self._forget_if_empty(state)
         return gone
 
-    def _forget_gone(self, state: NodeState, holding: Holding) -> Gone:
+    def _forget_gone(self, state: NodeState, holding: Holding) -> FormerKinds:
         cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
         known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
         for uid in state.uids:

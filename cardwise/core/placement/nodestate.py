@@ -10,7 +10,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
+from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
 
@@ -47,7 +47,7 @@ class NodeState:
     )
 
     def __init__(
-        self, name: str, registry: Kinds, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE
+        self, name: str, registry: CardKinds, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE
     ) -> None:
         self.name = name
         self.registry = registry
@@ -197,7 +197,7 @@ class NodeState:
             return told or MAX_CLIENTS
         return min(told, self.max_clients) if told else self.max_clients
 
-    def remember(self, share: CardShare, kind: Kind) -> None:
+    def remember(self, share: CardShare, kind: CardKind) -> None:
         """The share's card is of this kind, if the node does not have it and nothing is known of it."""
         card = card_of(share)
         if card not in self.gone and self.position(share) is None:

@@ -14,8 +14,8 @@ from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.cardindex import CardIndex, Entry
-from cardwise.core.placement.devices import Granted, Wanted
-from cardwise.core.placement.kinds import ANY_CARD, Kinds
+from cardwise.core.placement.devices import GrantedDevices, WantedDevices
+from cardwise.core.placement.kinds import ANY_CARD, CardKinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.refusals import Refusal
@@ -124,17 +124,17 @@ class Scorer:
         request: PodRequest,
         policy: str,
         headroom: Sequence[Headroom] = (),
-        effort: searching.Effort | None = None,
+        effort: searching.SearchEffort | None = None,
     ) -> None:
         self._policy = policies.POLICIES[policy]
         self._walk = _INDEXED.get(policy)
         self._request = request
         self._claims = fitting.claims(request)
-        self._effort = effort or searching.Effort()
+        self._effort = effort or searching.SearchEffort()
         self._headroom = headroom
         self._plan: fitting.Plan | None = None
         # Devices are asked for before cards, node by node: few nodes have them.
-        self._devices = Wanted(request.devices) if request.devices else None
+        self._devices = WantedDevices(request.devices) if request.devices else None
         first = self._claims[0] if self._claims else None
         self._single = first is not None and len(self._claims) == 1 and first.cards == 1
         # One card, and nothing to ask of it but memory and its kind.
@@ -244,11 +244,11 @@ class Scorer:
                 refusals[name] = fitting.refusal(node, claim, typed)
         return refusals
 
-    def place_on(self, node: NodeState | None, effort: searching.Effort | None = None) -> Placement | Refusal:
+    def place_on(self, node: NodeState | None, effort: searching.SearchEffort | None = None) -> Placement | Refusal:
         """The cards and devices of the node, or why there are none. `effort`: of this and other such calls."""
         if node is None:
             return Refusal.NOT_OURS if self._devices is None else Refusal.NO_SUCH_DEVICE
-        granted: Granted = {}
+        granted: GrantedDevices = {}
         free = 0
         if self._devices is not None:
             of_devices = self._devices.grant(node.devices, node.taken)
@@ -256,7 +256,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        effort = effort or searching.Effort()  # what was found is found again
+        effort = effort or searching.SearchEffort()  # what was found is found again
         found = searching.fit(node, plan, self._policy, effort)
         if isinstance(found, Refusal):
             return found
@@ -268,7 +268,12 @@ class Scorer:
         return self._placement(node, self._plan_on(node.registry), [[position]], score, {})
 
     def _placement(
-        self, node: NodeState, plan: fitting.Plan, positions: Sequence[Sequence[int]], score: int, granted: Granted
+        self,
+        node: NodeState,
+        plan: fitting.Plan,
+        positions: Sequence[Sequence[int]],
+        score: int,
+        granted: GrantedDevices,
     ) -> Placement:
         by_key = {container.key: container for container in self._request.containers}
         shares: dict[str, tuple[CardShare, ...]] = {}
@@ -285,12 +290,12 @@ class Scorer:
         """Whether MPS may close a card of the ledger to the request."""
         return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
 
-    def _plan_on(self, kinds: Kinds) -> fitting.Plan:
+    def _plan_on(self, kinds: CardKinds) -> fitting.Plan:
         if self._plan is None:
             self._plan = fitting.plan(self._claims, kinds, self._headroom)
         return self._plan
 
-    def _score_with(self, devices: Wanted, node: NodeState | None) -> int | Refusal:
+    def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
         """As `score`, for a request for devices: theirs is the score only where it asks for no card."""
         if node is None:
             return Refusal.NO_SUCH_DEVICE

@@ -32,20 +32,20 @@ _EMPTIED: Final = 8  # what it costs to ask the same of a node without its pods
 _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
 
-class Effort:
+class SearchEffort:
     """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes."""
 
     def __init__(self, steps: int | None = None) -> None:
         self.left = _STEPS_IN_ALL if steps is None else steps
 
 
-def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: Effort) -> _Found | Refusal:
+def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
     found = _search(node, plan.wants, plan.headroom, policy, effort)
     return why(node, plan, found, policy, effort) if found is None or isinstance(found, Want) else found
 
 
-def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: Effort) -> Refusal:
+def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort) -> Refusal:
     """Why `failed`, a part of the plan, found no card; None where each part would alone, but not all together."""
     wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
@@ -63,7 +63,7 @@ def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Polic
 
 
 def _search(
-    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy, effort: Effort
+    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy, effort: SearchEffort
 ) -> _Found | Want | None:
     """As `fit`, or what finds no card even alone, or None where all would alone.
 
@@ -132,7 +132,7 @@ def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeStat
 class _Others:
     """All choices of cards for the claims, in the order in which the policy likes them."""
 
-    def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: Effort) -> None:
+    def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: SearchEffort) -> None:
         self._wants = wants
         self._policy = policy
         self._effort = effort

@@ -15,7 +15,7 @@ from cardwise.core.placement.fitting import Claim, Plan, Want
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
-from cardwise.core.preemption.setcover import Cover, Effort, Thing
+from cardwise.core.preemption.setcover import Cover, CoverEffort, Thing
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
@@ -44,7 +44,7 @@ def cheapest(
     needs: Needs,
     allowed: Mapping[str, int],
     good: Callable[[Cover], bool],
-    effort: Effort,
+    effort: CoverEffort,
 ) -> Cover | None:
     """`needs`: what is short beside cards. `good`: the last word on what was found."""
     return _Choice(node, plan, things, needs=needs, allowed=allowed, good=good, effort=effort).best()
@@ -82,7 +82,7 @@ class _Choice:
         needs: Needs,
         allowed: Mapping[str, int],
         good: Callable[[Cover], bool],
-        effort: Effort,
+        effort: CoverEffort,
     ) -> None:
         self._node = node
         self._things = things

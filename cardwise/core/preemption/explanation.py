@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
-from cardwise.core.placement.devices import Wanted
+from cardwise.core.placement.devices import WantedDevices
 from cardwise.core.placement.fitting import Claim
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.nodestate import NodeState
@@ -111,7 +111,7 @@ def explain(
     `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
     """
     scorer = placement.Scorer(request, policy, headroom)
-    wanted = Wanted(request.devices).counts
+    wanted = WantedDevices(request.devices).counts
     views = []
     for name in nodes:
         node = ledger.node(name)

@@ -18,7 +18,7 @@ from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import cardvictims, setcover
-from cardwise.core.preemption.setcover import MOST, Cover, Effort, Thing
+from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Thing
 from cardwise.core.values.refusals import Refusal
 
 _MOST_CLASSES: Final = 6  # of devices in one request: each set of them is a need of its own
@@ -204,11 +204,13 @@ class _Question:
         things = [Thing(r.uid, self._amounts(r), r.budgets) for r in candidates]
         short, left = self._short(self._node), self._left_of_budgets()
         if self._newcomer.request is None:
-            return setcover.cover(things, short, left, Effort())
+            return setcover.cover(things, short, left, CoverEffort())
         if self._node.state is None or self._plan is None:
             return None
         state, plan = self._node.state, self._plan
-        return cardvictims.cheapest(state, plan, things, needs=short, allowed=left, good=self._is_good, effort=Effort())
+        return cardvictims.cheapest(
+            state, plan, things, needs=short, allowed=left, good=self._is_good, effort=CoverEffort()
+        )
 
     def _amounts(self, resident: Resident) -> dict[object, int]:
         found: dict[object, int] = dict(zip(_Sums._fields, _sums(resident.load, resident.holding), strict=True))

@@ -34,7 +34,7 @@ class _Part(NamedTuple):
     amounts: tuple[int, ...]
 
 
-class Effort:
+class CoverEffort:
     """How much may still be looked at, in several covers together."""
 
     def __init__(self, left: int = _EFFORT) -> None:
@@ -52,7 +52,7 @@ def cover(
     things: Sequence[Thing],
     needs: Mapping[object, int],
     allowed: Mapping[str, int],
-    effort: Effort,
+    effort: CoverEffort,
     below: int | None = None,
 ) -> Cover | None:
     """The cheapest of the sets that meet the needs; None where none does, or none that costs less than `below`.
@@ -164,7 +164,7 @@ def _split(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> t
 class _Search:
     """Takes or leaves the part that gives most of what is hardest to meet, while it may become cheaper."""
 
-    def __init__(self, allowed: Mapping[str, int], effort: Effort, below: int | None) -> None:
+    def __init__(self, allowed: Mapping[str, int], effort: CoverEffort, below: int | None) -> None:
         self.best: Cover | None = None
         self._allowed = allowed
         self._effort = effort

@@ -13,7 +13,7 @@ from cardwise.core.values import quantity
 _SAME: Final = 65_536  # different loads, of which each is kept once
 
 
-class Amounts(Struct):
+class ResourceList(Struct):
     """Of requests or of a node's capacity, as sent."""
 
     cpu: str | int | float = 0
@@ -22,10 +22,10 @@ class Amounts(Struct):
 
 
 class Resources(Struct):
-    requests: Amounts | None = None
+    requests: ResourceList | None = None
 
 
-class Container(Struct, rename="camel"):
+class ContainerLoad(Struct, rename="camel"):
     resources: Resources | None = None
     restart_policy: str = ""
 
@@ -34,9 +34,9 @@ class PodSpec(Struct, rename="camel"):
     """As much of a pod as its load follows from."""
 
     node_name: str = ""
-    containers: Sequence[Container] | None = None
-    init_containers: Sequence[Container] | None = None
-    overhead: Amounts | None = None
+    containers: Sequence[ContainerLoad] | None = None
+    init_containers: Sequence[ContainerLoad] | None = None
+    overhead: ResourceList | None = None
     resources: Resources | None = None
     priority: int | None = None
 
@@ -62,12 +62,12 @@ def of_pod(spec: PodSpec) -> Load:
     return _load(cpu, memory)
 
 
-def of_node(allocatable: Amounts) -> Load:
+def of_node(allocatable: ResourceList) -> Load:
     """What the node has."""
     return Load(_cpu(allocatable.cpu), _bytes(allocatable.memory), int(_value(allocatable.pods)))
 
 
-def _asked(container: Container) -> tuple[int, int]:
+def _asked(container: ContainerLoad) -> tuple[int, int]:
     if container.resources is None or container.resources.requests is None:
         return 0, 0
     return _cpu(container.resources.requests.cpu), _bytes(container.resources.requests.memory)

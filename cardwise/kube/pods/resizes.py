@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
-from cardwise.kube.pods.loads import Amounts, Container, PodSpec, Resources
+from cardwise.kube.pods.loads import ContainerLoad, PodSpec, ResourceList, Resources
 
 _SIGN: Final = b'"PodResize'  # in the JSON of a pod: one of its two conditions, pending or in progress
 
 
-class _Named(Container):
+class _Named(ContainerLoad):
     name: str = ""
 
 
@@ -30,7 +30,7 @@ class _Has(Struct, rename="camel"):
     """What the kubelet has set aside for a container or a pod, and what that runs with."""
 
     name: str = ""
-    allocated_resources: Amounts | None = None
+    allocated_resources: ResourceList | None = None
     resources: Resources | None = None
 
 
@@ -66,16 +66,16 @@ def load(raw: bytes, spec: PodSpec) -> Load:
     return Load(max(one.cpu for one in found), max(one.memory for one in found), 1)
 
 
-def _allocated(has: _Has) -> Amounts | None:
+def _allocated(has: _Has) -> ResourceList | None:
     return has.allocated_resources
 
 
-def _actuated(has: _Has) -> Amounts | None:
+def _actuated(has: _Has) -> ResourceList | None:
     runs = has.resources.requests if has.resources is not None else None
     return has.allocated_resources if runs is None else runs
 
 
-def _as(pod: _Pod, now: Callable[[_Has], Amounts | None], *, never: bool) -> Load:
+def _as(pod: _Pod, now: Callable[[_Has], ResourceList | None], *, never: bool) -> Load:
     """What the pod would take if it asked for what it has; of what the kubelet says nothing yet, for what it asks."""
     spec, status = pod.spec, pod.status
     known = {one.name: one for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
@@ -84,8 +84,8 @@ def _as(pod: _Pod, now: Callable[[_Has], Amounts | None], *, never: bool) -> Loa
         amounts = now(has) if has is not None else None
         return Resources(amounts) if amounts is not None else None if never else wanted
 
-    def containers(some: Sequence[_Named] | None) -> list[Container]:
-        return [Container(asked(known.get(one.name), one.resources), one.restart_policy) for one in some or ()]
+    def containers(some: Sequence[_Named] | None) -> list[ContainerLoad]:
+        return [ContainerLoad(asked(known.get(one.name), one.resources), one.restart_policy) for one in some or ()]
 
     whole = asked(status, spec.resources) if spec.resources is not None and status.resources is not None else None
     return loads.of_pod(

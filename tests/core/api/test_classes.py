@@ -3,7 +3,7 @@ import json
 import pytest
 
 from cardwise.core.api import classes, names, request
-from cardwise.core.api.classes import Classifier, Share
+from cardwise.core.api.classes import Classifier, ClassShare
 from cardwise.core.values.invalid import InvalidRequest
 from tests.build import container, pod
 
@@ -45,13 +45,13 @@ def test_a_class_without_a_share_stands_for_whole_cards():
 
 def test_all_of_a_class():
     parsed = classes.parse(resource_class(priority=-3, share={"memoryMiB": 8138, "corePercent": 25}))
-    assert parsed.share == Share(memory=8138, core=25)
+    assert parsed.share == ClassShare(memory=8138, core=25)
     assert parsed.priority == -3
 
 
 @pytest.mark.parametrize("amount", [8192, "8192", "8Gi", "8GiB", "8192MiB"])
 def test_memory_of_a_share_in_mib_or_as_a_quantity(amount):
-    assert classes.parse(resource_class(share={"memoryMiB": amount})).share == Share(memory=8192, core=0)
+    assert classes.parse(resource_class(share={"memoryMiB": amount})).share == ClassShare(memory=8192, core=0)
 
 
 @pytest.mark.parametrize("spelling", ["selector", "resourceSelector", "labelSelector"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 
@@ -99,7 +99,7 @@ statuses = st.builds(
     Status,
     uuids=st.lists(st.text(), max_size=3).map(tuple),
     scope=st.sampled_from(Scope),
-    state=st.sampled_from(State),
+    state=st.sampled_from(MpsState),
     reason=st.text(),
     since=st.floats(0, 1e10),
     checked=st.floats(0, 1e10),
@@ -121,7 +121,7 @@ def test_the_state_file_says_what_was_written(status):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "null", '{"version": 2}', mps.encode(Status(uuids=(), scope=Scope.CARD, state=State.OFF))[:-9]],
+    ["", "{}", "[]", "null", '{"version": 2}', mps.encode(Status(uuids=(), scope=Scope.CARD, state=MpsState.OFF))[:-9]],
 )
 def test_half_a_state_file_is_none(text):
     with pytest.raises(mps.UnreadableState):
@@ -130,10 +130,15 @@ def test_half_a_state_file_is_none(text):
 
 def test_who_may_start():
     status = Status(
-        uuids=("a",), scope=Scope.CARD, state=State.READY, checked=100.0, valid_seconds=10.0, ceilings={"a": MiB(1024)}
+        uuids=("a",),
+        scope=Scope.CARD,
+        state=MpsState.READY,
+        checked=100.0,
+        valid_seconds=10.0,
+        ceilings={"a": MiB(1024)},
     )
     assert mps.unusable(status, "a", now=110.0, need=MiB(1024)) == ""
     assert "has not looked at card a for over 10 s" in mps.unusable(status, "a", now=111.0)
     assert "allows 1024 MiB, and 1025 MiB are needed" in mps.unusable(status, "a", now=100.0, need=MiB(1025))
     assert "not b" in mps.unusable(status, "b", now=100.0)
-    assert "is Ready, not Off" in mps.unusable(status, "a", now=100.0, wanted=State.OFF)
+    assert "is Ready, not Off" in mps.unusable(status, "a", now=100.0, wanted=MpsState.OFF)

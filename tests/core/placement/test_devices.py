@@ -3,14 +3,14 @@
 import pytest
 
 from cardwise.core.api.request import DeviceRequest
-from cardwise.core.placement.devices import Wanted, in_order, is_good
+from cardwise.core.placement.devices import WantedDevices, in_order, is_good
 from cardwise.core.values.refusals import Refusal
 from tests.core.others import device, devices, holding, uuid
 
 
 def wanted(*asked):
     """`("0", "rdma", 2)`, and so on."""
-    return Wanted([DeviceRequest(*one) for one in asked])
+    return WantedDevices([DeviceRequest(*one) for one in asked])
 
 
 def given(here, taken, *asked):

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import Entry
-from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN, Kinds
+from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN, CardKinds
 
 
 def card(*classes, model="", priority=0):
@@ -15,7 +15,7 @@ EVERY_CARD, OF_A, K80 = Entry(shares=1), Entry(device_class="a", shares=1), Entr
 
 
 def test_cards_of_equal_classes_model_and_priority_are_one_kind():
-    kinds = Kinds()
+    kinds = CardKinds()
     first = kinds.enter(card("a", "b", model="Tesla K80"))
     assert kinds.enter(card("b", "a", model="Tesla K80")) == first
     others = {kinds.enter(c) for c in (card("a", model="Tesla K80"), card("a", "b"), card("a", "b", priority=1))}
@@ -24,7 +24,7 @@ def test_cards_of_equal_classes_model_and_priority_are_one_kind():
 
 
 def test_a_class_allows_the_kinds_that_are_in_it_and_closed_entries_take_kinds_away():
-    kinds = Kinds()
+    kinds = CardKinds()
     a, ab, none = kinds.enter(card("a", model="Tesla K80")), kinds.enter(card("a", "b")), kinds.enter(card())
     assert kinds.allowed("") is None
     assert kinds.allowed("a") == {a, ab}
@@ -37,7 +37,7 @@ def test_a_class_allows_the_kinds_that_are_in_it_and_closed_entries_take_kinds_a
 
 
 def test_an_answer_is_remembered_until_the_kinds_change():
-    kinds = Kinds()
+    kinds = CardKinds()
     a = kinds.enter(card("a"))
     assert kinds.allowed("a") is None, "all that there are"
     other = kinds.enter(card("b"))
@@ -48,7 +48,7 @@ def test_an_answer_is_remembered_until_the_kinds_change():
 
 
 def test_a_kind_is_gone_with_its_last_card():
-    kinds = Kinds()
+    kinds = CardKinds()
     a = kinds.enter(card("a"))
     kinds.enter(card("a"))
     kinds.leave(a)
@@ -59,7 +59,7 @@ def test_a_kind_is_gone_with_its_last_card():
 
 
 def test_who_names_no_class_tries_the_lowest_priority_first():
-    kinds = Kinds()
+    kinds = CardKinds()
     plain, other = kinds.enter(card()), kinds.enter(card("a"))
     assert kinds.levels("") == ANY_CARD
     scarce = kinds.enter(card("a", "b", priority=7))
@@ -73,5 +73,5 @@ def test_who_names_no_class_tries_the_lowest_priority_first():
 
 
 def test_an_unknown_card_counts_everywhere_since_it_may_be_of_any_class_and_model():
-    kinds = Kinds()
+    kinds = CardKinds()
     assert all(kinds.covered(UNKNOWN, entry) for entry in (EVERY_CARD, OF_A, K80))

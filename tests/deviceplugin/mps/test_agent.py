@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import mps, names, shareagent
-from cardwise.core.api.mps import Mode, State
+from cardwise.core.api.mps import Mode, MpsState
 from mps.agent import podshares
 from tests.deviceplugin.conftest import PODS, refused
 from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_not
@@ -11,7 +11,7 @@ from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_n
 
 def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
     rig = world.rig.start()
-    world.cards[0].says(state=State.STARTING)  # it waits by itself
+    world.cards[0].says(state=MpsState.STARTING)  # it waits by itself
     pod = bound(rig, "a", [(0, 1000)], [(0, 3000)], core=20, agent=True)
     slot = start(rig, pod, shareagent.CONTAINER)
     home = world.cards[0].home

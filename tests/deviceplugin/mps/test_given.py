@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, refused
 from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, start, why_not
@@ -43,9 +43,9 @@ def test_shares_of_several_cards_and_a_daemon_for_each(world):
     pod = bound(rig, "b", [(0, 100), (1, 100)])
     slot, why = why_not(rig, pod)
     assert "it starts without MPS once it is off on all of them" in why
-    world.cards[0].says(state=State.OFF)
+    world.cards[0].says(state=MpsState.OFF)
     assert "is Ready, not Off" in refused(lambda: rig.kubelet.pre_start(slot))
-    world.cards[1].says(state=State.OFF)
+    world.cards[1].says(state=MpsState.OFF)
     rig.kubelet.pre_start(slot)
     assert pipes(rig, slot) == {}
 
@@ -121,5 +121,5 @@ def test_without_cdi_there_is_no_way_to_the_daemon(world):
     _, why = why_not(rig, bound(rig))
     assert "by CDI only" in why
     assert 'cardwise.dev/mps: "off"' in why
-    world.cards[0].says(state=State.OFF)
+    world.cards[0].says(state=MpsState.OFF)
     start(rig, bound(rig, "b", [(0, 100)], mode="off"))

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.clock import BOOT
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode, Scope, State
+from cardwise.core.api.mps import Mode, MpsState, Scope
 from cardwise.gpus import mpsnode
 from cardwise.kube import mpsread, wire
 from deviceplugin.publish import stalemps
@@ -49,7 +49,7 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
     assert seen.after(60, "Down") == "stays", "once"
 
 
-@pytest.mark.parametrize("state", [State.READY, State.OFF])
+@pytest.mark.parametrize("state", [MpsState.READY, MpsState.OFF])
 def test_a_manager_that_hangs_is_told(world, state):
     seen = Seen(world.root)
     world.cards[0].says(state=state, checked=BOOT.now() - AGES)
@@ -59,7 +59,7 @@ def test_a_manager_that_hangs_is_told(world, state):
     assert seen.after(0, index=1) == "stays", "the other is looked at"
 
 
-@pytest.mark.parametrize("state", [State.STARTING, State.FAULT, State.DRAINING])
+@pytest.mark.parametrize("state", [MpsState.STARTING, MpsState.FAULT, MpsState.DRAINING])
 def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
     seen = Seen(world.root)
     world.cards[0].says(state=state, checked=BOOT.now() - AGES)

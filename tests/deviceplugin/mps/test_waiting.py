@@ -6,15 +6,15 @@ import pytest
 
 from cardwise.clock import BOOT
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode, State
+from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, start, why_not
 
 ILL = {
-    "starting": (lambda world: world.cards[0].says(state=State.STARTING), "is Starting, not Ready"),
-    "fault": (lambda world: world.cards[0].says(state=State.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
-    "off": (lambda world: world.cards[0].says(state=State.OFF), "is Off, not Ready"),
+    "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
+    "fault": (lambda world: world.cards[0].says(state=MpsState.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
+    "off": (lambda world: world.cards[0].says(state=MpsState.OFF), "is Off, not Ready"),
     "stale": (lambda world: world.cards[0].says(checked=BOOT.now() - 5000), "has not looked at card"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
@@ -35,14 +35,14 @@ def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, 
         start(rig, bound(rig, "b", [(1, 8138)]))
     if what == "unmanaged":
         world.begin()
-    world.cards[0].runs().says(state=State.READY, reason="", checked=BOOT.now(), ceilings={card_uuid(0): MiB(P100)})
+    world.cards[0].runs().says(state=MpsState.READY, reason="", checked=BOOT.now(), ceilings={card_uuid(0): MiB(P100)})
     rig.kubelet.pre_start(slot)
     assert rig.env(slot)[LIMIT_ENV] == "0=8138M"
 
 
 def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
     rig = world.rig.start()
-    world.cards[0].says(state=State.STARTING)
+    world.cards[0].says(state=MpsState.STARTING)
     pod = bound(rig)
     slot = rig.kubelet.admit(pod, "c0")
     with ThreadPoolExecutor() as threads:
@@ -50,7 +50,7 @@ def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
         rig.clock.until_waiting()
         start(rig, bound(rig, "b", [(1, HALF)]))
         assert rig.spec(slot) is None
-        world.cards[0].says(state=State.READY)
+        world.cards[0].says(state=MpsState.READY)
         rig.clock.step()
         waiting.result()
     assert rig.env(slot)[LIMIT_ENV] == f"0={HALF}M"
@@ -59,13 +59,13 @@ def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
 def test_who_is_deleted_while_it_waits_is_granted_nothing(world):
     """Since 1.35 the kubelet ends the call with its pod."""
     rig = world.rig.start()
-    world.cards[0].says(state=State.STARTING)
+    world.cards[0].says(state=MpsState.STARTING)
     slot = rig.kubelet.admit(bound(rig), "c0")
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(refused, lambda: rig.kubelet.pre_start(slot))
         rig.clock.until_waiting()
         rig.kubelet.plugin.active = False
-        world.cards[0].says(state=State.READY)
+        world.cards[0].says(state=MpsState.READY)
         rig.clock.step()
         assert "has given up" in waiting.result()
     assert rig.spec(slot) is None
@@ -124,7 +124,7 @@ def test_a_pod_that_does_without_waits_until_mps_is_off(world):
     pod = bound(rig, mode="off")
     slot, why = why_not(rig, pod)
     assert "is Ready, not Off" in why
-    world.cards[0].dies().says(state=State.OFF)
+    world.cards[0].dies().says(state=MpsState.OFF)
     rig.kubelet.pre_start(slot)
     assert rig.env(slot).keys().isdisjoint(OURS)
     assert pipes(rig, slot) == {}

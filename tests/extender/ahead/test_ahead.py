@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from extender.ahead import ahead
-from extender.ahead.ahead import Outcome, Settings, When
+from extender.ahead.ahead import AheadSettings, Outcome, When
 from extender.ahead.reserve import Reserve
 from extender.cache.reservations import Begun
 from extender.queue import schedulingqueue
@@ -131,7 +131,7 @@ def test_what_was_gated_comes_when_its_gates_are_gone():
     ("default", "wish", "ahead"), [(False, None, False), (False, "true", True), (True, None, True)]
 )
 def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahead):
-    world = World("n1", settings=Settings(when=When.ALWAYS, one_best_node=default))
+    world = World("n1", settings=AheadSettings(when=When.ALWAYS, one_best_node=default))
     pod = world.create("p", HALF)
     if wish is not None:
         pod["metadata"]["annotations"] = {names.ONE_NODE: wish}
@@ -140,10 +140,10 @@ def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahea
 
 
 @pytest.mark.parametrize(("settings", "ahead"), [
-    (Settings(when=When.NEVER), False),
-    (Settings(when=When.AUTO, above=2), False),
-    (Settings(when=When.AUTO, above=1), True),
-    (Settings(when=When.ALWAYS, above=2), True),
+    (AheadSettings(when=When.NEVER), False),
+    (AheadSettings(when=When.AUTO, above=2), False),
+    (AheadSettings(when=When.AUTO, above=1), True),
+    (AheadSettings(when=When.ALWAYS, above=2), True),
 ])  # fmt: skip
 def test_when(settings, ahead):
     world = World("n1", "n2", settings=settings)

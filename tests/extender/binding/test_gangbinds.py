@@ -11,7 +11,7 @@ from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
 from extender.binding.binder import Binder, Failed
 from extender.binding.permit import WaitingBinds
-from extender.gangs.gangwords import Hold, Settings
+from extender.gangs.gangwords import GangSettings, Hold
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
@@ -28,7 +28,7 @@ class Server:
     def __init__(self, *, seconds: float = 20.0) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.state = State(of_gangs=Settings(max_waiting=50), clock=self.clock)
+        self.state = State(of_gangs=GangSettings(max_waiting=50), clock=self.clock)
         self.state.set_node("n1", NodeRecord())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))

@@ -11,7 +11,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.quantity import MiB, Percent
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import Place
+from extender.cache.nominations import NominatedPlace
 from extender.cache.reservations import Patience
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
@@ -26,7 +26,7 @@ def test_who_asks_for_one_node_meets_what_is_kept_there_alone(asked, kept):
     for number in (1, 2):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))
         share = CardShare(0, f"GPU-{number}", MiB(100), Percent(0), MiB(16000), whole=False)
-        place = Place(Assignment(MappingProxyType({"0": (share,)})))
+        place = NominatedPlace(Assignment(MappingProxyType({"0": (share,)})))
         cache.reservations.nominations.decided(pod, f"n{number}", place, 0.0)
     with NominatedPods(cache).kept(("other",), 0, asked):
         assert {one.uid for one in cache.ledger.holdings()} == kept

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.placement.ledger import Ledger
-from extender.controllers.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
+from extender.controllers.ledgercheck import PATIENCE, Disagreement, LedgerCheck, differences
 from extender.reporting.listers import CardLister
 from tests.build import P100, cards, holding
 from tests.extender.worlds import as_card, resource
@@ -51,7 +51,7 @@ def world() -> World:
 
 def test_all_is_well(world):
     assert world.run(200) == {}
-    assert set(world.check.counts()) == set(Kind)
+    assert set(world.check.counts()) == set(Disagreement)
 
 
 def test_a_status_that_says_other_counts_after_a_minute_and_until_it_is_right(world):
@@ -94,7 +94,7 @@ def test_a_card_that_shrank_under_its_pods(world):
 
 def test_a_running_total_that_lost_count(world):
     world.ledger.node("n1").used[0] -= 1
-    assert differences(world.ledger, "n1", {}) == {(CARD, Kind.TOTAL)}
+    assert differences(world.ledger, "n1", {}) == {(CARD, Disagreement.TOTAL)}
     assert world.run(PATIENCE + 40) == {"total": 1}
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.gangs.gangs import Group, Member
-from cardwise.core.gangs.gangstate import Gang, Plan
+from cardwise.core.gangs.gangstate import Gang, GangPlan
 from extender.gangs import line
 from extender.gangs.line import Line
 from tests.examples import examples
@@ -12,7 +12,7 @@ from tests.examples import examples
 AT_A_TIME = 2
 
 
-class NoPlan(dict[str, str], Plan):
+class NoPlan(dict[str, str], GangPlan):
     def give_up(self, uids):
         """Nobody is in it."""
 

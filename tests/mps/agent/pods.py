@@ -16,7 +16,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.api.mps import MpsState, Scope, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.agent import podshares, probe
 from mps.agent.running import ShareAgent
@@ -49,7 +49,7 @@ class Card:
         self.status = Status(
             uuids=(uuid,),
             scope=Scope.CARD,
-            state=State.READY,
+            state=MpsState.READY,
             checked=clock.now(),
             valid_seconds=600.0,
             ceilings={uuid: MiB(P100)},
@@ -102,7 +102,7 @@ class Pod:
     def told(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> dict[str, str]:
         self.env = {
             shareagent.ASSIGNMENT_ENV: told,
-            shareagent.WAIT_ENV: State.READY if wait else "",
+            shareagent.WAIT_ENV: MpsState.READY if wait else "",
             shareagent.METRICS_PORT_ENV: str(port),
             shareagent.FOLDER_ENV: str(self.folder),
             shareagent.MPS_ROOT_ENV: str(self.root),

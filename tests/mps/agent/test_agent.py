@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from cardwise.core.api import mps, shareagent
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from tests.mps.agent.pods import AGENT, ONE, SECONDS, TWO, Card, Pod, assignment, command, parsed, share
 
 # No program of ours may bring these: each pod would pay for them.
@@ -20,10 +20,10 @@ HEAVY |= {"asyncio", "logging", "argparse", "subprocess", "_hashlib"}
 
 
 def test_the_pod_is_held_back_until_its_card_answers(pod, card):
-    card.dies().says(state=State.STARTING, reason="its server is not there yet")
+    card.dies().says(state=MpsState.STARTING, reason="its server is not there yet")
     pod.start(assignment(c0=[share()]))
     assert pod.probe() == (1, "MPS on card GPU-1 is Starting, not Ready: its server is not there yet\n")
-    card.says(state=State.READY)
+    card.says(state=MpsState.READY)
     code, why = pod.later().probe()
     assert code == 1
     assert "takes no connection" in why
@@ -32,13 +32,13 @@ def test_the_pod_is_held_back_until_its_card_answers(pod, card):
 
 
 def test_it_waits_for_every_card_of_the_pod(pod, card, other):
-    other.says(state=State.FAULT)
+    other.says(state=MpsState.FAULT)
     pod.start(assignment(c0=[share(ONE)], c1=[share(TWO)]))
     assert "GPU-2 is Fault" in pod.ask("/readyz")[1]
-    other.says(state=State.READY)
-    card.says(state=State.DOWN)
+    other.says(state=MpsState.READY)
+    card.says(state=MpsState.DOWN)
     assert "GPU-1 is Down" in pod.later().ask("/readyz")[1]
-    card.says(state=State.READY)
+    card.says(state=MpsState.READY)
     assert pod.later().ready()
 
 
@@ -71,20 +71,20 @@ def test_each_container_is_told_its_own(pod, card):
 def test_what_breaks_later_takes_nothing_back(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.ready()
-    card.dies().says(state=State.DOWN, reason="the daemon died")
+    card.dies().says(state=MpsState.DOWN, reason="the daemon died")
     assert 'cardwise_share_mps_usable{uuid="GPU-1"} 0' in pod.later().ask("/metrics")[1]
     assert pod.ask("/readyz") == (200, "MPS on card GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
     (card.home / mps.READY).write_text("garbage")
     assert "does not serve" in pod.later().ask("/readyz")[1]
     assert pod.document("0")["enforced"] == "mps"
-    card.runs().says(state=State.READY, reason="", checked=pod.clock.now())
+    card.runs().says(state=MpsState.READY, reason="", checked=pod.clock.now())
     assert pod.later().ask("/readyz")[1] == "ok\n"
 
 
 def test_a_card_that_is_switched_off_is_told(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.document("0")["enforced"] == "mps"
-    card.says(state=State.OFF)
+    card.says(state=MpsState.OFF)
     pod.later()
     assert pod.document("0")["enforced"] == "advisory"
 
@@ -103,7 +103,7 @@ def test_a_killed_agent_comes_back_over_what_it_left(pod, card):
 def test_an_agent_that_restarts_while_mps_is_away_leaves_a_running_pod_ready(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.ready()
-    card.dies().says(state=State.DOWN, reason="the MPS manager has stopped")
+    card.dies().says(state=MpsState.DOWN, reason="the MPS manager has stopped")
     code, body = pod.again().ask("/readyz")
     assert code == 200
     assert "GPU-1 is Down" in body, "and says what is the matter all the same"
@@ -111,7 +111,7 @@ def test_an_agent_that_restarts_while_mps_is_away_leaves_a_running_pod_ready(pod
 
 
 def test_an_agent_that_restarts_before_the_pod_has_started_goes_on_waiting(pod, card):
-    card.says(state=State.STARTING)
+    card.says(state=MpsState.STARTING)
     pod.start(assignment(c0=[share()]))
     assert not pod.again().ready()
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cardwise.core.api import shareagent
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.share import reading
@@ -22,14 +22,14 @@ def told(**env):
 @pytest.mark.parametrize(
     ("by", "state", "waits", "cards"),
     [
-        ("mps", State.READY, True, 1),
-        ("mps", State.FAULT, True, 1),  # who runs has its limit, and cannot get past MPS
-        ("mps", State.DOWN, True, 1),
-        ("advisory", State.OFF, True, 1),
+        ("mps", MpsState.READY, True, 1),
+        ("mps", MpsState.FAULT, True, 1),  # who runs has its limit, and cannot get past MPS
+        ("mps", MpsState.DOWN, True, 1),
+        ("advisory", MpsState.OFF, True, 1),
         ("", None, True, 1),
         ("advisory", None, False, 1),
-        ("advisory", State.READY, False, 1),
-        ("advisory", State.READY, True, 2),  # only the ceiling holds, which may be another's share
+        ("advisory", MpsState.READY, False, 1),
+        ("advisory", MpsState.READY, True, 2),  # only the ceiling holds, which may be another's share
     ],
 )
 def test_what_is_said_to_be_enforced(by, state, waits, cards):
@@ -79,7 +79,7 @@ def test_what_it_does_not_start_with(name, value, problem):
 def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
     asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
-    looks = {ONE: CardLook("", State.READY), odd: CardLook("dead", None)}
+    looks = {ONE: CardLook("", MpsState.READY), odd: CardLook("dead", None)}
     text = exposition.text(asked, {"0": "mps", "1": ""}, looks, ready=True)
     found = {
         (sample.name, *sample.labels.values()): sample.value

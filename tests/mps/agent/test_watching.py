@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from mps.agent import watching
 from tests.mps.agent.pods import ONE, TWO
@@ -16,10 +16,10 @@ def seen(pod, uuid=ONE):
 
 
 def test_a_ready_card(pod, card):
-    assert seen(pod) == watching.CardLook("", State.READY)
+    assert seen(pod) == watching.CardLook("", MpsState.READY)
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
+@pytest.mark.parametrize("state", [state for state in MpsState if state is not MpsState.READY])
 def test_no_other_state_will_do(pod, card, state):
     card.says(state=state, reason="because")
     assert seen(pod).state is state
@@ -38,7 +38,7 @@ def test_a_word_that_is_stale_or_too_low_or_of_another_card(pod, card):
 def test_a_daemon_that_died_after_the_word(pod, card):
     card.dies()
     assert "takes no connection" in seen(pod).problem
-    assert seen(pod).state is State.READY
+    assert seen(pod).state is MpsState.READY
     card.runs()
     assert seen(pod).problem == ""
 

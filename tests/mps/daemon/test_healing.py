@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from tests.mps.worlds import PACE
@@ -99,7 +99,7 @@ def test_a_fault_waits_for_the_clients_and_heals_with_their_end(node):
     before = node.daemon()
     node.add_client()
     node.say("fault")
-    node.until(lambda: node.status().state is State.FAULT)
+    node.until(lambda: node.status().state is MpsState.FAULT)
     assert node.told()["state"] == "Fault"
     assert "a client's fault" in node.problem()
     node.pass_time(PACE.fault_grace - 2.0)

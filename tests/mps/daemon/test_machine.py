@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from mps.daemon import machine
 from mps.daemon.machine import OK, Act, DaemonPace, DaemonPhase, Machine, Outcome, Result
 
@@ -38,10 +38,10 @@ def ready() -> Machine:
 def test_nothing_is_ready_before_its_settings_and_its_server_are():
     subject, now = Machine(), 0.0
     for act in GOOD:
-        assert machine.state_of(subject) is not State.READY
+        assert machine.state_of(subject) is not MpsState.READY
         assert machine.plan(subject, now) is act
         subject = machine.after(subject, OK, now, PACE)
-    assert machine.state_of(subject) is State.READY
+    assert machine.state_of(subject) is MpsState.READY
 
 
 @pytest.mark.parametrize("act", [Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM])
@@ -63,7 +63,7 @@ def test_the_back_off_is_forgotten_after_a_stable_time():
 @pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
 def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
     subject = machine.after(ready(), Result(outcome, "hm"), 2.0, PACE)
-    assert machine.state_of(subject) is State.DOWN
+    assert machine.state_of(subject) is MpsState.DOWN
     assert machine.plan(subject, 2.0) is Act.PROBE, "at once"
     assert machine.after(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
     assert machine.plan(machine.after(subject, Result(outcome), 2.0, PACE), 2.0) is Act.KILL
@@ -72,7 +72,7 @@ def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
 def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     frozen = Result(Outcome.FROZEN, "server 7 is stopped")
     subject = machine.after(ready(), frozen, 2.0, PACE)
-    assert (machine.state_of(subject), subject.reason) == (State.DOWN, "server 7 is stopped")
+    assert (machine.state_of(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
     subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
     assert machine.after(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
@@ -142,7 +142,7 @@ def test_off_is_reached_in_good_order_and_gives_the_cards_back():
     subject = machine.want(ready(), False, 5.0, PACE, "no one wants it")
     subject, done = drive(subject, {}, 20.0, 5.0)
     assert done == [Act.DETACH, Act.QUIT, Act.SWEEP, Act.RELEASE]
-    assert machine.state_of(subject) is State.OFF
+    assert machine.state_of(subject) is MpsState.OFF
     subject, done = drive(machine.want(subject, True, 20.0, PACE), {}, 21.0, 20.0)
     assert done == GOOD
 
@@ -153,7 +153,7 @@ def test_off_is_reached_from_wherever_a_start_is(acts):
     for _ in range(acts):
         subject = machine.after(subject, OK, 0.0, PACE)
     subject, _ = drive(machine.want(subject, False, 0.0, PACE), {}, 20.0)
-    assert machine.state_of(subject) is State.OFF
+    assert machine.state_of(subject) is MpsState.OFF
 
 
 outcomes = st.builds(Result, st.sampled_from(list(Outcome)))
@@ -174,7 +174,7 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
                 subject = machine.after(subject, result, now, PACE)  # a death between two acts
             continue
         subject = machine.after(subject, result, now, PACE)
-        if machine.state_of(subject) is State.READY:
+        if machine.state_of(subject) is MpsState.READY:
             assert (act, result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
         assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
     subject = machine.want(subject, True, now, PACE)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.api.mps import State
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.events import ObjectRef
 from mps.audit.audit import AuditSettings
@@ -43,7 +43,7 @@ def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
     thief = ready.use(0, 300, "thief")
     ready.pass_time(120.0)
     status = ready.status()
-    assert status.state is State.DOWN
+    assert status.state is MpsState.DOWN
     assert status.reason == (
         f"process {thief.pid} (python) of pod default/thief on card {uuid_of(0)} has come past MPS: no server starts "
         "before it has ended"
@@ -60,7 +60,7 @@ def test_nor_is_a_card_ready_whose_server_it_has_got_in_before(ready):
     server.kill()  # the daemon lives
     ready.until(lambda: "has come past MPS" in ready.status().reason)
     ready.pass_time(60.0)
-    assert ready.status().state is not State.READY
+    assert ready.status().state is not MpsState.READY
     assert not ready.servers()
     leave(ready, thief)
     ready.wait_ready()
@@ -69,7 +69,7 @@ def test_nor_is_a_card_ready_whose_server_it_has_got_in_before(ready):
 def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     die(ready)
     ready.use(0, 300, "thief")
-    ready.until(lambda: ready.status().state is State.DOWN)
+    ready.until(lambda: ready.status().state is MpsState.DOWN)
     evicted = []
     ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
     for _ in range(3):
@@ -89,28 +89,28 @@ def test_a_process_of_no_pod_is_named_and_keeps_the_card_closed(ready):
     other = ready.use(0, 300)
     ready.pass_time(60.0)
     assert ready.status().reason.startswith(f"process {other.pid} (python) on card ")
-    assert ready.status().state is State.DOWN
+    assert ready.status().state is MpsState.DOWN
 
 
 def test_who_calls_itself_a_server_is_none(ready):
     die(ready)
     ready.use(0, 300, "thief", name=SERVER)
     ready.pass_time(60.0)
-    assert ready.status().state is State.DOWN
+    assert ready.status().state is MpsState.DOWN
 
 
 def test_clients_of_the_former_server_are_no_strangers_to_the_next(ready):
     ready.add_client(0, "neighbour")
     ready.pass_time(30.0)  # it is known
     die(ready)
-    ready.until(lambda: ready.status().state is not State.READY)
+    ready.until(lambda: ready.status().state is not MpsState.READY)
     ready.wait_ready()
 
 
 def test_nor_those_of_a_server_that_has_outlived_its_daemon(ready):
     ready.daemon().kill()
     ready.add_client(0, "neighbour")
-    ready.until(lambda: ready.status().state is not State.READY)
+    ready.until(lambda: ready.status().state is not MpsState.READY)
     ready.wait_ready()
 
 
@@ -163,10 +163,10 @@ def test_who_came_past_mps_is_found_out_beside_former_clients(ready):
 def test_where_pods_do_without_mps_they_may_be_on_the_card(node):
     node.bind("without", 0, 1000, off=True)
     node.start()
-    node.until(lambda: node.status().state is State.OFF)
+    node.until(lambda: node.status().state is MpsState.OFF)
     node.use(0, 300, "without")
     node.pass_time(60.0)
-    assert node.status().state is State.OFF
+    assert node.status().state is MpsState.OFF
 
 
 def test_where_cards_are_not_closed_everybody_may_be_on_them(node):
@@ -180,6 +180,6 @@ def test_a_server_that_is_stopped_is_no_stranger(ready):
     (server,) = ready.servers()
     ready.set_use(0, server.pid, 100)
     server.signal(signal.SIGSTOP)
-    ready.until(lambda: ready.status().state is not State.READY)
+    ready.until(lambda: ready.status().state is not MpsState.READY)
     ready.until(lambda: ready.servers() != [server])
     ready.wait_ready()

@@ -6,7 +6,7 @@ import numpy as np
 
 from cardwise.core.api.mpsprofile import MIXED, NOBODY
 from cardwise.core.placement.mpstaints import ANY, FREE
-from cardwise.core.placement.scored.cardtable import Cards
+from cardwise.core.placement.scored.cardtable import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
 from cardwise.core.placement.scored.shapes import Shape
 
@@ -23,8 +23,8 @@ class Candidates(NamedTuple):
 
     at: Ints
     card: Ints
-    before: Cards
-    after: Cards
+    before: CardArrays
+    after: CardArrays
 
 
 def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
@@ -56,12 +56,12 @@ def candidates(lines: Lines, shape: Shape, usable: Bools) -> Candidates:
     """One card of each state on lines that all take the shape, which asks for one."""
     ask = shape.ask
     at, card = np.nonzero(usable & lines.first)
-    before = Cards(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
+    before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
     if ask.whole:
         free = core = np.zeros(len(at))
     else:
         free, core = before.free - ask.mem, before.core - ask.core
-    return Candidates(at, card, before, Cards(free, core, np.zeros(len(at), np.bool_), before.kind))
+    return Candidates(at, card, before, CardArrays(free, core, np.zeros(len(at), np.bool_), before.kind))
 
 
 def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
@@ -72,10 +72,10 @@ def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
     return chosen
 
 
-def without(lines: Lines, shape: Shape, chosen: Bools) -> Cards:
+def without(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
     """All cards of the lines once the shape has taken these."""
     free, core = (0.0, 0.0) if shape.ask.whole else (lines.free - shape.ask.mem, lines.core - shape.ask.core)
-    return Cards(
+    return CardArrays(
         np.where(chosen, free, lines.free), np.where(chosen, core, lines.core), lines.empty & ~chosen, lines.kind
     )
 

@@ -14,7 +14,7 @@ EXACT: Final = 1e-9  # against what a division of floats loses
 _AT_ONCE: Final = 256  # nodes, so that the arrays between stay in the CPU's cache
 
 
-class Cards(NamedTuple):
+class CardArrays(NamedTuple):
     """Some cards, in arrays of any number of dimensions that is the same for all."""
 
     free: NDArray[np.float64]
@@ -42,7 +42,7 @@ class CardTable:
     def __len__(self) -> int:
         return len(self.cards)
 
-    def serves(self, cards: Cards) -> Bools:
+    def serves(self, cards: CardArrays) -> Bools:
         """By card and shape, whether it may be one of the shape's."""
         served = cards.free[..., None] >= self._mem
         if self._some_core:
@@ -53,7 +53,7 @@ class CardTable:
             served &= self._allowed[_places(cards.kind, self._allowed)]
         return served
 
-    def times(self, cards: Cards) -> Floats:
+    def times(self, cards: CardArrays) -> Floats:
         """By card and shape, how many times over it may be one of the shape's."""
         each = np.floor(cards.free[..., None] * self._per_mem + EXACT)
         if self._some_core:
@@ -65,10 +65,10 @@ class CardTable:
         return each
 
 
-def parts(lines: Lines) -> list[Cards]:
+def parts(lines: Lines) -> list[CardArrays]:
     """The cards of the lines, by line and position, in parts of so many lines that they are computed fast."""
     return [
-        Cards(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])
+        CardArrays(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])
         for at in (slice(start, start + _AT_ONCE) for start in range(0, max(len(lines), 1), _AT_ONCE))
     ]
 

@@ -21,7 +21,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.fragmentation import Fragmentation
-from cardwise.core.placement.scored.nodefeatures import Views
+from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NONE, Row
@@ -71,7 +71,7 @@ class Engine:
         self._kinds_at = -1
         self._taught_at = -1
         self._looked_at = 0
-        self._views = Views(self._table, self._scoring)
+        self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], Row] = {}
 
     # What changes.

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.candidates import candidates, chosen_cards, used, without
-from cardwise.core.placement.scored.cardtable import Cards, CardTable, parts
+from cardwise.core.placement.scored.cardtable import CardArrays, CardTable, parts
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
 from cardwise.core.placement.scored.scoring import (
     Known,
@@ -88,12 +88,12 @@ class Fragmentation(Nearsighted):
         points = np.floor(_MOST_POINTS / (1.0 + np.exp(np.clip(-less / self._yardstick, -_STEEP, _STEEP))))
         return best_candidate(at, card, points, len(lines))
 
-    def _of(self, cards: Cards) -> Floats:
+    def _of(self, cards: CardArrays) -> Floats:
         served = self._cards.serves(cards)
         free: Floats = np.einsum("ng,nga->na", cards.free, served)
         return np.concatenate([free, served.sum(axis=1)], axis=1)
 
-    def _of_each(self, cards: Cards) -> Floats:
+    def _of_each(self, cards: CardArrays) -> Floats:
         served = self._cards.serves(cards)
         return np.concatenate([cards.free[:, None] * served, served], axis=1)
 

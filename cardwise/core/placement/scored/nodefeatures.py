@@ -63,7 +63,7 @@ class NodeFeatures:
             self._changed[changed_slots] = False
 
 
-class Survey:
+class FeatureSurvey:
     """A look at all nodes, part by part. What changes meanwhile may be seen or not."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
@@ -88,7 +88,7 @@ class Survey:
         return self.features.look(self._sum, leaving)
 
 
-class Views:
+class FeatureViews:
     """The features of each policy that is asked for: made once it has looked at all nodes, and made anew the same way.
 
     Until there is new features the old is good. `make`: the scoring of a policy, for what was learned last; None
@@ -100,7 +100,7 @@ class Views:
         self._make = make
         self._wanted: dict[str, None] = {}
         self._known: dict[str, NodeFeatures] = {}
-        self._surveys: dict[str, Survey] = {}
+        self._surveys: dict[str, FeatureSurvey] = {}
         self._leaving = 0.0
 
     def __contains__(self, policy: str) -> bool:
@@ -126,7 +126,7 @@ class Views:
         self._leaving = leaving
         for policy, features in self._known.items():
             if policy not in self._surveys:
-                self._surveys[policy] = Survey(self._table, features)
+                self._surveys[policy] = FeatureSurvey(self._table, features)
 
     def go_on(self, most: int) -> list[str]:
         """Looks at up to so many nodes; the policies of which all scores are others now."""
@@ -150,4 +150,4 @@ class Views:
     def _begin(self, policy: str) -> None:
         scoring = self._make(policy)
         if scoring is not None:
-            self._surveys[policy] = Survey(self._table, NodeFeatures(self._table, scoring))
+            self._surveys[policy] = FeatureSurvey(self._table, NodeFeatures(self._table, scoring))
