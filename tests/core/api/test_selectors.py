@@ -32,10 +32,52 @@ def test_one_item_of_a_list_must_hold():
     assert either.keys == {"model", "memory", "clock"}
 
 
+@pytest.mark.parametrize(
+    ("operator", "less", "equal", "more"),
+    [
+        ("Gt", False, False, True),
+        ("GtEq", False, True, True),
+        ("Lt", True, False, False),
+        ("LtEq", True, True, False),
+    ],
+)
+def test_quantities_compare_as_numbers(operator, less, equal, more):
+    asked = expression("memory", operator, "10GiB")
+    got = [matches({"memory": value}, asked) for value in ("9999Mi", "10240Mi", "10241MiB")]
+    assert got == [less, equal, more]
+
+
+@pytest.mark.parametrize("operator", ["Gt", "GtEq", "Lt", "LtEq"])
+@pytest.mark.parametrize("labels", [{}, {"driver": "535.104.05"}, {"driver": ""}])
+def test_a_label_that_is_missing_or_no_quantity_compares_with_nothing(operator, labels):
+    assert not matches(labels, expression("driver", operator, "1"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "value"), [("KiB", "1024"), ("MiB", "1024Ki"), ("TiB", "1024GiB"), ("PiB", "1024TiB")]
+)
+def test_units_with_a_b(unit, value):
+    assert matches({"memory": f"1{unit}"}, expression("memory", "In", value))
+
+
+def test_equal_amounts_are_equal_however_they_are_written():
+    assert matches({"memory": "16276Mi"}, expression("memory", "In", "16276MiB"))
+    assert not matches({"memory": "16276Mi"}, expression("memory", "NotIn", "16276MiB"))
+    assert selectors.parse({"matchLabels": {"memory": "16Gi"}}).matches({"memory": "16384Mi"})
+    assert not selectors.parse({"matchLabels": {"memory": "16Gi"}}).matches({"memory": "16276Mi"})
+
+
 def test_numbers_of_yaml_are_text():
     assert matches({"computecapability": "8.6"}, expression("computeCapability", "In", 8.6))
     assert matches({"computecapability": "8.0"}, expression("computeCapability", "GtEq", 8))
     assert selectors.parse({"matchLabels": {"index": 0}}).matches({"index": "0"})
+
+
+@pytest.mark.parametrize("value", ["10GiB", ["10GiB"], 10_737_418_240])
+def test_one_value_to_compare_with_needs_no_list(value):
+    selector = selectors.parse({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": value}]})
+    assert selector.matches({"memory": "11Gi"})
+    assert not selector.matches({"memory": "10Gi"})
 
 
 def test_equal_selectors_are_equal():
