@@ -42,7 +42,7 @@ class StartRefused(Exception):
 
 
 def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]) -> tuple[NamedContainer, str]:
-    """The container that has all these slots, with its pod's UID. Pure. Raises Refused.
+    """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
     `pod_of` tells "namespace/name" of a pod UID, None if unknown; it decides between entries of the checkpoint that the
     kubelet has not cleaned up yet.
@@ -74,7 +74,7 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
 
 
 def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
-    """The grant that the pod's annotations order for a container. Pure. Raises Refused."""
+    """The grant that the pod's annotations order for a container. Pure. Raises StartRefused."""
     what = f"pod {pod.namespace}/{pod.name}"
     try:
         assignment = codec.decode(pod.annotations)
@@ -105,7 +105,7 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[GrantedShare], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
-    """The cards of the shares. Pure. Raises Refused for one that is not here or is smaller than its shares."""
+    """The cards of the shares. Pure. Raises StartRefused for one that is not here or is smaller than its shares."""
     found = []
     asked: dict[str, int] = defaultdict(int)
     for share in shares:
@@ -126,7 +126,7 @@ def check_cards(shares: Sequence[GrantedShare], cards: Mapping[str, GpuCard]) ->
 
 
 def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> list[OtherDevice]:
-    """The devices of the grant. Pure. Raises Refused for one that is not here or was given twice."""
+    """The devices of the grant. Pure. Raises StartRefused for one that is not here or was given twice."""
     found: dict[str, OtherDevice] = {}
     for one in given:
         device = devices.get(one.uuid)
@@ -177,7 +177,7 @@ class PreStart:
         self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
     def __call__(self, slots: Sequence[str], active: Active) -> Grant:
-        """Raises Refused.
+        """Raises StartRefused.
 
         The kubelet gives a call up when the pod is deleted meanwhile (since 1.35): from then on nothing is granted, so
         that the card is not taken by a pod whose containers never start.
