@@ -9,7 +9,7 @@ import pytest
 from cardwise.core.api import names
 from tests import build
 from tests.integration.commands import cardwise
-from tests.integration.sharing import Space, deployment
+from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
@@ -139,6 +139,14 @@ def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> Non
     assert f"deployment {known.name}/wide has no pod." in explained(known, "wide")
     known.apply(deployment("web", 2, gpu_mem=4000))
     known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/web"), "they run")
+
+
+def test_a_gang_of_which_nobody_says_how_many_pods_it_has_is_explained(known: Space) -> None:
+    """No warning when it is created: the webhook may not read PodGroups."""
+    known.create(workload("alone", gpu_mem=100, annotations={names.GROUP_NAME: "g"}))
+    said = explained(known, "alone")
+    assert "Nobody says how many, so it waits for ever: make a PodGroup g" in said
+    assert names.GROUP_NUM in said
 
 
 def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None:
