@@ -98,6 +98,25 @@ def test_the_card_with_the_fewest_pods_is_cleared():
     assert (found.fits, found.exact) == ((0, 1), True)
 
 
+def test_nothing_is_moved_where_it_fits_already():
+    ledger, pods = cluster(n1=[[], [300]])
+    found = plan(world(ledger), free_cards(1), pods)
+    assert (found.moves, found.fits) == ((), (1,))
+
+
+def test_a_share_fits_where_the_holes_are_joined():
+    ledger, pods = cluster(n1=[[300, 400]], n2=[[400, 250]])
+    assert moves(plan(world(ledger), fit(500), pods)) == ["d: n2/0 > n1/0"]
+
+
+def test_the_world_is_as_before():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
+    before = {one.uid: one for one in ledger.holdings()}
+    plan(world(ledger), free_cards(2), pods)
+    assert {one.uid: one for one in ledger.holdings()} == before
+    assert [list(node.free) for node in ledger.nodes()] == [[800, 700], [400]]
+
+
 def test_who_would_come_back_to_its_card_is_not_moved():
     """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
     ledger, pods = cluster(n1=[[100], [600]])
@@ -113,6 +132,11 @@ def test_who_would_come_back_to_its_card_is_moved_where_that_is_cordoned_meanwhi
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
 
 
+def test_nothing_is_cordoned_where_that_saves_no_move():
+    ledger, pods = cluster(n1=[[100], [600]])
+    assert not plan(world(ledger), free_cards(1), pods).cordons
+
+
 def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
     ledger, pods = cluster(n1=[[100], [600], [200]])
     closed = [replace(card, cordoned=card.index == 0) for card in cards(SIZE, SIZE, SIZE)]
@@ -122,6 +146,21 @@ def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
     node = ledger.node("n1")
     assert node is not None
     assert node.cards == closed
+
+
+def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
+    """While the old pod is there its card is the fullest that has room, so the new one would join it there."""
+    ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
+    # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
+    only = [pod for pod in pods if pod.uid == "a"]
+    assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
+
+
+def test_pods_that_may_not_move_stay():
+    ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
+    found = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
+    assert moves(found) == ["b: n1/1 > n2/0"]
+    assert plan(world(ledger), free_cards(1), []).fits[-1] == 0
 
 
 def test_no_more_moves_than_allowed():
