@@ -223,6 +223,9 @@ class Ahead:
             pod = self._queue.take_first(self._served, resting)
             if pod is None:
                 return False, None
+            if not self._queue.has_turn(pod.request.priority):
+                self._queue.put_back(pod.uid)  # and all others come after it
+                return False, None
             began = self._clock.cpu()
             nominee = self._decide(pod)
             spent = self._clock.cpu() - began
@@ -275,7 +278,6 @@ class Ahead:
             not (self._settings.one_best_node or pod.insists)
             or fitting.several(pod.request)  # that is searched in turns, as filter does
             or self._cache.ledger.holding(pod.uid) is not None
-            or not self._queue.has_turn(pod.request.priority)
             or self._doubts.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None

@@ -302,7 +302,7 @@ class SchedulingQueue:
         self._turns_until = self._term + _TURNS
 
     def has_turn(self, priority: int) -> bool:
-        """Whether a pod of this priority that has come may be placed now."""
+        """Whether a pod of this priority that has come may be placed now; if not, it is woken later (`end_turns`)."""
         if self._clock.now() >= self._turns_until or max(self._to_come(), default=priority) <= priority:
             return True
         self._put_off = True

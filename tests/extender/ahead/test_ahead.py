@@ -254,6 +254,8 @@ def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
         queue.begin_turns()
     world.create("low", 100)
     assert world.ahead() == {}
+    world.passes(13)
+    assert world.ahead() == {"low": "n1"}
 
 
 def test_nodes_that_are_kept_for_a_gang_are_named_for_nobody_else(monkeypatch):
