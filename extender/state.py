@@ -137,13 +137,13 @@ class State:
             else:
                 self._gangs.drop(pod.uid)
             self._gangs.beside(pod.uid, pod.group)
-            if not pod.node:
+            if not (pod.node or pod.finished):
                 self._queue.waits(pod)
                 if pod.asks is not None and not self._is_on_its_way(pod.asks):
                     self._reservations.nominations.heard(pod.asks, self._clock.now())
                 self.ahead.waits(pod)
             else:
-                self._set_bound(pod)
+                self._waits_no_more(pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
         """The pod, last seen so, is no more."""
@@ -461,7 +461,8 @@ class State:
         one = self._reservations.get(pod.uid)
         return one is not None and one.node == pod.nominated
 
-    def _set_bound(self, pod: PodRecord) -> None:
+    def _waits_no_more(self, pod: PodRecord) -> None:
+        """It is bound, or finished, maybe without having been bound."""
         self._queue.over(pod.uid)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)

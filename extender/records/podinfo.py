@@ -193,7 +193,8 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     pod, status = Pod(_decode_any(raw)), read.status
     finished = status.phase in names.FINISHED_PHASES
     if finished:
-        return PodRecord(*pod.ref, finished=True, gang=pod.gang, member=pod.member() if pod.gang else None)
+        member = pod.member() if pod.gang else None
+        return PodRecord(*pod.ref, finished=True, ended=True, gang=pod.gang, member=member)  # no kubelet starts it
     reason, told = pod.unscheduled, status.nominated_node_name
     unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated)
     fresh = not (refused or unanswered or told)

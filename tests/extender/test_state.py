@@ -557,3 +557,20 @@ def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(
     world.set_node("n1", NodeRecord())
     assert begin(world) is not None
     assert free(world) == [P100 - 8138, P100]
+
+
+def test_a_pod_that_ends_without_a_node_holds_nothing(world):
+    """As one that is set to Failed while it waits."""
+    plan(world)
+    assert free(world) != [P100, P100]
+    world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
+    assert free(world) == [P100, P100]
+    assert world.tick() == []
+
+
+def test_one_that_ends_while_its_binding_may_land_is_not_looked_up(world, clock):
+    plan(world)
+    begin(world)
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
+    assert free(world) == [P100, P100], "its containers never start"
