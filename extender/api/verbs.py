@@ -56,40 +56,39 @@ def filter_nodes(
 
     `notice` is told of a pod that a quota keeps waiting; it returns at once.
     """
-    pod, candidates = args.parsed, args.names() or []
+    pod, offered = args.parsed, args.names() or []
     uid = pod.uid
     try:
         asked = pod.request
     except InvalidRequest as error:
         return FilterResult(error=str(error))
-    if not candidates:
+    if not offered:
         return _fits(args, [])
     if uid:
         for_bind = (asked, pod.version) if asked is not None and pod.version else None
         if not state.tries(uid, for_bind, grouped=pod.grouped):
-            return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
+            return _refused(dict.fromkeys(offered, Refusal.UNSETTLED))
     if uid and pod.gang:
-        answer = _member(state, args, pod, candidates)
+        answer = _member(state, args, pod, offered)
         if answer is not None:
             return answer
     if asked is None:
-        return _fits(args, candidates)  # it came by its marker only
+        return _fits(args, offered)  # it came by its marker only
     if uid and not state.has_turn(uid, asked.priority):
-        return _refused(dict.fromkeys(candidates, Refusal.NOT_ITS_TURN))
+        return _refused(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     state.ahead.serves(pod.scheduler)
     created = pod.created or YOUNGEST
     policy = asked.policy or preferences.policy
-    closed = state.gangs.reserved(pod.rank, asked, candidates)
-    if closed:
-        candidates = [name for name in candidates if name not in closed]
+    closed = state.gangs.reserved(pod.rank, asked, offered)
+    candidates = [name for name in offered if name not in closed] if closed else offered
     ask = Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
         found = state.plan(ask, created=created)
     else:
         found = state.fitting(ask, created=created)
-    if isinstance(found, Decided) and found.node not in candidates:
-        return _undecided(candidates, grouped=pod.grouped)
+    if isinstance(found, Decided) and found.node not in offered:
+        return _undecided(offered, grouped=pod.grouped)
     if isinstance(found, Unplaceable):
         if preferences.preempt_fragmented and uid and pod.may_preempt:
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]

@@ -8,6 +8,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
+from extender.cache.reservations import Phase
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
@@ -207,3 +208,13 @@ def test_inspect_in_gib_shows_what_gpushares_would():
     assert [(card["usedGPU"], card["totalGPU"]) for card in node["devs"]] == [(2, 15), (1, 15), (0, 15), (15, 15)]
     assert [card["pods"][0]["usedGPU"] if card["pods"] else 0 for card in node["devs"]] == [2, 1, 0, 15]
     assert (node["usedGPU"], node["totalGPU"]) == (18, 60)
+
+
+def test_a_pod_that_is_bound_already_is_answered_its_node_though_that_is_kept_for_a_gang_now(monkeypatch):
+    made = world(n1=[P100])
+    pod = asking("p", gpu_mem=8138)
+    assert ask(made, pod).node_names == ["n1"]
+    made.begin_bind(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack")
+    made.finish_bind("uid-p", Phase.ASSUMED)
+    monkeypatch.setattr(made.gangs, "reserved", lambda *_: {"n1"})
+    assert ask(made, pod).node_names == ["n1"]
