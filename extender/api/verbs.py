@@ -92,9 +92,8 @@ def filter_nodes(
     if isinstance(found, Unplaceable):
         if preferences.preempt_fragmented and uid and pod.may_preempt:
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
-            if nodes:
-                with state.queue() as queue:
-                    queue.fragmented(pod.waiting(), policy, nodes)
+            with state.queue() as queue:
+                queue.fragmented(pod.waiting(), policy, nodes)
         found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             full = state.full_entry(pod.ref.namespace, asked)

@@ -103,6 +103,11 @@ class NodeLoads:
         """The nodes that pods may be put on."""
         return [name for name, record in self._nodes.items() if record.open and record.offers]
 
+    def is_open(self, node: str) -> bool:
+        """Whether pods may be put on it."""
+        record = self._nodes.get(node)
+        return record is not None and record.open and record.offers
+
     def offers(self, node: str) -> bool:
         """Whether the node has slots for shares, as far as is known."""
         record = self._nodes.get(node)

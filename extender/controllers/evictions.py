@@ -69,7 +69,7 @@ class Evictions:
             if at > now:
                 self._left.append((eviction, victim, at, tries))
                 continue
-            if not tries or not self._active() or not self._preemption.wanted(eviction.claimant, victim.uid):
+            if not tries or not self._active() or not self._preemption.wanted(eviction, victim.uid):
                 continue
             if not self._evict(eviction, victim):
                 self._left.append((eviction, victim, now + _AGAIN, tries - 1))

@@ -19,6 +19,7 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
+from extender.queue.schedulingqueue import Fragmented
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -111,8 +112,8 @@ class Preemption:
             with self._lock:
                 self._cache.count_cards()
                 for node in nodes:
-                    victims = self._nominated.who_goes(due.claimant, due.policy, node)
-                    if victims is None or victims.violations:
+                    victims = self._unprotected(due, node)
+                    if victims is None:
                         continue
                     if not victims.uids:
                         return None  # it only has to wait
@@ -124,17 +125,19 @@ class Preemption:
             if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
                 return None
             for _, node in found[:_TOGETHER]:
-                victims = self._nominated.who_goes(due.claimant, due.policy, node)
-                if victims is not None and not victims.violations:
+                victims = self._unprotected(due, node)
+                if victims is not None:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
             return None
 
-    def wanted(self, claimant: WaitingPod, victim: str) -> bool:
+    def wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to go for the pod."""
         with self._lock:
-            nomination = self._nominations.get(claimant.uid)
+            nomination = self._nominations.get(eviction.claimant.uid)
+            place = nomination.places.get(eviction.node) if nomination is not None else None
             placed = self._loads.get(victim)
-            return nomination is not None and not (placed is not None and placed.going)
+            going = placed is not None and placed.going
+            return place is not None and victim in place.victims and not going
 
     def given_up(self, claimant: WaitingPod) -> None:
         """Nobody was evicted for the pod: nothing is kept for it."""
@@ -156,6 +159,15 @@ class Preemption:
             self._clock.sleep(_LOOK)
 
     # Everything below runs under the lock.
+
+    def _unprotected(self, due: Fragmented, node: str) -> Victims | None:
+        """Who is to go on the node; None also where a budget forbids it, or the node takes no pods any more: then
+        kube-scheduler does not ask about it again.
+        """
+        if not self._loads.is_open(node):
+            return None
+        victims = self._nominated.who_goes(due.claimant, due.policy, node)
+        return victims if victims is not None and not victims.violations else None
 
     def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, NominatedPlace(victims.assignment, victims.uids), self._clock.now())

@@ -318,8 +318,13 @@ class SchedulingQueue:
     # Who waits because cards are fragmented.
 
     def fragmented(self, claimant: WaitingPod, policy: str, nodes: Collection[str]) -> None:
-        """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
+        """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would; none: it waits
+        for something else now.
+        """
         row, now = self._row(claimant.uid), self._clock.now()
+        if not nodes:
+            row.fragmented = None
+            return
         not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED
         row.fragmented = Fragmented(claimant, policy, tuple(sorted(nodes)), now, not_before)
 

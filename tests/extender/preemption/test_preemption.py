@@ -565,6 +565,33 @@ def test_not_while_somebody_goes_for_it_already(scene):
     assert scene.evicted() == []
 
 
+def test_not_on_a_node_that_takes_no_pods_any_more(scene):
+    assert scene.world.filter(scene.wanted) == []
+    scene.world.clock.advance(4.0)
+    scene.world.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), open=False))
+    scene.evictions.step()
+    assert scene.evicted() == []
+
+
+def test_not_on_a_node_of_a_former_refusal(scene):
+    assert scene.world.filter(scene.wanted) == []
+    assert scene.world.filter(scene.wanted, "n9") == []
+    scene.world.clock.advance(4.0)
+    scene.evictions.step()
+    assert scene.evicted() == []
+
+
+def test_not_any_more_once_the_pod_is_nominated_elsewhere(scene):
+    assert scene.world.filter(scene.wanted) == []
+    scene.world.clock.advance(4.0)
+    preemption = scene.world.state.preemption
+    eviction = preemption.next_eviction()
+    (victim,) = eviction.victims
+    assert preemption.wanted(eviction, victim.uid)
+    scene.world.nominate(scene.wanted, "n2")
+    assert not preemption.wanted(eviction, victim.uid)
+
+
 def test_not_for_a_pod_whose_class_preempts_nobody(scene):
     scene.wanted["spec"]["preemptionPolicy"] = "Never"
     scene.rounds(5)
