@@ -169,7 +169,10 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
         return Fate.GONE
     if not (found.get("spec") or {}).get("nodeName"):
         return Fate.WAITS
-    return Fate.BOUND if _OURS & (found["metadata"].get("annotations") or {}).keys() else Fate.TAKEN
+    # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
+    member = names.GANG in (found["metadata"].get("labels") or {})
+    ours = member or _OURS & (found["metadata"].get("annotations") or {}).keys()
+    return Fate.BOUND if ours else Fate.TAKEN
 
 
 def _in_turns(pods: Sequence[PodRef]) -> list[PodRef]:

@@ -725,3 +725,19 @@ def test_alone_there_is_nothing_to_wait_for():
     assert alone.resumes()
     with alone.posting(alone.term()) as left:
         assert left > 1e9
+
+
+def test_a_member_without_cards_that_lands_while_a_term_begins_is_known_before_it_begins(two):
+    """Its Binding gives nothing away, so it has no sign of ours that stays."""
+    two.api.create_pod("m", 100)
+    two.api.edit(paths.pods("default", "m"), metadata={"labels": {names.GANG: "g"}})
+    lists = []
+    two.b.reads = lambda: lists.append(1) or True
+
+    def lands(call):
+        body = {"metadata": {"annotations": {names.TERM: "x/x/x/99"}}, "target": {"name": "n1"}}
+        two.api.client().create(call.path.replace("/status", "/binding"), body)
+
+    two.api.before(lands, "patch", "*/status")
+    two.takes_over(two.b)
+    assert len(lists) == 2
