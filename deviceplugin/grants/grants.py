@@ -343,7 +343,8 @@ class GrantStore:
             self._epoch += 1
             self._grants[key], self._stamps[key] = grant, self._epoch
         with self._disk_of(grant.pod_uid):
-            self._write(grant)
+            if self.get(grant.pod_uid, grant.container) is grant:  # not given anew, and not freed
+                self._write(grant)
         return None
 
     def _put_back(self, grant: Grant) -> None:

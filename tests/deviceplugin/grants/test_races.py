@@ -189,3 +189,23 @@ def test_a_round_goes_on_while_a_start_frees(node):
         done.set()
         thread.join()
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("then", ["is given again", "is dropped"])
+def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatch, then):
+    """Between the decision and the write another thread decides: the kubelet has given the first call up."""
+    disk_of, others = node.grants._disk_of, [grant("a", "s002", 0)]
+
+    def between(pod_uid):
+        while others:
+            other = others.pop()
+            if then == "is dropped":
+                node.grants.drop("a", node.grants.epoch())
+            else:
+                assert node.grants.claim(other, TOTALS) is None
+        return disk_of(pod_uid)
+
+    monkeypatch.setattr(node.grants, "_disk_of", between)
+    assert node.grants.claim(grant("a", "s001", 0), TOTALS) is None
+    on_disk = [one.slots for one in GrantStore(tmp_path / "grants").all()]
+    assert on_disk == [one.slots for one in node.grants.all()]
