@@ -1,6 +1,7 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-In the background, because nothing of ours reads it and no container may wait for the API server.
+In the background: no container may wait for the API server. Of ours, whoever finds a card given away twice takes it for
+the word that the pod has started (`extender/controllers/overfull.py`), and the command line tells it.
 """
 
 import threading
