@@ -117,10 +117,10 @@ class State:
 
     def warm(self) -> None:
         """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
-        more = True
-        while more:
+        while True:
             with self.view() as ledger:
-                more = ledger.index_some(_WARMED)
+                if not ledger.index_some(_WARMED):
+                    return
             give_way(self._clock)
 
     def held(self) -> float:
