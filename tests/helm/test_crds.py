@@ -41,7 +41,9 @@ def nodes(part: Object, path: str = "") -> Iterator[tuple[str, Object]]:
 
 
 def test_what_the_docs_get_kubectl_knows(render: Render) -> None:
-    known = {"pods", "nodes", "lease", "clusterrole", "crd", "resourcequotas", "limitranges"} | {"workloads"}  # Kueue's
+    known = {"pods", "nodes", "lease", "clusterrole", "crd", "resourcequotas", "limitranges", "deploy"} | {
+        "workloads"
+    }  # Kueue's
     for plural in PLURALS:
         called = spec(render, plural)["names"]
         known |= {called["plural"], called["singular"], *called["shortNames"]}
