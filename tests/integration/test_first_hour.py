@@ -8,6 +8,7 @@ import pytest
 
 from cardwise.core.api import names
 from tests import build
+from tests.cluster.cards import TestCard
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
@@ -52,6 +53,39 @@ def wide(space: Space) -> Json:
     made: Json = deployment("wide", 1, gpu_mem=90000)
     made["metadata"]["namespace"] = space.name
     return made
+
+
+def test_names_that_nobody_offers_are_told_with_what_was_meant(known: Space) -> None:
+    for written in ("aliyun.com/gpu-memory", "aliyun.com/gpumem", "nvidia.com/gpumem"):
+        assert f"[{written}]: no node offers it; did you mean {names.GPU_MEM}?" in told(known, naming(written))
+    assert f"did you mean {names.GPU_COUNT}?" in told(known, naming(names.NVIDIA_GPU))
+    assert told(known, naming("example.org/fpga")) == ""
+
+
+def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> None:
+    assert "8 is 8 MiB" in told(known, mine(build.pod("p", gpu_mem=8)))
+    ours = {"gpu_mem": 4000}
+    assert told(known, mine(build.pod("p", **ours))) == ""
+    hub = told(known, mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler"))
+    assert "jupyterhub-user-scheduler does not ask Cardwise" in hub
+    gate = {"name": "kueue.x-k8s.io/admission"}
+    assert "taken away, by Kueue" in told(known, mine(build.pod("p", **ours), schedulingGates=[gate]))
+    nowhere = told(known, mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"}))
+    assert "no node with cards has accelerator=none-such now" in nowhere
+
+
+def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space) -> None:
+    (small,) = known.nodes(1, [TestCard(memory_mib=4096)])
+    on_small = {"nodeSelector": {"kubernetes.io/hostname": small}}
+    known.wait(
+        lambda: "the pod keeps to 1 node with cards" in told(known, mine(build.pod("p", gpu_mem=8000), **on_small)),
+        "the webhook knows the small card",
+    )
+    assert told(known, mine(build.pod("p", gpu_mem=4000), **on_small)) == ""
+    condition = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none-such"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [condition]}]}
+    nowhere = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+    assert "no node with cards meets it now" in told(known, mine(build.pod("p", gpu_mem=4000), **nowhere))
 
 
 def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space) -> None:
@@ -127,6 +161,16 @@ def test_nobody_is_refused_while_the_webhook_is_away(known: Space) -> None:
         known.cluster.parts.wait_ready("webhook")
 
 
+def test_a_variable_of_ones_own_may_name_the_share(known: Space) -> None:
+    pod = mine(build.pod("p", gpu_mem=4000))
+    pod["spec"]["containers"][0]["env"] = [{"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}]
+    made = json.loads(
+        Api(known.cluster).ok("create", "--dry-run=server", "-n", known.name, "-o", "json", "-f", "-", stdin=pod)
+    )
+    order = [entry["name"] for entry in made["spec"]["containers"][0]["env"]]
+    assert order.index(names.ENV_FRACTION) < order.index("OPTIONS")
+
+
 def explained(space: Space, *what: str) -> str:
     done = cardwise(space.cluster, "explain", *what, "-n", space.name)
     assert done.returncode == 0, done.stderr
@@ -149,6 +193,46 @@ def test_a_gang_of_which_nobody_says_how_many_pods_it_has_is_explained(known: Sp
     assert names.GROUP_NUM in said
 
 
+def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
+    for name in ("one", "two"):
+        known.put(workload(name, gpu_mem=10000))
+    known.create(workload("more", gpu_mem=8000))
+    known.refused("more", "Insufficient GPU Memory in one device")
+    said = explained(known, "pod/more")
+    cheapest, dearer = "it asked for at most 6276 MiB: that runs now, on card", "these ended"
+    assert said.index(cheapest) < said.index(dearer)
+    assert known.put(workload("advised", gpu_mem=6276)) is not None
+
+
+def test_explain_says_who_keeps_a_pod_from_its_card(known: Space) -> None:
+    api = Api(known.cluster)
+    for name, spec, says in (
+        (
+            "hub",
+            {"schedulerName": "jupyterhub-user-scheduler"},
+            "It is left to the scheduler jupyterhub-user-scheduler",
+        ),
+        ("kueue", {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "Kueue has not admitted it yet"),
+        ("away", {"nodeSelector": {"accelerator": "none-such"}}, "It keeps away from every node with cards"),
+    ):
+        api.ok("create", "-n", known.name, "-f", "-", stdin=mine(build.pod(name, gpu_mem=4000), **spec))
+        said = explained(known, name)
+        assert says in said
+        assert "that fit are free" not in said
+    api.ok("create", "-n", known.name, "-f", "-", stdin=naming("aliyun.com/gpu-memory"))
+    assert f"which no node offers; did you mean {names.GPU_MEM}?" in explained(known, "named")
+
+
+def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
+    made = deployment("own", 2, gpu_mem=10000)
+    known.apply(made)
+    known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/own"), "they run")
+    made["spec"]["template"]["metadata"]["annotations"]["changed"] = "1"
+    made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    known.apply(made)
+    known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")
+
+
 def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None:
     """Classes, then a quota and pods that name them."""
     try:
@@ -158,3 +242,10 @@ def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None
         assert quota["spec"]["hard"] == {f"requests.{names.CLASS_PREFIX}rdma": "4"}
     finally:
         space.cluster.ask("delete", "resourceclass", "fpga", "rdma", "rdma-fast", "--ignore-not-found")
+
+
+def test_doctor_calls_a_cluster_without_a_usable_card_a_problem(space: Space) -> None:
+    said = cardwise(space.cluster, "doctor", "--no-probe")
+    assert said.returncode == 1
+    assert "PROBLEM  cards" in said.stdout.splitlines()[0]
+    assert "nodes.selector" in said.stdout.splitlines()[1]
