@@ -74,7 +74,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
     cards: dict[str, CardStatus] = {}
     sums: dict[frozenset[str], Cards] = {}
     for i, card in enumerate(state.cards):
-        free = max(0, state.free[i]) if state.open(i) else 0
+        free = state.free_mib(i)
         allocated = held.pop(card.uuid, NOTHING_ALLOCATED)
         cards[names.extended_resource_name(card.uuid)] = allocated._replace(
             free=free, classes=_in_order(card.classes)[:_MOST_CLASSES]

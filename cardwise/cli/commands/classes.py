@@ -105,8 +105,7 @@ def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> Cl
         nodes=len({node.name for node, _ in of_class}),
         total=sum(node.cards[i].mem for node, i in of_class),
         used=sum(node.used[i] for node, i in of_class),
-        # As the status of the class has it: what a container could still get.
-        free=sum(max(0, node.free[i]) for node, i in of_class if node.open(i)),
+        free=sum(node.free_mib(i) for node, i in of_class),
         users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
     )
 

@@ -109,9 +109,8 @@ class Fragments:
         """The node is so now; `left`: what it has for further pods, None where there is no such node any more."""
         self._count(self._cards.pop(name, ()), -1)
         if node is not None and left is not None:
-            cards = zip(node.cards, node.kinds, node.used, node.free, strict=True)
             self._cards[name] = [
-                _Card(kind, card.mem, used, max(0, free) if card.takes else 0) for card, kind, used, free in cards
+                _Card(node.kinds[i], card.mem, node.used[i], node.free_mib(i)) for i, card in enumerate(node.cards)
             ]
             self._count(self._cards[name], 1)
         self._table.set(name, node, left)

@@ -77,6 +77,10 @@ class NodeState:
         """Whether the card takes so many more shares at all."""
         return self.cards[i].takes and self.clients[i] + shares <= self.most[i]
 
+    def free_mib(self, i: int) -> int:
+        """MiB of the card that further containers could get: none where it takes no new share."""
+        return max(0, self.free[i]) if self.open(i) else 0
+
     def empty(self, i: int) -> bool:
         """Whether the card can be given away whole."""
         return self.cards[i].takes and self.clients[i] == 0

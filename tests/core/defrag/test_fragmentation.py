@@ -63,6 +63,10 @@ def test_what_takes_no_new_share_is_not_idle_and_what_has_shrunk_has_nothing_fre
     ledger.set_cards("n1", odd)
     ledger.hold(holding("a", 300, 2, total=100))
     assert fragments(ledger, {ask(1): 1}).total() == Memory(2100, 300, 0, 0.0)
+    crowded = Ledger(max_clients=1)
+    crowded.set_cards("n1", [Card(index=0, uuid="GPU-n1-0", mem=1000)])
+    crowded.hold(holding("a", 300, 0, total=1000))
+    assert fragments(crowded, {ask(1): 1}).total() == Memory(1000, 300, 0, 0.0)
     assert Memory().percent == 0
 
 
