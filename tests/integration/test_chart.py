@@ -64,20 +64,21 @@ _AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
 
 
 class Churn(threading.Thread):
-    """Pods that come and go, a few at a time; what goes wrong is noted. `asked`: as `workload` takes it."""
+    """Pods that come and go, `most` at a time; what goes wrong is noted. `asked`: as `workload` takes it."""
 
-    def __init__(self, space: Space, name: str = "churn", **asked: int) -> None:
+    def __init__(self, space: Space, name: str = "churn", most: int = _AT_A_TIME, **asked: int) -> None:
         super().__init__(daemon=True, name=name)
         self.made: list[str] = []
         self._asked = asked
+        self._most = most
         self.problems: list[str] = []
         self._space = space
         self._enough = threading.Event()
 
     def run(self) -> None:
-        while not self._enough.wait(2 / _AT_A_TIME):
+        while not self._enough.wait(2 / self._most):
             there = {pod["metadata"]["name"] for pod in self._space.pods()}
-            if len(there.intersection(self.waiting())) >= _AT_A_TIME:
+            if len(there.intersection(self.waiting())) >= self._most:
                 continue
             name = f"{self.name}-{len(self.made)}"
             try:
@@ -276,13 +277,14 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
 
 def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
-    light, heavy = Churn(space, "light"), Churn(space, "heavy", gpu_mem=100)
+    few = _AT_A_TIME if SOAK else 2
+    light, heavy = Churn(space, "light", few), Churn(space, "heavy", few, gpu_mem=100)
     light.start()
     heavy.start()
     try:
-        cluster.chart.helm("uninstall", "cardwise", "--wait")
+        cluster.chart.helm("uninstall", "cardwise", "--wait", "--timeout=480s")
         meanwhile = len(light.made)
-        space.wait(lambda: len(light.made) > meanwhile + _AT_A_TIME, "others come afterwards")
+        space.wait(lambda: len(light.made) > meanwhile + few, "others come afterwards")
     finally:
         light.stop()
         heavy.stop()

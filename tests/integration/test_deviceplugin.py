@@ -78,6 +78,12 @@ class Hand:
 
     def start_plugin(self, environment: dict[str, str] | None = None) -> None:
         node = self.cluster.node(NODE)
+        checkpoint = node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+
+        def listed() -> int:
+            return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+
+        before = listed()
         self.cluster.process(PLUGIN).start(
             [
                 str(Path(sys.executable).parent / "cardwise-deviceplugin"),
@@ -92,6 +98,8 @@ class Hand:
             ],
             environment,
         )
+        # The node's status may still have the slots of the plugin before, which the kubelet gives to nobody any more.
+        self.wait(lambda: listed() != before, "the kubelet has the slots of this plugin")
         self.wait(lambda: self.allocatable() == "512", "share slots in the node's status")
 
     def allocatable(self) -> str:
