@@ -79,10 +79,10 @@ def _ref(pod: PodRef) -> ObjectRef:
 
 def _waits(full: FullEntry) -> str:
     short = quotas.exceeded(full.entry, full.used, full.asked)
-    amounts = ", ".join(f"{used}/{hard} {unit} are used and {asked} more asked" for used, hard, asked, unit in short)
-    if full.asked.cards and any(unit == "MiB" for *_, unit in short):
+    amounts = ", ".join(f"{one.used}/{one.hard} {one.unit} are used and {one.asked} more asked" for one in short)
+    if full.asked.cards and any(one.unit == "MiB" for one in short):
         amounts = f"{amounts} at least, all of the smallest card that it may get"
-    if any(asked > hard for _, hard, asked, _ in short):
+    if any(one.asked > one.hard for one in short):
         ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"

@@ -236,9 +236,9 @@ def quota_status(
 def _above(entry: Entry, used: Charge) -> list[str]:
     """The amounts that are above the limits of the entry, for people."""
     return [
-        f"{amount} {unit} are held, {limit} are allowed"
-        for amount, limit, unit in quotas.compared(entry, used)
-        if limit is not None and amount > limit
+        f"{one.used} {one.unit} are held, {one.hard} are allowed"
+        for one in quotas.limits(entry, used)
+        if one.used > one.hard
     ]
 
 
@@ -314,9 +314,7 @@ def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], aut
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if something were limited.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
-    amounts = ", ".join(
-        f"{amount}/{limit} {unit}" for amount, limit, unit in quotas.compared(entry, used) if limit is not None
-    )
+    amounts = ", ".join(f"{one.used}/{one.hard} {one.unit}" for one in quotas.limits(entry, used))
     return f"{quotas.title(entry)}: {amounts}"
 
 

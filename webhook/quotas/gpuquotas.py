@@ -17,8 +17,6 @@ from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
 
-_FIELDS = {name: field for name, field, _ in quotas.AMOUNTS}
-
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
@@ -48,13 +46,18 @@ def check(
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)
-            if over := _over(entry, wanted, NOTHING):
+            if over := quotas.exceeded(entry, NOTHING, wanted):
                 problem, remedy = "the pod alone asks for more than is allowed", "ask for less"
-            elif quota.refuse and (over := _over(entry, wanted, used)):
+            elif quota.refuse and (over := quotas.exceeded(entry, used, wanted)):
                 problem, remedy = "the pod does not fit now", "create it again when something has ended"
             else:
                 continue
-            amounts = ", ".join(_told(name, entry, wanted, used) if told else _asked(name, wanted) for name in over)
+            fields = {one.field for one in over}
+            amounts = ", ".join(
+                f"{one.field} asked {one.asked}" + (f", used {one.used}, hard {one.hard}" if told else "")
+                for one in quotas.limits(entry, used, wanted)
+                if one.field in fields
+            )
             raise InvalidRequest(
                 f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
                 f"{problem}: {amounts}",
@@ -82,12 +85,11 @@ def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
                 f"{field}.class: there is no ResourceClass {entry.device_class} now; until there is, the entry limits "
                 "nothing (kubectl get resourceclass)"
             )
-        used = _used(standing, entry)
         found += [
-            f"{field}.{_FIELDS[name]}: {limit} is below the {getattr(used, name)} that are used now; nothing is taken "
-            "away, but no more is given"
-            for name in _FIELDS
-            if (limit := getattr(entry, name)) is not None and getattr(used, name) > limit
+            f"{field}.{one.field}: {one.hard} is below the {one.used} that are used now; nothing is taken away, but no "
+            "more is given"
+            for one in quotas.limits(entry, _used(standing, entry))
+            if one.used > one.hard
         ]
     return tuple(found)
 
@@ -107,24 +109,6 @@ def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
 
 def _used(standing: QuotaStanding, entry: Entry) -> Charge:
     return standing.used.get((entry.device_class, entry.model), NOTHING)
-
-
-def _over(entry: Entry, wanted: Charge, used: Charge) -> list[str]:
-    """The amounts that do not fit."""
-    left = quotas.headroom(entry, used)
-    if left.takes(wanted):
-        return []
-    return [
-        name for name in _FIELDS if (free := getattr(left, name)) is not None and getattr(wanted, name) > max(free, 0)
-    ]
-
-
-def _told(name: str, entry: Entry, wanted: Charge, used: Charge) -> str:
-    return f"{_asked(name, wanted)}, used {getattr(used, name)}, hard {getattr(entry, name)}"
-
-
-def _asked(name: str, wanted: Charge) -> str:
-    return f"{_FIELDS[name]} asked {getattr(wanted, name)}"
 
 
 def _what(entry: Entry) -> str:

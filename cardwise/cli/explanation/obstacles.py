@@ -53,8 +53,8 @@ def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list
         charge, everywhere = found
         used = survey.ledger.used(namespace, left.entry)
         full = ", ".join(
-            f"{held} of {hard} {unit} used, {more} asked"
-            for held, hard, more, unit in quotas.exceeded(left.entry, used, charge)
+            f"{one.used} of {one.hard} {one.unit} used, {one.asked} asked"
+            for one in quotas.exceeded(left.entry, used, charge)
         )
         steer = "" if everywhere else "; cards that it does not limit are open"
         lines.append(f"GPUQuota {quota.name} closes {quotas.title(left.entry)}: {full}{steer}.")

@@ -80,9 +80,8 @@ def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: boo
     """Used and hard amounts; wide, also the pods."""
     rows = [["NAMESPACE", "GPUQUOTA", "CARDS-OF", "SHARES", "MIB", "WHOLE-CARDS", "ON-EXCEED"]]
     for view in seen:
-        counted = [
-            f"{used}/{'-' if hard is None else hard}" for used, hard, _ in quotas.compared(view.entry, view.used)
-        ]
+        hard = quotas.written(view.entry)
+        counted = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.written(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
         of = quotas.title(view.entry)
         if view.missing:  # amounts would look as if something were limited

@@ -56,6 +56,16 @@ class Entry:
         return not self.model or self.model == model
 
 
+class Limit(NamedTuple):
+    """One limit of an entry: its field in GPUQuota, its unit in a sentence, what is used, the limit, what is asked."""
+
+    field: str
+    unit: str
+    used: int
+    hard: int
+    asked: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
     """What is left of an entry; None is no limit. Negative where the limit was lowered below what is held."""
@@ -156,18 +166,18 @@ def title(entry: Entry) -> str:
     return entry.device_class or entry.model or "all cards"
 
 
-def compared(entry: Entry, used: Charge) -> tuple[tuple[int, int | None, str], ...]:
-    """Of each amount: what is used, its limit (None is no limit), and the unit."""
-    return tuple((getattr(used, name), getattr(entry, name), unit) for name, _, unit in AMOUNTS)
-
-
-def exceeded(entry: Entry, used: Charge, asked: Charge) -> list[tuple[int, int, int, str]]:
-    """The limits that `asked` beside `used` would exceed: what is used, the limit, what is asked, and the unit."""
+def limits(entry: Entry, used: Charge, asked: Charge = NOTHING) -> list[Limit]:
+    """Each limit of the entry, beside what is used of it and what is asked."""
     return [
-        (amount, limit, more, unit)
-        for (amount, limit, unit), more in zip(compared(entry, used), asked, strict=True)
-        if limit is not None and more and amount + more > limit
+        Limit(field, unit, getattr(used, name), limit, getattr(asked, name))
+        for name, field, unit in AMOUNTS
+        if (limit := getattr(entry, name)) is not None
     ]
+
+
+def exceeded(entry: Entry, used: Charge, asked: Charge) -> list[Limit]:
+    """The limits that `asked` beside `used` would exceed. Where nothing is asked of an amount, it does not matter."""
+    return [one for one in limits(entry, used, asked) if one.asked and one.used + one.asked > one.hard]
 
 
 def used_by_status(obj: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
