@@ -10,6 +10,7 @@ from typing import Any
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
@@ -18,7 +19,6 @@ from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
 _MANY = 1_000_000  # more pods than a node can have
-Object = dict[str, Any]
 _REASON_LENGTH = 1024  # characters, by the CRD
 
 _GONE = Health(
@@ -105,7 +105,7 @@ def accelerator(cards: Iterable[GpuCard]) -> str:
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
 
 
-def spec_of_card(node: str, card: GpuCard) -> Object:
+def spec_of_card(node: str, card: GpuCard) -> Json:
     """The spec of the ExtendedResource of a card."""
     properties = dict(card.properties)
     if card.pci_bus_id:
@@ -121,7 +121,7 @@ def spec_of_card(node: str, card: GpuCard) -> Object:
     }
 
 
-def spec_of_device(node: str, device: OtherDevice) -> Object:
+def spec_of_device(node: str, device: OtherDevice) -> Json:
     """The spec of the ExtendedResource of a device that is no GPU."""
     return {
         "kind": device.kind,
@@ -133,7 +133,7 @@ def spec_of_device(node: str, device: OtherDevice) -> Object:
     }
 
 
-def resource(node: str, node_uid: str, spec: Object) -> Object:
+def resource(node: str, node_uid: str, spec: Json) -> Json:
     """The ExtendedResource of a card or device with this `spec`, without status.
 
     Its owner is the Node: Kubernetes removes it when the Node is deleted, since nobody is left there to do so.
@@ -156,7 +156,7 @@ def is_owned(found: ExtendedResource, node: str, node_uid: str) -> bool:
     return owner in found.metadata.owner_references
 
 
-def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
+def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
     """What the device plugin says in the status of an ExtendedResource. The rest of it is others'."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
@@ -171,7 +171,7 @@ def statuses(
     gone: Iterable[ExtendedResource],
     access: str,
     held: Callable[[str], Sequence[HeldShare] | None],
-) -> dict[str, Object]:
+) -> dict[str, Json]:
     """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept; none of those of which
     nobody knows what is held.
     """
@@ -180,13 +180,13 @@ def statuses(
     return {uuid: status(states[uuid], access, theirs) for uuid, theirs in shares.items() if theirs is not None}
 
 
-def status_of(found: ExtendedResource) -> Object:
+def status_of(found: ExtendedResource) -> Json:
     """The status as observed, in the form of `status`, so without what the extender says there."""
     seen = found.status
     return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.held or ())
 
 
-def spec_of(found: ExtendedResource) -> Object:
+def spec_of(found: ExtendedResource) -> Json:
     """The spec as observed, in the form of `spec_of_card` or `spec_of_device`."""
     spec = found.spec
     return {

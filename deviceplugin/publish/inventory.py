@@ -15,6 +15,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
@@ -193,7 +194,7 @@ class NodePublisher:
         used = set(self._granted())
         return [one for one in gone if one.spec.uuid in used], [one for one in gone if one.spec.uuid not in used]
 
-    def _tell_capacities(self, specs: list[tell.Object]) -> bool:
+    def _tell_capacities(self, specs: list[Json]) -> bool:
         facts = self.node.facts
         if facts is None:
             _log.warning("no such node yet", node=self._node)
@@ -204,7 +205,7 @@ class NodePublisher:
         wanted |= tell.class_capacities(self._members(specs), pods, facts.capacity)
         return self.node.tell_capacities(facts, wanted)
 
-    def _members(self, specs: list[tell.Object]) -> list[tuple[MiB, list[DeviceClass]]] | None:
+    def _members(self, specs: list[Json]) -> list[tuple[MiB, list[DeviceClass]]] | None:
         """MiB and classes of each card and device; None while nobody knows which classes there are."""
         classifier = self._classes.classifier()
         if classifier is None:
@@ -214,7 +215,7 @@ class NodePublisher:
         seen = [(spec, tell.labels(spec, known.get(names.extended_resource_name(spec["uuid"])))) for spec in specs]
         return [(MiB(spec.get("memoryMiB", 0)), classifier.selecting(labels)) for spec, labels in seen]
 
-    def _tell_resources(self, specs: list[tell.Object], statuses: Mapping[str, tell.Object]) -> bool:
+    def _tell_resources(self, specs: list[Json], statuses: Mapping[str, Json]) -> bool:
         facts = self.node.facts
         if facts is None:
             return False  # what has no owner would stay for ever, if the node never comes back
@@ -237,7 +238,7 @@ class NodePublisher:
             self._last_news = news
         return done
 
-    def _tell_resource(self, spec: tell.Object, node_uid: str, found: ExtendedResource | None) -> bool:
+    def _tell_resource(self, spec: Json, node_uid: str, found: ExtendedResource | None) -> bool:
         if found is not None and tell.spec_of(found) == spec and tell.is_owned(found, self._node, node_uid):
             return True
         wanted = tell.resource(self._node, node_uid, spec)
@@ -272,7 +273,7 @@ class NodePublisher:
             )
             self._events.record(ObjectRef.node(self._node), "CardOfAnotherNode", text, "Warning")
 
-    def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: tell.Object) -> bool:
+    def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
         found = known.get(name)
         correction = self._mps.correction(found) if found is not None else {}
         if found is not None and tell.status_of(found) == status and not correction:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.mps import MANAGER_GONE, Mode, MpsState
+from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
-from deviceplugin.publish import cards as tell
 
 PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
 
@@ -27,7 +27,7 @@ class StaleMpsStatus:
         self._clock = clock
         self._silent_since: dict[str, float] = {}  # by UUID
 
-    def correction(self, found: ExtendedResource) -> tell.Object:
+    def correction(self, found: ExtendedResource) -> Json:
         """What to put into the card's status by a merge patch; {} where what is there may stay."""
         said, uuid = found.status.mps, found.spec.uuid
         if said is not None and self._setting is Mode.OFF:

@@ -13,14 +13,13 @@ import msgspec
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import GangPhase, Group
+from cardwise.core.values.decoded import Json
 from cardwise.kube.errors import truncated
 from extender.gangs.gangviews import View
 
-Object = dict[str, Any]
-
 _NAMED = 20  # members that a status names
 _LONGEST = 1024  # characters, as the schema says
-_decode = msgspec.json.Decoder(Object).decode
+_decode = msgspec.json.Decoder(Json).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class GroupRecord:
     auto: bool = False
     uid: str = ""
     generation: int = 0
-    status: Object = field(default_factory=dict)
+    status: Json = field(default_factory=dict)
 
 
 def record(raw: bytes) -> tuple[str, GroupRecord] | None:
@@ -66,19 +65,19 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     )
 
 
-def automatic(view: View) -> Object:
+def automatic(view: View) -> Json:
     """The PodGroup of a gang that has none."""
     metadata = {"name": view.name, "namespace": view.namespace, "labels": {names.AUTO_LABEL: "true"}}
     spec = {"minMember": view.minimum}
     return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
-def status(seen: GroupRecord, view: View | None, now: str) -> Object:
+def status(seen: GroupRecord, view: View | None, now: str) -> Json:
     """As it is written, but for the times of conditions. `view` is None where the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     since = seen.status.get("since") if seen.status.get("phase") == phase else None
     reason = truncated(view.reason if view is not None else "there is no pod of it", _LONGEST)
-    made: Object = {
+    made: Json = {
         "phase": str(phase),
         "reason": reason,
         "minMember": view.minimum if view is not None else seen.minimum,

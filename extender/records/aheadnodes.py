@@ -7,14 +7,14 @@ itself. Pure; not thread-safe: the state locks.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from cardwise.core.values.decoded import Json
+
 _MOST: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
 HARD: Final = ("NoSchedule", "NoExecute")
-
-Json = Mapping[str, Any]
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode

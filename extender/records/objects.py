@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import intern
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -18,10 +18,9 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.devices import Device
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import survey, wire
-
-Object = dict[str, Any]
 
 _PASSED_OVER = (
     f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
@@ -43,7 +42,7 @@ class HeldRecord(NamedTuple):
     whole: bool = False
     container: str = ""
 
-    def told(self) -> Object:
+    def told(self) -> Json:
         """As it is written."""
         who = self.uid, self.namespace, self.name
         return wire.HeldShare(*who, self.mem, self.core, self.container, self.whole).told()
@@ -95,7 +94,7 @@ class ClassRecord:
     version: str = ""
     generation: int = 0
     auto_models: tuple[str, ...] = ()
-    status: Object = field(default_factory=dict)
+    status: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class QuotaRecord:
     quota: GPUQuota | None = None
     problem: str = ""
     generation: int = 0
-    status: Object = field(default_factory=dict)
+    status: Json = field(default_factory=dict)
 
 
 class _Allocated(Struct, rename="camel"):
@@ -132,7 +131,7 @@ class _Card(wire.ExtendedResource):
 
 
 _decode_card = msgspec.json.Decoder(_Card).decode
-_decode_object = msgspec.json.Decoder(Object).decode
+_decode_object = msgspec.json.Decoder(Json).decode
 
 
 def card(raw: bytes) -> tuple[str, CardRecord] | None:

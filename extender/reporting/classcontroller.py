@@ -14,9 +14,10 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.records.objects import ClassRecord, Object
+from extender.records.objects import ClassRecord
 from extender.reporting.listers import Listers
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +58,7 @@ def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: C
     )
 
 
-def automatic(name: str, *models: str) -> Object:
+def automatic(name: str, *models: str) -> Json:
     """The object of the class of the models, which all have this name."""
     spec = classes.auto_spec(*models)
     return {
@@ -72,7 +73,7 @@ def automatic(name: str, *models: str) -> Object:
     }
 
 
-def _patch(name: str, models: Models, seen: ClassRecord) -> Object:
+def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
     """The merge patch that makes the class one of these models, if it is as it was seen."""
     wanted = automatic(name, *models)
     selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]

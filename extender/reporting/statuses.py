@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.kube.errors import truncated
 from extender.cache.inventory import REPORTED
 from extender.cache.reservations import MARKS, Phase
-from extender.records.objects import CardStatus, ClassRecord, HeldRecord, Object, QuotaRecord
+from extender.records.objects import CardStatus, ClassRecord, HeldRecord, QuotaRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
@@ -178,7 +179,7 @@ class Tally:
         return self._cards.get(name, Cards()), self._nodes.get(name, 0)
 
 
-def card_status(status: CardStatus) -> Object:
+def card_status(status: CardStatus) -> Json:
     """As it is written."""
     return {
         "allocated": {
@@ -194,9 +195,9 @@ def card_status(status: CardStatus) -> Object:
     }
 
 
-def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Object:
+def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
     """As it is written, but for times. Of devices that are no GPUs there is no memory to tell."""
-    status: Object = {
+    status: Json = {
         "cards": cards.cards,
         "healthyCards": cards.healthy,
         "nodes": nodes,
@@ -209,7 +210,7 @@ def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Object:
 
 def quota_status(
     seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
-) -> Object:
+) -> Json:
     """As it is written, but for times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes that
     cards are in by the names of their models where those have no object, or none that can be read.
     """
@@ -242,18 +243,18 @@ def _above(entry: Entry, used: Charge) -> list[str]:
     ]
 
 
-def missing_class(wanted: Object, found: Object) -> str:
+def missing_class(wanted: Json, found: Json) -> str:
     """What the wanted status of a quota says of a class that is not there, where the found one does not say it."""
     if _valid_reason(found) == NO_SUCH_CLASS:
         return ""
     return next((each["message"] for each in wanted["conditions"] if each["reason"] == NO_SUCH_CLASS), "")
 
 
-def _valid_reason(status: Object) -> str:
+def _valid_reason(status: Json) -> str:
     return next((each.get("reason", "") for each in status.get("conditions") or () if each.get("type") == "Valid"), "")
 
 
-def same(wanted: Object, found: Object) -> bool:
+def same(wanted: Json, found: Json) -> bool:
     """Whether the status is as wanted, whatever its times."""
     conditions = [
         {key: value for key, value in condition.items() if key != "lastTransitionTime"}
@@ -262,7 +263,7 @@ def same(wanted: Object, found: Object) -> bool:
     return wanted == (found | {"conditions": conditions} if "conditions" in found else found)
 
 
-def patch(wanted: Object, found: Object, now: str) -> Object:
+def patch(wanted: Json, found: Json, now: str) -> Json:
     """The merge patch that makes the found status as wanted, with times. A condition keeps the time of its status."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
@@ -275,13 +276,13 @@ def patch(wanted: Object, found: Object, now: str) -> Object:
     return dict.fromkeys(found) | wanted | {"conditions": conditions}
 
 
-def _valid(problem: str, generation: int) -> Object:
+def _valid(problem: str, generation: int) -> Json:
     if problem:
         return _condition("Valid", "False", "Unreadable", problem, generation)
     return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
 
 
-def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Object:
+def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
     """Valid, but for entries whose class is none."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
@@ -299,7 +300,7 @@ def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automa
     return _valid("", seen.generation)
 
 
-def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Object:
+def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:
     return {
         "type": kind,
         "status": status,

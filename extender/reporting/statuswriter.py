@@ -13,11 +13,12 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.quotas import Charge
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.cache.yielding import slices
-from extender.records.objects import Object, QuotaRecord
+from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
 from extender.reporting.schedule import Key, Pace, Schedule
@@ -52,7 +53,7 @@ class _Write(NamedTuple):
 
     path: str
     what: object
-    status: Object
+    status: Json
     written: Callable[[], None] = lambda: None
 
 
@@ -253,7 +254,7 @@ class StatusWriter:
             return write
         return write._replace(written=lambda: self._no_class(seen, missing))
 
-    def _told(self, path: str, wanted: Object, found: Object) -> _Write | None:
+    def _told(self, path: str, wanted: Json, found: Json) -> _Write | None:
         if statuses.same(wanted, found):
             return None
         return _Write(path, wanted, statuses.patch(wanted, found, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")))
