@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,36 +79,42 @@ class Hand:
 
     def start_plugin(self, environment: dict[str, str] | None = None) -> None:
         node = self.cluster.node(NODE)
-        checkpoint = node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
-
-        def listed() -> int:
-            return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-
-        before = listed()
-        self.cluster.process(PLUGIN).start(
-            [
-                str(Path(sys.executable).parent / "cardwise-deviceplugin"),
-                f"--kubeconfig={self.cluster.kubeconfig}",
-                f"--node-name={NODE}",
-                f"--simulated-cards={self.folder / 'cards.yaml'}",
-                f"--kubelet-dir={node.kubelet_dir}",
-                f"--cdi-dir={node.cdi_dir}",
-                f"--state-dir={self.state}",
-                f"--cri-socket={node.cri_socket}",
-                "--metrics-bind=127.0.0.1:0",
-            ],
-            environment,
-        )
-        # The node's status may still have the slots of the plugin before, which the kubelet gives to nobody any more.
-        self.wait(lambda: listed() != before, "the kubelet has the slots of this plugin")
+        with self.slots_listed():
+            self.cluster.process(PLUGIN).start(
+                [
+                    str(Path(sys.executable).parent / "cardwise-deviceplugin"),
+                    f"--kubeconfig={self.cluster.kubeconfig}",
+                    f"--node-name={NODE}",
+                    f"--simulated-cards={self.folder / 'cards.yaml'}",
+                    f"--kubelet-dir={node.kubelet_dir}",
+                    f"--cdi-dir={node.cdi_dir}",
+                    f"--state-dir={self.state}",
+                    f"--cri-socket={node.cri_socket}",
+                    "--metrics-bind=127.0.0.1:0",
+                ],
+                environment,
+            )
         self.wait(lambda: self.allocatable() == "512", "share slots in the node's status")
+
+    @contextmanager
+    def slots_listed(self) -> Iterator[None]:
+        """What is done in it makes the plugin register: waits until the kubelet has its slots.
+
+        A pod that is bound before is failed by the kubelet, for good (UnexpectedAdmissionError); its owner makes
+        another, and no device plugin can change that. The plugin's log is too early, and the node's status may be
+        that of before; but the kubelet writes its checkpoint when it is given the slots, and else only for a pod.
+        """
+        before = self._checkpointed()
+        yield
+        self.wait(lambda: self._checkpointed() not in (0, before), "the kubelet has the slots of this plugin")
+
+    def _checkpointed(self) -> int:
+        path = checkpoint(self)
+        return path.stat().st_mtime_ns if path.exists() else 0
 
     def allocatable(self) -> str:
         node = self.cluster.api.get(paths.nodes(NODE))
         return node["status"]["allocatable"].get(names.SHARE, "")
-
-    def registrations(self) -> int:
-        return self.cluster.process(PLUGIN).log.read_text().count('"event":"registered"')
 
     def write_cards(self) -> None:
         scratch = self.folder / "cards.yaml.new"
@@ -255,7 +262,8 @@ def test_sixty_equal_pods_bound_together_are_not_swapped(hand):
 def test_a_kubelet_restart_changes_nothing_for_containers(hand):
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    hand.cluster.process(f"kubelet-{NODE}").restart()
+    with hand.slots_listed():
+        hand.cluster.process(f"kubelet-{NODE}").restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod after the restart")
     hand.let_it_exit(uid)
@@ -281,10 +289,11 @@ def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card
     """It knows of no slot that is taken. A container of before runs on, but the kubelet starts it no second time."""
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    kubelet = hand.cluster.process(f"kubelet-{NODE}")
-    kubelet.kill()
-    checkpoint(hand).unlink()
-    kubelet.restart()
+    with hand.slots_listed():
+        kubelet = hand.cluster.process(f"kubelet-{NODE}")
+        kubelet.kill()
+        checkpoint(hand).unlink()
+        kubelet.restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod")
     assert "has 0" in hand.told(after)
@@ -318,10 +327,9 @@ def test_pods_that_are_bound_while_a_part_of_the_node_stands_still_get_their_car
 
 
 def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
-    before = hand.registrations()
-    for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{PREFIX}*.sock"):
-        path.unlink()
-    hand.wait(lambda: hand.registrations() > before, "registered again")
+    with hand.slots_listed():
+        for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{PREFIX}*.sock"):
+            path.unlink()
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "a new pod")
     assert "has 1" in hand.told(uid)
@@ -330,12 +338,9 @@ def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
 def test_a_killed_plugin_comes_back(hand):
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    before = hand.registrations()
-    hand.cluster.process(PLUGIN).kill()
-    hand.cluster.process(PLUGIN).restart()
-    # A pod that is bound in between is failed by the kubelet, for good (UnexpectedAdmissionError); its owner makes
-    # another. No device plugin can change that.
-    hand.wait(lambda: hand.registrations() > before, "registered again")
+    with hand.slots_listed():
+        hand.cluster.process(PLUGIN).kill()
+        hand.cluster.process(PLUGIN).restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod after the restart")
     hand.let_it_exit(uid)
@@ -356,10 +361,9 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
         hand.wait(lambda: hand.starts(stays) and hand.starts(went), "both told")
         for turn, days in enumerate((30, -30, -60)):
             off.write_text(str(days * DAY))
-            before = hand.registrations()
-            plugin.kill()
-            plugin.restart()
-            hand.wait(lambda before=before: hand.registrations() > before, "registered again")
+            with hand.slots_listed():
+                plugin.kill()
+                plugin.restart()
             hand.delete("before")
             hand.wait(lambda: len(hand.grants()) == 1, "the share is freed")
             went = hand.pod("before", 0, P100)
