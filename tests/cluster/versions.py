@@ -39,6 +39,11 @@ def minor() -> str:
     return _chosen(CHOSEN, minors())
 
 
+def at_least(number: int) -> bool:
+    """Whether it is 1.`number` or newer."""
+    return int(minor().split(".")[1]) >= number
+
+
 def containerd() -> str:
     """The containerd of this process's real nodes, as "2.1": `$CARDWISE_CONTAINERD`, else the newest."""
     return _chosen(CHOSEN_CONTAINERD, minors(CONTAINERD))

@@ -13,7 +13,6 @@ from tests import build
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
 from tests.cluster.processes import wait_for
-from tests.integration.since import is_here
 from tests.integration.test_admission import EXTENDER, Api
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
@@ -75,7 +74,7 @@ def test_where_podgroups_of_kubernetes_are_not_served_a_pod_that_names_one_is_as
     made = json.loads(done.stdout)
     assert {"schedulingGroup", "schedulingGates"}.isdisjoint(made["spec"])
     assert names.GANG not in made["metadata"].get("labels", {})
-    assert ("serves no PodGroups" in done.stderr) == is_here(36), "what older ones know"
+    assert ("serves no PodGroups" in done.stderr) == versions.at_least(36), "what older ones know"
 
 
 def test_a_parameter_server_may_mount_what_pods_without_a_card_may(api: Api) -> None:
