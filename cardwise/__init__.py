@@ -1,1 +1,11 @@
-"""Cardwise: what its parts share. The parts themselves are webhook, extender, deviceplugin and mps."""
+"""Cardwise: what its parts share. The parts themselves are webhook, extender, deviceplugin and mps.
+
+    core        the domain, pure: requests, placement, gangs, preemption
+    kube        Kubernetes: client, watches, leases, events
+    runtime     what a process is started with: settings, logs, HTTP server, certificates
+    gpus        the cards of a node; `devices`: its other devices
+    cli         the command line; `simulation`: what its `simulate` runs
+    share       what containers learn about their share
+    clock       the clock, which is handed in
+    programs    the entry points on PATH
+"""

@@ -1,1 +1,8 @@
-"""Devices that are not GPUs: which of them a node offers, and what sysfs says of them."""
+"""Devices that are not GPUs: which of them a node offers, and what sysfs says of them.
+
+    protocol   what devices there are
+    settings   the file of `--devices`
+    discovery  which devices of sysfs the file offers
+    offered    the same again and again, while devices come and go
+    sysfs      the reader of sysfs
+"""

@@ -2,6 +2,12 @@
 
 Comes in: credentials. Goes out: objects as structs, changes as they come, who leads, what users are told.
 
-Read first: `client` (requests; `paths`, `errors` and `wire` are its words), `watch` (lists kept in step), `leases` (who
-leads), `pods` (what they take, where they may be, how they go), `events`, `survey` (all of a cluster, once).
+    client       requests to the API server; `credentials`, `kubeconfig`: where it is and who we are
+    paths        URL paths; `errors`: what a call may raise; `backoff`: how long to wait before the next try
+    wire         objects as structs; `nesting`: JSON that is nested too deep for them
+    watch        lists kept in step with the API server; `watching`: one watch request
+    leases       who leads
+    events       a recorder of Events
+    pods         what pods take, where they may be, how they are evicted
+    survey       all of a cluster, once; `mpsread`: MPS of cards and pods
 """

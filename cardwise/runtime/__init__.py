@@ -1,4 +1,9 @@
 """What every part is started with: settings, logs, loops, certificates, an HTTP server, health.
 
-Read first: `settings` and `logs`; then `http` (what serves, and `/metrics`) and `tls` (certificates and their renewal).
+    settings   the options that every part has
+    logs       the log, one line of JSON for each message
+    loops      a thread that runs a function at an interval, or when woken
+    http       an HTTP server; `/metrics`, `/healthz`
+    tls        certificates and their renewal
+    replacing  replaces a file atomically
 """

@@ -1,8 +1,11 @@
 """What a container learns about its share, and the hook that makes Python frameworks keep to it.
 
 These files are mounted into users' images and run there with their Python. So they import the standard library only,
-nothing of Cardwise, and keep to the syntax of Python 3.7. (The files in `hook` are not imported from here: an image's
-Python finds them by PYTHONPATH.)
+nothing of Cardwise, and keep to the syntax of Python 3.7.
+
+    hook     the files that an image's Python finds by PYTHONPATH; nothing here imports them
+    laying   lays these files into one folder of the node
+    reading  a container's share, from its environment and the share agent's file
 """
 
 # Where the folder of `laying.lay_out` is mounted, read-only, and what PYTHONPATH names.

@@ -3,5 +3,7 @@
 Comes in: Allocate and PreStartContainer, which know nothing but slots. Goes out: CDI devices, once `grants` has found
 whose slot it is.
 
-Read first: `server`, then `registration` (restarts of the kubelet and ours).
+    server        the gRPC service
+    slots         names, number and list of the slots
+    registration  registers with the kubelet, again when the kubelet or this process was restarted
 """

@@ -2,5 +2,10 @@
 
 Comes in: answers. Goes out: records of them. Nothing here decides.
 
-Read first: `kubelet`.
+    kubelet     whose container a slot is: PodResources and the checkpoint
+    containers  which containers are alive, by the container runtime
+    pods        the pods of this node
+    classes     the ResourceClasses
+    nocards     `--cards none`: a node without cards
+    calls       gRPC calls
 """

@@ -1,7 +1,8 @@
-"""What waiting pods have before kube-scheduler comes to them.
+"""What waiting pods have before kube-scheduler asks for them.
 
-Comes in: who is next in the queue, and which gangs have waited long. Goes out: which node a pod gets ahead, and which
-nodes are kept for a gang.
+Comes in: who is next in the queue, and which gangs have waited long. Goes out: the node that a pod gets ahead, and the
+nodes that are kept for a gang.
 
-Read first: `ahead` (pods that are given a node), then `reserve` (nodes that are kept for a gang that has waited long).
+    ahead    gives waiting pods a node and cards ahead of kube-scheduler
+    reserve  keeps nodes for a gang that has waited long
 """

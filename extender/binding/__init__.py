@@ -1,7 +1,8 @@
-"""bind: the one write that puts a pod on its node, with the cards that it has there.
+"""bind: the one write that puts a pod on its node, with its cards.
 
-Comes in: the bind call. Goes out: a Binding, or nothing. Members of gangs wait here for each other (`permit`);
-`throttle` says when too many binds are under way.
+Comes in: the bind call. Goes out: a Binding, or an error.
 
-Read first: `binder`.
+    binder    from the call to the Binding, and what to do when its answer is lost
+    permit    binds of gang members that wait for the other members, each in its thread
+    throttle  delays filter a little while too many binds are under way
 """

@@ -1,11 +1,18 @@
 """The cache: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
 
-Comes in: records, and what filter and bind decide. Goes out: where a pod fits (`placing`), what is free, and what is
-kept from whom (`nominated`).
+Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is kept for whom.
 
-Nothing here locks but what says so (`longsearch`, which searches in turns): `extender.state` holds the one lock,
-`statelock`.
+`extender.state` holds the one lock. Only `longsearch` and `policies` take it by themselves.
 
-Read first: `reservations` (who has room, and the life of each row), `nominations` (what is kept for whom after a
-preemption), `cache` (how ledger and sums follow).
+    reservations  who has room on which cards: one row for each pod, with the life of a row. Read this first
+    nominations   which cards are kept for which pod after a preemption
+    nominated     those cards as holdings, for a placement that must not use them
+    cache         lets the ledger follow each change of a row or of a report; checks a plan again at bind
+    placing       asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
+    policies      the engine of the scored policies, made when it is first needed
+    inventory     what nodes report of cards and devices
+    membership    which ResourceClasses each card is in
+    nodeload      cpu, memory and number of pods of each node
+    quotas        GPUQuotas by namespace, and what they leave
+    statelock     the lock, which tells how long it has been held; `yielding`: long work under it in short slices
 """

@@ -1,7 +1,15 @@
-"""Background work: what happens with time, and what is written or evicted without being asked.
+"""Background work: what happens with time, and what is written or evicted without a call of kube-scheduler.
 
-Comes in: the state. Goes out: evictions, nominations, gates taken away, and what `reporting` says to people. Each
-module is a loop or a step of `loops`; `reporters` puts those together that only tell.
+Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and what `reporting` tells people.
 
-Read first: `loops`, then `gangcontroller`.
+    loops               the threads; wakes pods by a touch of a node
+    gangcontroller      gangs: removes gates, ends holds, evicts a gang that is bound in part
+    aheadwriter         writes nominated nodes into the statuses of pods
+    workloadcontroller  lets the engine of the scored policies learn the workload
+    evictions           evicts for pods that fit a node's sums and no card (--preempt-fragmented)
+    overfull            evicts one of two pods that were given the same room
+    unplaced            deletes pods that were bound past the extender
+    ledgercheck         compares the ledger with the cluster
+    fragmetrics         metrics of the cards' memory
+    reporters           puts together what only tells: classes, PodGroups, statuses, events
 """

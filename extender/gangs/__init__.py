@@ -1,7 +1,16 @@
 """Gangs: which pods belong together, where they are planned, and when all of them may be bound.
 
-Comes in: members, what filter was offered, binds that wait. Goes out: plans that hold cards, and who is to go on or
-to give back.
+Comes in: members, the nodes that filter was offered, binds that wait. Goes out: plans that hold cards, and the outcome
+for the binds that wait. How far one gang is, and where it fits, is decided in `cardwise.core.gangs`.
 
-Read first: `gangwords` (the terms), `gangs` (what is decided), `line` (in which order), `gangplaces` (plans).
+    gangs       what is decided about members at filter and bind, and with time. Read this first
+    gangplaces  plans: what was offered, what was tried in vain, the rows that hold cards
+    line        the order in which waiting gangs are planned
+    bindturns   whose gang may wait in bind where threads are too few
+    ganglock    the same methods under the state's lock, long ones in short turns
+    gangwords   types: settings, `Hold` (the outcome that binds wait for), what is to be written
+    gangviews   how far a gang is, for PodGroups, events and metrics
+    podgroups   PodGroups: what they ask for, and what their statuses should say
+
+Not here: `ahead.reserve` keeps nodes for a gang that waits long; `binding.permit` is where members wait in bind.
 """

@@ -1,7 +1,9 @@
 """Which pods must go for a pod or for a gang.
 
-Comes in: the victims that kube-scheduler offers, by node. Goes out: ours, and what is to be kept for the pod meanwhile
-(`cache.nominations`). Pods that kube-scheduler never preempts for are left to `controllers.evictions`.
+Comes in: the victims that kube-scheduler offers, by node. Goes out: ours, and what is kept for the pod meanwhile
+(`cache.nominations`). The search for victims is in `cardwise.core.preemption`. Pods for which kube-scheduler never
+preempts are left to `controllers.evictions`.
 
-Read first: `preemption`; `gangpreemption` is the same for members of gangs.
+    preemption      the answer for one pod, and which evictions are still wanted
+    gangpreemption  the same for a member of a gang, with a look at the whole gang
 """

@@ -1,5 +1,7 @@
 """The scheduling queue: who waits, since when, why, and what would wake them.
 
 Comes in: records of pods without a node, refusals of filter, and that room may have come. Goes out: which node to
-touch, so that kube-scheduler tries waiting pods again; and who is next.
+touch, so that kube-scheduler tries waiting pods again; and which pod is next for `ahead`.
+
+    schedulingqueue  one row for each waiting pod, and their order
 """

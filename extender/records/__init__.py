@@ -1,8 +1,13 @@
-"""What is read: pods, nodes, our own objects and calls of kube-scheduler, each as one record out of its JSON.
+"""What is read: pods, nodes, our own objects and calls of kube-scheduler, each as one record made of its JSON.
 
 Comes in: JSON of the API server and of kube-scheduler. Goes out: records that never change and keep only what
 decisions need.
 
-Read first: `pod` (pods to be placed), then `podinfo` (bound pods), `nodeinfo`, `objects` (cards, classes, quotas) and
-`wire` (calls).
+    pod         a pod that is to be placed: what it asks, its gang, its priority
+    podinfo     pods of the watch, most of which have a node: less is kept of them
+    podref      namespace, name and UID of a pod
+    nodeinfo    what a node has for pods
+    aheadnodes  taints, labels and node affinity: nodes that kube-scheduler would not refuse, for `ahead`
+    objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
+    wire        kube-scheduler's calls and answers (ExtenderArgs, ExtenderFilterResult and the others)
 """

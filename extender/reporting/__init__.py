@@ -1,7 +1,13 @@
 """What people see: statuses of our objects, PodGroups, automatic classes, and events.
 
-Comes in: the state, and our objects as the watch shows them (`listers`). Goes out: for each object what ought to be
-written, which is compared with what is there and written at one pace (`schedule`). `controllers` run it.
+Comes in: the state, and our objects as the watch shows them. Goes out: for each object what it should say, which is
+compared with what it says and written at a bounded rate. `controllers` run it.
 
-Read first: `statuses`, then `statuswriter`.
+    statuses         what statuses of cards, classes and quotas should say, from the ledger
+    statuswriter     writes those that differ, and tries again after an error
+    schedule         which object is written next, and how many writes a second
+    podgroupwriter   PodGroups, their statuses, and the events of members
+    podevents        events for pods that wait for a quota or for a deleted class
+    classcontroller  one automatic ResourceClass for each model of card
+    listers          our objects as the watch shows them, and which have changed
 """

@@ -2,4 +2,10 @@
 
 Runs in every pod that has it, so it is small: one thread, the standard library, and of Cardwise only what is pure or
 reads the node's files.
+
+    running     the thread: looks, writes, answers, and ends with the signal
+    podshares   what it reads of its pod and writes for each container
+    watching    whether MPS answers on a card
+    endpoint    the HTTP server; `exposition`: its metrics
+    probe       the startup probe's question to the agent
 """

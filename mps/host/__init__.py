@@ -2,5 +2,9 @@
 
 Comes in: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Goes out: records. Nothing here decides.
 
-Read first: `processes`, then `control`.
+    processes  control daemons, servers, and programs on the cards
+    cgroups    the pod and container of a process
+    control    commands to `nvidia-cuda-mps-control`
+    drivers    what differs between NVIDIA's drivers
+    pods       pods of this node that hold cards
 """

@@ -1,5 +1,6 @@
 """What the documents point at is there; tests lie in the rooms of the product."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -15,6 +16,13 @@ PAGES = [
 ]
 # Records of decisions name files as they were called then.
 TODAY = [page for page in PAGES if page.parent.name != "design"]
+# The files of `commands` are named as the commands, those of `hook` as what they are for.
+SIGNS = [
+    path
+    for part in ("cardwise", "extender", "deviceplugin", "mps", "webhook")
+    for path in sorted((ROOT / part).rglob("__init__.py"))
+    if path.parent.name not in ("commands", "hook")
+]
 PARTS = "cardwise|core|extender|deviceplugin|mps|webhook|bench|demo|docs|examples|helm|requirements|tests"
 
 
@@ -44,6 +52,14 @@ def test_every_name_behind_a_file_is_in_it():
         text = (ROOT / path).read_text()
         for name in re.findall(r"[\w]+", names):
             assert re.search(rf"^\s*(?:(?:class|def) )?{name}\b", text, re.MULTILINE), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: str(sign.parent.relative_to(ROOT)))
+def test_the_sign_of_a_room_names_its_modules(sign):
+    said = ast.get_docstring(ast.parse(sign.read_text()))
+    inside = [path.stem for path in sign.parent.glob("[a-z]*.py") if not path.stem.endswith("_pb2")]
+    inside += [path.parent.name for path in sign.parent.glob("*/__init__.py")]
+    assert [name for name in inside if not re.search(rf"`{name}`|^ *{name}  ", said, re.MULTILINE)] == []
 
 
 def test_workflows_call_targets_that_there_are():

@@ -1,5 +1,13 @@
 """`cardwise doctor`: what would not work, or does not, with a remedy for each finding.
 
-`facts` reads the cluster, the checks are pure functions of what was read, `probing` and `exposure` try
-what only a try can tell.
+`facts` reads the cluster, the checks are pure functions of what was read, `probing` and `exposure` try what only a try
+can tell.
+
+    checks     the checks in their order
+    facts      what was read of the cluster, each thing once
+    finding    a finding, and how it is shown
+    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `parts`: of our own parts; `scheduler`: that
+               kube-scheduler asks the extender; `units`: what a bare number of gpu-mem means
+    probing    probe pods: whether webhook and extender are asked
+    exposure   that a pod that asks for no card gets none
 """

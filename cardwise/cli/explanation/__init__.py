@@ -2,5 +2,9 @@
 
 Comes in: a pod, a survey, the engine. Goes out: lines for people, objects for programs.
 
-Read first: `sentences`; then `obstacles` (types and quotas in the way), `remedies` (what would make it run).
+    sentences  why a pod waits, or why it is where it is. Read this first
+    holdups    what keeps it waiting before cards matter: scheduler, gates, nodes
+    obstacles  types and quotas in its way
+    remedies   what would make it run
+    objects    the same as JSON
 """

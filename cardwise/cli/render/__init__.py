@@ -2,5 +2,13 @@
 
 Comes in: a survey or a ledger. Goes out: text and JSON.
 
-Read first: `tables` (every table), `printing` (every JSON); the others are of one subject each.
+    tables        every table
+    printing      every JSON, and what could not be read
+    cardtable     cards, as `kubectl inspect gpushare`; `inspection`: all of `cardwise inspect`
+    toptable      `top`, one line for each card; `livescreen`: its screen
+    visibletable  what users see who may read no card
+    quotatable    `quota`
+    gangtable     `gangs`
+    devicetable   devices that are not GPUs
+    replays       runs of `simulate`; `plotting`: their plots
 """

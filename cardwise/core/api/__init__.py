@@ -2,5 +2,17 @@
 
 Comes in: decoded JSON of pods and of our objects. Goes out: requests, assignments, cards, classes, quotas, as values.
 
-Read first: `request` (what a pod asks), `assignment` (what it got), `names` (every name that leaves the process).
+    request          what a pod asks of cards and devices. Read this first
+    assignment       what it got: the annotations of a bound pod
+    names            every name that leaves the process
+    cards            a card as placement sees it
+    classes          ResourceClass: a named type of card
+    selectors        the label selector of a class
+    quotas           GPUQuota: what a namespace may hold, and what each share counts
+    policies         placement policies by cards alone
+    mps              the contract about MPS: folders, state file, limits
+    mpsprofile       how MPS runs on a card, and how a pod wants to use it
+    shareagent       the contract with the share agent
+    schedulerconfig  the extender stanzas of kube-scheduler's configuration
+    lookalikes       misspelled and foreign resource names
 """

@@ -2,5 +2,7 @@
 
 Comes in: the ledger, what a workload asks, who may be moved. Goes out: memory in fragments; moves, one after another.
 
-Read first: `defrag` (the search), `moving` (what a move really does), `fragmentation` (the measure; loads numpy).
+    defrag         the search for the fewest moves
+    moving         one move: evicted, made anew, placed
+    fragmentation  the measure (loads numpy)
 """

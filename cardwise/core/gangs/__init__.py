@@ -2,5 +2,9 @@
 
 Comes in: pods and PodGroups, times handed in. Goes out: how far a gang is, and nodes and cards for all its members.
 
-Read first: `gangs` (which pods belong together), `gangstate` (the phases of one gang), `gangplan` (where it fits).
+    gangs      which pods belong together, and which of two gangs comes first
+    gangstate  the phases of one gang, and its back-off
+    gangplan   nodes and cards for all members of a gang, or for none
+    roster     the members of one gang, counted
+    vacancy    an upper bound of how many members fit, so that most gangs that cannot fit are not planned
 """

@@ -2,6 +2,14 @@
 
 Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: a `Placement`, or why each node refuses.
 
-Read first: `placement` (nodes by cards alone), `fitting` (one claim on one node), `searching` (all claims of a pod),
-`ledger` (who holds what) over `nodestate` (what is left); then `scored` (policies that look at the workload).
+    placement  the best of many nodes, by cards alone. Read this first
+    fitting    one claim on one node: which cards may be used, and which of them the policy takes
+    searching  all claims of a pod on one node
+    ledger     who holds what
+    nodestate  what is left on the cards of one node
+    cardindex  open cards by free memory, so that not every node is asked
+    kinds      one small integer for cards with the same classes, model and priority
+    devices    devices that are no GPUs
+    mpstaints  which pods share a card's MPS
+    scored     policies that look at all nodes and the workload (a package of its own)
 """

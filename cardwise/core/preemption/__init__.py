@@ -2,5 +2,8 @@
 
 Comes in: the ledger, who may be evicted, a request. Goes out: the fewest and least important victims; the explanation.
 
-Read first: `preemption` (a node), `cardvictims` (its cards), `setcover` (the search); `explanation` is what people see.
+    preemption   victims on one node, by its cards and its sums. Read this first
+    cardvictims  which cards of the node to clear
+    setcover     the cheapest set of pods that frees enough
+    explanation  why a pod waits, for `cardwise explain`
 """

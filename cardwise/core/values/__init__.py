@@ -2,5 +2,10 @@
 
 Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 
-Read first: `quantity` (Kubernetes' own), then `amounts` (ours), `refusals` (why a node takes no pod).
+    quantity  quantities of Kubernetes
+    amounts   quantities as people write them in our own objects
+    refusals  why a node takes no pod: the closed set of texts
+    invalid   the error for bad input
+    wording   numbers and lists in a sentence
+    decoded   the type of decoded JSON
 """

@@ -1,4 +1,7 @@
 """Pods as kube-scheduler and the disruption controller see them.
 
-`loads` (what they take beside cards), `eligible` (where they might be), `budgets` and `eviction` (whether they may go).
+    loads     cpu, memory and pods that pods take and nodes have; `resizes`: of pods that are resized in place
+    eligible  the nodes on which kube-scheduler might put a pod
+    budgets   PodDisruptionBudgets
+    eviction  evicts a pod, as budgets allow
 """

@@ -2,5 +2,9 @@
 
 Comes in: connections. Goes out: calls that have come whole, each with a thread.
 
-Read first: `serving` (the process), `httpserver` (the connections), `httpcalls` (bytes to calls), `health`.
+    serving     the process that serves, and its watcher
+    httpserver  the connections, and the threads for their calls
+    httpcalls   bytes to calls, answers to bytes
+    tlsline     TLS on a socket that never blocks
+    health      the port of /metrics, /healthz, /readyz; `configz`: the settings there
 """

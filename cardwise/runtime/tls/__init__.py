@@ -1,4 +1,10 @@
 """Certificates of a part: made, stored, renewed, and told to the API server.
 
-Read first: `tls` (the keeper), `rotation` (pure: what should be), `certs` (how one is made), `certstore` (where it is).
+    tls        renews certificates, and puts them where servers read them
+    rotation   what should be stored next (pure)
+    certs      makes a certificate
+    certstore  where certificates are kept: a directory or a Secret
+    filesets   replaces files that belong together
+    cabundle   the CA in the configuration of the webhooks
+    expiry     a metric: when certificates end
 """

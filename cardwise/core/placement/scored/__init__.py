@@ -1,5 +1,16 @@
 """Policies that compare all nodes by what the workload could still use of them; see docs/design/0008-policies.md.
 
-The only part of the core that imports numpy, with `defrag.fragmentation`: nobody imports it who does not use such a
-policy, or asks how fragmented the cards are.
+The only part of the core that imports numpy, with `defrag.fragmentation`: it is imported only where such a policy is
+used, or where somebody asks how fragmented the cards are.
+
+    engine         the placement engine for all policies; the entrance
+    scoring        the protocol of a scored policy
+    pricing        the policy `priced`; `prices` (of rests of a card), `pressure` (of scarce models) and `vacancy` (of
+                   nodes whose pods end) are its parts
+    fragmentation  the policy `fgd`
+    workload       how often which pod comes
+    shapes         what a pod asks, as plain numbers
+    candidates     where a shape fits, and which cards it could take
+    nodetable      all nodes as arrays; `cardtable`: which card serves which shape
+    nodefeatures   what policies compute of nodes, kept until a node changes; `rows`: the same for scores
 """
