@@ -1,5 +1,7 @@
 """Cardwise: what its parts share. The parts themselves are webhook, extender, deviceplugin and mps.
 
+The modules:
+
     core        the domain, pure: requests, placement, gangs, preemption
     kube        Kubernetes: client, watches, leases, events
     runtime     what a process is started with: settings, logs, HTTP server, certificates

@@ -37,7 +37,7 @@ from extender.process import ExtenderSettings, Process
 _log = structlog.get_logger(__name__)
 
 _FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
-# The biggest gang waits in bind as a whole; the rest is for everybody else.
+# All members of the biggest gang can wait in bind; the other threads are for all other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS
 _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
@@ -275,7 +275,7 @@ def main(
 
 
 def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
-    """Raises click.ClickException where there never can be a Lease. An API server that is away may come back."""
+    """Raises click.ClickException if there can never be a Lease; not if the API server is away now."""
     metadata = {"namespace": namespace, "name": name}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
     try:
@@ -321,7 +321,7 @@ def _loopback(host: str) -> bool:
 def _rotator(
     client: KubeClient, directory: Path, secret: str | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
-    """Who keeps the certificates good; None where somebody else has put them into the directory."""
+    """Renews the certificates; None where somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
         namespace, _, name = secret.partition("/")

@@ -1,7 +1,7 @@
-"""The watches: seven reflectors that feed the state and the listers, and what is said of what cannot be read.
+"""The watches: seven reflectors that feed the state and the listers, and tell of what cannot be read.
 
-One watch of a kind feeds both: a status that we have written comes back here, is seen by the lister, and changes
-nothing of the state.
+One watch of a kind feeds both. A status that we have written comes back here: the lister keeps it, and the state does
+not change.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
 
 class Informers:
-    """Start it in the process that serves. Ready when all seven lists have been taken over: a quota that is not listed
-    yet must not be exceeded. `listed` is called after each list of all pods.
+    """Start it in the process that serves. It is ready when all seven lists are complete: before that, a quota might be
+    exceeded that is not known yet. `listed` is called after each list of all pods.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Informers:
         listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
-        # What another extender may have decided, by which limits, and how far gangs had come with it.
+        # What another extender may have decided: pods, quotas, and how far gangs had come.
         self._decisive: tuple[Reflector[Any], ...] = (
             Reflector(client, paths.podgroups(), podgroups.record, _groups(state, seen.groups), clock=clock),
             Reflector(client, paths.gpuquotas(), objects.quota, _quotas(state, seen.quotas), clock=clock),
@@ -89,8 +89,8 @@ class Informers:
             reflector.stop()
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
-        """Lists PodGroups, quotas and pods anew. Whether the state has what had been written before; no sooner given
-        up than `still` says no.
+        """Lists PodGroups, quotas and pods anew, until `still` says no. Returns whether the state has all that was
+        written before the call.
         """
         for done in [reflector.relist() for reflector in self._decisive]:
             while not self._clock.wait(done, _LOOK_SECONDS):
@@ -99,7 +99,7 @@ class Informers:
         return True
 
     def missing(self) -> list[str]:
-        """What has not been listed yet, a line each."""
+        """The lists that are not complete yet, a line for each."""
         return [f"the list of {each.name} is not complete yet" for each in self._reflectors if not each.synced.is_set()]
 
     def staleness(self) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Informers:
 
 
 def _by_key(key: str, value: object) -> str:
-    """Of what is kept by its name."""
+    """The name of an object that is kept by its name."""
     del value
     return key
 

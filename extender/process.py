@@ -1,4 +1,4 @@
-"""The parts of the extender, and in which order they start and stop: `Extender`, and the process around it.
+"""Makes the parts of the extender, starts and stops them: `Extender`, and `Process` around it.
 
 `Extender` is all that kube-scheduler and the API server can see. It is made of a client, a clock and settings, so tests
 run whole extenders, several in one process (tests/property/blackbox.py).
@@ -83,7 +83,7 @@ class ExtenderSettings:
 class Extender:
     """A whole extender: `app` answers kube-scheduler, and its threads run between `start` and `stop`.
 
-    `max_waiting`: how many members of gangs can wait in bind. `lease_clock`: by which the Lease is counted. `listed` is
+    `max_waiting`: how many members of gangs can wait in bind. `lease_clock`: the clock for the Lease. `listed` is
     called after each list of all pods.
     """
 
@@ -169,7 +169,7 @@ class Extender:
         self._clock = clock
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
-        """What answers; its metrics go to `registry`."""
+        """The WSGI application; its metrics go to `registry`."""
         levels = Levels(
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
@@ -203,9 +203,9 @@ class Extender:
         self._loops.start()
 
     def stopping(self) -> None:
-        """Who waits in bind is sent away, and the Lease is given back; does not wait."""
+        """Refuses the binds that wait, and gives the Lease back in another thread."""
         self._state.gangs.stop("the extender stops")
-        # Not only when the last connection is closed, which takes seconds: the next leader begins meanwhile.
+        # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
 
     def stop(self) -> None:
@@ -217,11 +217,11 @@ class Extender:
         self._events.stop()
 
     def missing(self) -> list[str]:
-        """What has not been listed yet, a line each."""
+        """The lists that are not complete yet, a line for each."""
         return self._informers.missing()
 
     def held(self) -> float:
-        """For how many seconds a thread has had the state; 0 when it is free."""
+        """Seconds for which a thread has had the state; 0 when it is free."""
         return self._state.held()
 
     def _leads(self) -> bool:
@@ -239,8 +239,8 @@ class Extender:
 
 
 class Process:
-    """The serving process, which is a fork of the one that read the settings: an extender, its health, its certificates
-    and what it asks of Python.
+    """The serving process, a fork of the one that read the settings: an extender, its health port, its certificates,
+    and the settings of the Python interpreter.
     """
 
     def __init__(
@@ -268,11 +268,11 @@ class Process:
         return self._extender.app(registry)
 
     def start(self) -> None:
-        # The lists of a big cluster make no garbage to look for; `_freeze` keeps what stays of them, and looks again.
+        # The lists of a big cluster leave no garbage, so the collector is off while they come; `_freeze` starts it.
         gc.set_threshold(20_000, 20, 50)
         gc.disable()
-        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
-        # 5 ms, which was the p99 of filter while statuses were written (docs/design/0012-speed.md).
+        # Seconds for which a thread that computes (statuses, watch events) may keep filter's thread from running. The
+        # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
             self._shown.bind, ready=self._extender.missing, alive=self._stuck, config=self._shown.config
@@ -283,7 +283,7 @@ class Process:
             self._rotator.start()
 
     def alive(self) -> bool:
-        """Asked often by the thread that serves, so it waits for nobody."""
+        """The thread that serves asks this often, so it never waits."""
         now = self._clock.now()
         if now - self._asked > statelock.STOOD_STILL:
             self._resumed = now
@@ -306,7 +306,7 @@ class Process:
 
 
 def _freeze() -> None:
-    # What was listed stays: without this, each full collection of the garbage collector walks through it.
+    # What was listed stays for long. Without this, each full garbage collection would walk through all of it.
     if gc.isenabled():
         gc.collect()
     gc.freeze()

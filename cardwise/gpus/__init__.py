@@ -1,5 +1,7 @@
 """The physical cards of a node, behind one protocol with two implementations: NVML and a YAML file.
 
+The modules:
+
     protocol   what cards there are, and how they are
     nvml       cards of NVIDIA's driver
     simulated  cards of a YAML file

@@ -1,5 +1,7 @@
 """What every part is started with: settings, logs, loops, certificates, an HTTP server, health.
 
+The modules:
+
     settings   the options that every part has
     logs       the log, one line of JSON for each message
     loops      a thread that runs a function at an interval, or when woken

@@ -1,5 +1,7 @@
 """What a cluster would do with other pods, other policies or other nodes, by the engine that places the real ones.
 
+The modules:
+
     cluster    a simulated cluster around the real engine
     workload   nodes and pods to simulate; `traces`: those of a CSV file
     fill       pods come until the cluster is full; `churn`: pods come and go

@@ -1,10 +1,10 @@
 """The HTTP shell: gpushare's paths, one function a verb, no decisions.
 
-Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of anything else
-from the user. The verb preempt knows no error: a call without an answer gets status 503, which leaves nominations as
-they are. Nor does prioritize, whose errors kube-scheduler passes over: a call that cannot be read gets status 400. The
-scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more of a filter
-(docs/design/0012-speed.md), and they need nothing of it but the body.
+Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of other answers
+from the user. The verb preempt has no field for an error: a call without an answer gets status 503, which leaves
+nominations as they are. Prioritize has none either, and kube-scheduler ignores its errors: a call that cannot be read
+gets status 400. The scheduler's four verbs are answered before Flask sees them: Flask took a third of the CPU of a bind
+and more of a filter (docs/design/0012-speed.md), and they need only the body of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,9 +41,9 @@ _TROUBLE = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the shell calls. `missing`: why no answer can be given yet, a line each.
+    """What the shell calls. `missing`: why no answer can be given yet, a line for each reason.
 
-    Another extender's being the leader is no such reason: a standby is ready, so that an update can go on.
+    That another extender leads is no such reason: a standby is ready, so that a rolling update goes on.
     """
 
     state: State
@@ -102,11 +102,11 @@ def create_app(parts: Parts) -> Flask:
 
 
 class _Unanswered(Exception):
-    """The call has no answer, and its verb no word for it."""
+    """The call has no answer, and the verb has no field for an error."""
 
 
 class _Direct:
-    """WSGI middleware: POSTs to the paths of `verbs` are answered here, as JSON; everything else is the app's."""
+    """WSGI middleware: answers POSTs to the paths of `verbs` itself, as JSON; all else goes to the app."""
 
     def __init__(self, app: WsgiApp, metrics: Metrics, verbs: Mapping[str, tuple[str, Verb]]) -> None:
         self._app = app
@@ -134,7 +134,7 @@ class _Direct:
 
 
 def _body(environ: Environ) -> bytes:
-    """Of the call. Raises Malformed."""
+    """The body of the call. Raises Malformed."""
     length = int(environ.get("CONTENT_LENGTH") or "0")
     if length > MOST_BYTES:
         raise Malformed(f"the call is larger than {MOST_BYTES >> 20} MiB")
@@ -143,7 +143,7 @@ def _body(environ: Environ) -> bytes:
 
 
 def _busy(parts: Parts) -> bool:
-    """Whether a call would wait for the state longer than is worth it."""
+    """Whether somebody has had the state so long that a call should not wait for it."""
     return parts.state.held() > statelock.REFUSE
 
 
@@ -163,7 +163,7 @@ def _unable(parts: Parts, environ: Environ) -> str:
 
 
 def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
-    """Lines of the log that this call writes say its pod. Returns the UID."""
+    """Puts the pod into all log lines of this call. Returns its UID."""
     ref = args.parsed.ref
     structlog.contextvars.bind_contextvars(pod=ref.pod, uid=ref.uid)
     return ref.uid

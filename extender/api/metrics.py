@@ -80,12 +80,12 @@ class Metrics:
         self._holds.labels(outcome).observe(seconds)
 
     def queued(self, created: str) -> None:
-        """A gang whose oldest pod was created then, as the API server writes it, begins to be bound."""
+        """A gang begins to be bound. `created`: when its oldest pod was, as the API server writes times."""
         if created:
             self._queues.observe(max(0.0, (self._clock.wall() - datetime.fromisoformat(created)).total_seconds()))
 
     def ahead(self, outcome: str) -> None:
-        """How it went with a pod that was decided about ahead."""
+        """What became of a pod that was decided about ahead."""
         self._ahead.labels(outcome).inc()
 
     def bound(self, outcome: str) -> None:
@@ -94,8 +94,10 @@ class Metrics:
 
 @dataclass(kw_only=True, eq=False)
 class Levels(Collector):
-    """What is read when somebody asks: counts by label, in seconds `staleness`. One sample for each label of a closed
-    set: cards and pods are told by the nodes' device plugins, or this would be 40,000 lines.
+    """Gauges that are read when somebody scrapes: counts by label; `staleness` in seconds.
+
+    Each label has a closed set of values. Cards and pods are in the metrics of the device plugins: here they would be
+    40,000 lines.
     """
 
     marks: Callable[[], Mapping[str, int]]
@@ -107,7 +109,7 @@ class Levels(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", self.marks())
-        # A standby knows of a half that is bound, and not how far the leader has come with the rest.
+        # A standby sees which members are bound, and not how far the leader has come with the others.
         gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
         yield _gauge("cardwise_extender_gangs", "Gangs by phase, as the leader has them.", "phase", gangs)
         yield _gauge(

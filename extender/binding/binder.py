@@ -1,7 +1,6 @@
 """bind: the one write of Cardwise's decision. Annotations and node name land in one Binding, or nothing does.
 
-All that can go wrong between two programs and a clock is here: a lost answer, a call that came twice, a pod that is
-another one by now.
+It deals with a lost answer, a call that comes twice, and a pod that was deleted and made again under its name.
 """
 
 import threading
@@ -34,17 +33,17 @@ _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one look at the pod
 _LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and terminating pods wait for them to end
-_ASK_SECONDS = 1.0  # for one answer in them
+_ASK_SECONDS = 1.0  # for one look-up
 _LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
-_POSTING = 16  # binds that post at once: more would only wait for each other, there and here
-_GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
+_POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
+_GATHERING = 0.75  # the part of a call's time that a member may wait for the others of its gang
 _DONE = (Phase.ASSUMED, Phase.BOUND)
 _NOT_OURS = "this extender does not hold the lease any more; another one answers"
 
 
 class Failed(Exception):
-    """The pod is not bound by this call; the text goes to kube-scheduler, so to the pod's events."""
+    """The pod is not bound by this call. The text goes to kube-scheduler, which puts it into the pod's events."""
 
     def __init__(self, outcome: str, text: str, *, unsure: bool = False) -> None:
         super().__init__(text)
@@ -64,10 +63,10 @@ class _Look(Enum):
 
 @dataclass(slots=True)
 class _Binding:
-    """What is posted; the same words at every try, so that it does not matter which one lands.
+    """What is posted. Each try posts the same node, cards and term, so it does not matter which of them lands.
 
-    `version`: of the pod, as it was read before the term was looked at last. The API server binds no other version of
-    it, so the Binding lands at most until the next change of the pod (`fence`).
+    `version`: resourceVersion of the pod, read before the term was last checked; a later try may have a newer one. The
+    API server binds no other version of the pod, so this Binding can land only until the pod changes (`fence`).
     """
 
     args: BindArgs
@@ -88,7 +87,7 @@ class _Binding:
 
 
 class Binder:
-    """Thread-safe. `seconds`: how long after its arrival a call may still post; what `leadership` says comes on top."""
+    """Thread-safe. `seconds`: how long after its arrival a call may still post, if `leadership` allows it so long."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class Binder:
     ) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
 
-        `arrived`: when the call came, if not now: it may have waited for a thread. `line`: its connection.
+        `arrived`: when the call came; it may have waited for a thread. None: now. `line`: its connection.
         """
         if arrived is None:
             arrived = self._clock.now()
@@ -128,7 +127,7 @@ class Binder:
             return self._bind(args, arrived + self._seconds, term)
 
     def _gather(self, args: BindArgs, arrived: float, line: Line | None, *, may_wait: bool) -> None:
-        """Until all members of the pod's gang have reached bind, if it is in one that is not bound yet."""
+        """Waits until all members of the pod's gang have reached bind, if it is in a gang that is not bound yet."""
         if self._state.decided(args.pod_uid) is not None:
             return
         if not may_wait and self._state.gangs.waits(args.pod_uid):
@@ -167,7 +166,7 @@ class Binder:
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
-        """With the pod's version. For a pod that no filter call of this process has shown."""
+        """What the pod asks, and its version, by a read: for a pod that no filter call of this process has shown."""
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
@@ -188,9 +187,9 @@ class Binder:
         return _Binding(args, chosen, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, term: int, *, unsure: bool) -> None:
-        """Until it is bound or surely is not, or until the deadline or the term is over. Raises Failed.
+        """Posts until the pod is bound or surely is not, or until the deadline or the term is over. Raises Failed.
 
-        `unsure`: an earlier call has posted it unheard; only what is seen of the pod can settle that.
+        `unsure`: an earlier call has posted the same and got no answer; only a look at the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, again = Backoff(initial=0.05, cap=2.0), False
@@ -212,13 +211,13 @@ class Binder:
             except errors.TooManyRequests as error:
                 trouble, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
-                # It may have been carried out, or may be yet; posting the same again cannot hurt.
+                # It may have been carried out, now or later; posting the same again does no harm.
                 unsure = True
                 trouble = str(error)
                 if self._look(binding, deadline, unsure=True) is _Look.OURS:
                     return
             except errors.NotFound as error:
-                # If an earlier try was carried out unheard, it may have run before it was deleted.
+                # If an earlier try was carried out and its answer lost, the pod may have run before it was deleted.
                 raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
             except errors.KubeError as error:
                 raise Failed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
@@ -253,9 +252,9 @@ class Binder:
         return True
 
     def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
-        """How the pod is now, which is the version to be bound from now on. Raises Failed where it is lost to us.
+        """Reads the pod; the next try binds the version that was read. Raises Failed where it cannot be bound by us.
 
-        `unsure`: it may have run before it was deleted.
+        `unsure`: the pod may have run before it was deleted.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
@@ -271,7 +270,7 @@ class Binder:
         if pod.uid != args.pod_uid:
             raise Failed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
         if not pod.node and pod.going:
-            # The API server binds no such pod any more: whatever was posted unheard, it has not landed and never will.
+            # The API server binds no such pod any more: what was posted without an answer will never land.
             raise Failed("gone", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version
@@ -282,11 +281,11 @@ class Binder:
 
 
 def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
-    """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
+    """Settles Bindings that no watch event has confirmed in time, by one consistent read each; not all in one round.
 
-    What is given up, so that others may have it, is made void before; what cannot be made void is kept. Who does not
-    lead gives nothing up while it may lead again as if it always had: then only what it knows to be unheard is made
-    void. Once another has led, a term begins with all. A pod whose look-up fails comes after the others, and later.
+    Before cards are given up, the Binding is made void (`fence`); if that fails, the cards are kept. An extender that
+    does not lead gives nothing up while it may lead again without another leader in between. Once another has led, the
+    next term looks at all pods anyway. A pod whose look-up fails is looked up again later, after the others.
     """
     due, until, term = state.tick(), clock.now() + _LOOK_UP_SECONDS, leadership.term()
     if term is None and leadership.resumes():

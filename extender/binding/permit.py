@@ -1,7 +1,7 @@
-"""Binds of gang members that wait for the others: each in its thread, and one that looks after their connections.
+"""Binds of gang members that wait for the other members: each in its thread; one more thread watches connections.
 
-kube-scheduler bounds a bind by nothing but its time-out, and says that it has given up only by closing the connection.
-So the connections of all who wait are watched, and one that closes ends the hold of its gang.
+kube-scheduler limits a bind only by its time-out, and says only by closing the connection that it has given up. So the
+connections of all waiting binds are watched, and if one closes, the hold of its gang ends.
 """
 
 import select
@@ -23,13 +23,13 @@ Cancel = Callable[[Hold, str], None]
 
 
 class Line(Protocol):
-    """The connection of a call, as far as it is watched."""
+    """The connection of a call: the part that is watched here."""
 
     def fileno(self) -> int: ...
 
 
 class WaitingBinds:
-    """Thread-safe. Its thread runs while somebody waits. `cancel`: ends a hold that is not decided yet."""
+    """Thread-safe. The watching thread runs while a bind waits. `cancel`: ends a hold that is not decided yet."""
 
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
         self._cancel = cancel
@@ -39,12 +39,12 @@ class WaitingBinds:
         self._thread: threading.Thread | None = None
 
     def wait(self, hold: Hold, name: str, line: Line | None, seconds: float) -> None:
-        """Until the hold is decided; ends it where that takes longer, or where the connection closes before."""
+        """Waits until the hold is decided. Ends the hold after `seconds`, or when the connection closes before."""
         number = self._watch(hold, name, line) if line is not None else None
         try:
             if not self._clock.wait(hold.done, max(0.0, seconds)):
                 self._cancel(hold, f"{name} waited for the others as long as a bind may take")
-                if not hold.done.is_set():  # somebody failed between its decision and the word of it
+                if not hold.done.is_set():  # a thread failed after it had decided and before it set `done`
                     hold.settle(go=False, reason="nobody said whether it goes; the pod is tried again")
         finally:
             if number is not None:
@@ -79,9 +79,9 @@ class WaitingBinds:
 
 
 def _closed(lines: dict[int, tuple[Line, Hold, str]]) -> list[tuple[Line, Hold, str]]:
-    """Those whose other end has closed, or is about to."""
+    """The connections that kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (line, _, _) in lines.items():
-        # On TLS the end begins with a record of its own; a client that waits for an answer sends nothing else.
+        # TLS ends with a record of its own; a client that waits for an answer sends nothing else.
         poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(line, ssl.SSLSocket) else 0))
     return [lines[number] for number, _ in poll.poll(0)]

@@ -1,10 +1,10 @@
-"""Bind throttle: how many binds may be under way before filter lets the scheduler wait a little.
+"""Bind throttle: delays filter a little while many binds are under way.
 
-kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
-connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler asks
-for one pod after the other, answers a little later while some are under way. How many that are depends on the API
-server: one that takes long for each Binding, though nothing else is asked of it, needs more of them at once for as many
-a second. It is told from one that is only busy by the quickest of its answers.
+kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at the same time
+needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while some binds are
+under way, filter, which kube-scheduler calls for one pod after the other, answers a little later. How many binds that
+are depends on the API server: a slow one needs more of them at once for the same number a second. The quickest of its
+last answers tells whether it is slow, or only busy.
 """
 
 import threading
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 from cardwise.clock import SYSTEM, Clock
 
-_FEW = 3
+_FEW = 3  # binds under way that never delay filter
 _LONGEST = 0.05  # seconds that filter waits
 _PACE = 0.004  # seconds between two binds of a scheduler that is not held up
-_FORGET = 1.02  # by so much a quick answer counts less with each that follows
+_FORGET = 1.02  # the factor by which the quickest answer grows with each later answer
 
 
 class BindThrottle:
@@ -42,7 +42,7 @@ class BindThrottle:
 
     @contextmanager
     def post(self) -> Iterator[None]:
-        """The API server is asked to bind; only what it has carried out says how quick it is."""
+        """Context of one post. Its time counts as an answer of the API server only if the post succeeds."""
         began = self._clock.now()
         yield
         took = self._clock.now() - began
@@ -50,11 +50,11 @@ class BindThrottle:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
     def wait(self) -> None:
-        """Until few are under way, but not for long."""
+        """Waits until few binds are under way, but not for long."""
         with self._fewer:
             self._clock.wait_for(self._fewer, lambda: not self.busy, _LONGEST)
 
     @property
     def busy(self) -> bool:
-        """So many binds are under way that filter waits."""
+        """Whether so many binds are under way that filter waits."""
         return self._under_way >= max(_FEW, round(self._quickest / _PACE))

@@ -1,7 +1,7 @@
-"""The ledger of cards and the sums of nodes, kept true to the table of reservations and to what nodes report.
+"""Derives the ledger of cards and the sums of nodes from the table of reservations and from what nodes report.
 
-Nobody else adds to them or subtracts, but for a moment, to ask what would be. A share is held while its pod exists and
-is not finished, then while its node reports it or until a grace time is over (docs/design/0001-contracts.md). Not
+Nobody else changes them; a what-if changes them for a moment and takes that back. A share is held while its pod exists
+and is not finished, then while its node reports it or until a grace time is over (docs/design/0001-contracts.md). Not
 thread-safe: the state locks.
 """
 
@@ -25,7 +25,7 @@ from extender.records.nodeinfo import Placed
 
 
 class Cache:
-    """`freed` counts the times at which there may have come room. `changed`: nodes, until somebody empties it."""
+    """`freed` counts how often room may have come. `changed`: nodes that have changed; who reads it empties it."""
 
     def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
         self.ledger = ledger
@@ -42,14 +42,14 @@ class Cache:
         return self.limits.headroom(self.ledger, namespace)
 
     def headroom_without(self, namespace: str, uid: str) -> list[Headroom]:
-        """As `headroom`, did this pod hold nothing."""
+        """As `headroom`, without what this pod holds."""
         if not self.limits.limits(namespace):
             return []
         with self.aside(uid):
             return self.headroom(namespace)
 
     def settle_reports(self, reports: Collection[Report]) -> None:
-        """Nodes say something else than before of these. What only a node names is never taken for a pod's UID."""
+        """What nodes report of these pods has changed. A UID that only a node names is never taken for a pod's."""
         for report in reports:
             known = self.reservations.get(report.uid) is not None
             if known:
@@ -58,7 +58,7 @@ class Cache:
                 self._settle_stray(report, seen=False)
 
     def _follow(self, uid: str, seen: bool) -> None:
-        """Brings ledger and sums to what holds. `seen`: the scheduler sees the cause itself."""
+        """Brings ledger and sums to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
         self._bring(uid, self.reservations.holding(uid), seen=seen)
         one = self.reservations.get(uid)
         if one is not None and one.load is not None:
@@ -69,7 +69,7 @@ class Cache:
             self._settle_stray(Report(uid, node), seen=seen)
 
     def _settle_stray(self, report: Report, *, seen: bool) -> None:
-        """The same of what the node says of a pod that nobody knows there."""
+        """The same for a pod that only the node's report names."""
         uid = stray_uid(report)
         self._bring(uid, self.reservations.stray(report), seen=seen)
 
@@ -85,25 +85,25 @@ class Cache:
             self.free(before.node, seen=seen)
 
     def free(self, node: str = "", *, seen: bool = False) -> None:
-        """There may be room on this node; on "" that is any. `seen`: the scheduler sees the cause itself."""
+        """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
         self.queue.move_all(node, seen=seen)
         self.freed += 1
 
     def refused(self, uid: str, since: int | None = None) -> None:
-        """No card has enough room for this pod: it waits for what only we may see. `since`: of `freed`, when the first
-        node was asked; room that has come after that may do.
+        """No card has enough room for this pod: it waits for room that kube-scheduler may not see. `since`: the value
+        of `freed` when the search began; if room has come since then, the pod is tried again.
         """
         self.queue.refused(uid)
         if uid and since is not None and since != self.freed:
             self.queue.move_all()
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
-        """Meanwhile the pod holds nothing: it is no obstacle to itself."""
+        """Context: the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def good(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether a plan still holds: its cards are there, take shares, are not over-full with it and of the class that
-        was asked for, and open to it as MPS goes; its devices are there and nobody else's; and no quota forbids it.
+        """Whether a plan is still good. Its cards are there, take shares, have the room, are of the requested class,
+        and their MPS admits the pod; its devices are there and free; and no quota forbids it.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
@@ -129,7 +129,7 @@ class Cache:
             return not placement.exceeded(self.ledger, planned, headroom)
 
     def count_cards(self) -> None:
-        """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""
+        """Tells the ledger of changed cards. Late, because at the start cards come one by one, by thousands."""
         for node, cards, devices in self.inventory.changes():
             self.ledger.set_cards(node, cards)
             self.ledger.set_devices(node, devices)

@@ -18,22 +18,22 @@ from cardwise.core.values.quantity import MiB, Percent
 from extender.cache.membership import NO_MEMBER, Member, Membership
 from extender.records.objects import CardRecord, HeldRecord
 
-# What is believed of one node: far above what nodes have, so that one that was taken over does not stop us all.
+# The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
 MOST_CARDS = 256  # and devices
 MOST_REPORTED = 4096  # shares, of all its cards
 REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
 
 
 class Report(NamedTuple):
-    """A node says that a pod still holds something of its cards, though the pod's object is gone."""
+    """A node reports that a pod still holds some of its cards, though the pod object is gone."""
 
     uid: str
     node: str
 
 
 class Heard(NamedTuple):
-    """What is new of a card: what it reports otherwise than before, what it does not report any more, and what of its
-    word is not believed.
+    """What has changed in a card's report: new or different shares, shares that it reports no more, and what in it is
+    not believed.
     """
 
     reported: Collection[Report]
@@ -84,7 +84,7 @@ class Inventory:
         reported, gone = self._held.put(name, card.node, before.held if before is not None else (), card.held)
         last = before.status.terminating if before is not None else ()
         self._noted.put(name, card.node, last, card.status.terminating)
-        # A share is of a card of so many MiB: where that is another, all are.
+        # A share is counted against the card's MiB: if that number has changed, all shares of the card have.
         return Heard(reported if same else {Report(held.uid, card.node) for held in card.held}, silent or gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
@@ -97,11 +97,11 @@ class Inventory:
         return self._held.put(name, card.node, card.held, ())[1]
 
     def knows(self, name: str) -> bool:
-        """Whether the card has been told."""
+        """Whether the watch has shown the card."""
         return name in self._cards
 
     def set_class(self, one: DeviceClass) -> bool:
-        """The class is so now; whether that may change what class a card is in. What it does is in `changes`."""
+        """The class is so now. Returns whether cards may be in other classes now; `changes` says which."""
         before = self._classes.get(one.name)
         self._classes[one.name] = one
         if _by_which(before) == _by_which(one):
@@ -110,16 +110,16 @@ class Inventory:
         return True
 
     def remove_class(self, name: str) -> bool:
-        """The class is no more; whether that may change what class a card is in."""
+        """The class is no more. Returns whether cards may be in other classes now."""
         if _by_which(self._classes.pop(name, None)) is None:
             return False
         self._reclassify = True
         return True
 
     def changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
-        """The nodes whose cards or devices are others than at the last call, with all of them.
+        """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
-        Classes come by the hundred at the start: which cards they select is found out once for all of them, here.
+        Classes come by the hundred at the start: which cards they select is found out here, once for all of them.
         """
         if self._reclassify:
             self._reclassify = False
@@ -142,7 +142,7 @@ class Inventory:
         self._changed.clear()
 
     def held(self) -> Mapping[str, Collection[str]]:
-        """By UID of all pods that a card reports, the nodes of these cards."""
+        """The pods that cards report, by UID, each with the nodes of these cards."""
         return self._held.by_uid
 
     def reports(self, uid: str, node: str) -> bool:
@@ -154,11 +154,11 @@ class Inventory:
         return self._summed(uid, node, self._held)
 
     def terminating(self, uid: str, node: str) -> Holding | None:
-        """What the extender before us has noted at the node's cards of a pod whose object is gone."""
+        """What a former leader has noted in the status of the node's cards for a pod whose object is gone."""
         return self._summed(uid, node, self._noted)
 
     def _summed(self, uid: str, node: str, said: "_Said") -> Holding | None:
-        """One holding of what is said of the pod at all cards of the node."""
+        """What all cards of the node say of the pod, as one holding."""
         shares: dict[str, list[CardShare]] = {}
         devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""
@@ -210,7 +210,7 @@ class Inventory:
 
 
 class _Said:
-    """What the cards of nodes say of pods, found by the pod: one word costs what it says, however long the others'."""
+    """What cards say of pods, by pod: a new report costs its own length, however long the other reports are."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, dict[str, Sequence[HeldRecord]]]] = {}  # and by node and name of the card
@@ -222,7 +222,7 @@ class _Said:
     def put(
         self, name: str, node: str, before: Iterable[HeldRecord], now: Iterable[HeldRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
-        """The card says this, in place of what it said before. Returns what is new or different, and what is over."""
+        """The card says this, in place of what it said before. Returns what is new or different, and what is gone."""
         last, said = _grouped(before), _grouped(now)
         changed = {uid: entries for uid, entries in said.items() if last.get(uid) != entries}
         for uid, entries in changed.items():
@@ -246,7 +246,7 @@ def _grouped(said: Iterable[HeldRecord]) -> dict[str, list[HeldRecord]]:
 
 
 def _by_which(one: DeviceClass | None) -> object:
-    """What of a class says which cards are in it, and how they rank; None where its object says nothing: there is none,
-    or Cardwise wrote it, so that its model's cards are in it anyway.
+    """The parts of a class that say which cards are in it, and how they rank. None where its object says nothing: there
+    is no object, or Cardwise wrote it, and then the cards of its model are in it anyway.
     """
     return None if one is None or one.untouched else (one.selector, one.priority, one.other)

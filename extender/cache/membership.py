@@ -17,7 +17,7 @@ from extender.records.objects import CardRecord
 
 Read = Callable[[CardRecord, Card], object]
 
-# What a card says for a label that it always has. As cheap as can be: equal cards must only give equal values.
+# The value of a label that each card has, read as cheaply as possible: equal cards only have to give equal values.
 _BUILT_IN: Mapping[str, Read] = {
     "kind": lambda _, __: classes.KIND,
     "model": lambda _, card: card.model,

@@ -1,8 +1,7 @@
 """CPU, memory and pod counts of all nodes: what they have, and what the pods on them ask (`cardwise.kube.pods.loads`).
 
-A gang is planned before kube-scheduler has seen all of its members, so what the scheduler would find out for each is
-counted beforehand; and preemption asks who is on a node. As the scheduler counts, by requests. Not thread-safe: the
-state locks.
+Counted by requests, as kube-scheduler does. Gangs need it, since a gang is planned before kube-scheduler has seen all
+of its members; preemption needs it to know who is on a node. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,7 +15,7 @@ _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say wh
 
 
 class NodeLoads:
-    """By node, and by pod: any key that is unique. A pod that is planned counts like one that is there."""
+    """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound one."""
 
     def __init__(self) -> None:
         self.freed = 0  # counts the times at which something became less
@@ -28,7 +27,7 @@ class NodeLoads:
         self._watched: list[set[str]] = []  # see `watch`
 
     def watch(self) -> set[str]:
-        """The nodes of which `left` has changed, all to begin with; whoever asks for it empties it."""
+        """The nodes for which `left` has changed, at first all. The caller empties the set when it has read it."""
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
@@ -72,8 +71,8 @@ class NodeLoads:
 
     @contextmanager
     def what_if(self, *, unplanned: Iterable[str]) -> Iterator[None]:
-        """Meanwhile these pods take nothing where they are planned. Afterwards all is as it was, whatever was raised;
-        nothing else may happen to them meanwhile.
+        """Context: these pods take nothing where they are planned. Afterwards all is as before, also after an
+        exception. Nothing else may happen to these pods inside.
         """
         placed = [self._pods[key] for key in unplanned if key in self._planned]
         for one in placed:

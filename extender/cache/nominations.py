@@ -1,7 +1,7 @@
-"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them. They are the
-second part of the table of reservations, which ends them with their pods (`reservations`).
+"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them.
 
-A pod has one beside its reservation, if any, since plans come and go while others are going for it::
+They are the second part of the table of reservations, which ends them with their pods (`reservations`). A pod can have
+a nomination and a reservation, since plans come and go while its victims terminate::
 
               preempt is answered              the pod's status names one of them
     (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, kept for
@@ -11,13 +11,13 @@ A pod has one beside its reservation, if any, since plans come and go while othe
        └──────────────────────────────────────────────────────────────────┘
           the extender evicts, or a status names a node that another extender has answered
 
-What is kept is not in the ledger: it counts only against pods that the nominated one comes before. kube-scheduler has
-its nominator beside its cache for the same reasons.
+What is kept is not in the ledger: it counts only against pods that come after the nominated one. kube-scheduler has its
+nominator beside its cache for the same reason.
 
-kube-scheduler names the node in the pod's status, and counts the pod on it in sums of its own; which card was freed
-only the extender knows. It remembers what it has answered, and learns the node from the watch of pods, or from
-kube-scheduler where the watch is behind; for a pod whose preemption another extender has answered the cards are found
-anew. Not thread-safe: the state locks.
+kube-scheduler writes the node into the pod's status and counts the pod there in its own sums. Only the extender knows
+which card becomes free: it remembers its answer, and learns the node from the watch of pods, or from kube-scheduler's
+next call where the watch is behind. If another extender has answered the preemption, the cards are found anew. Not
+thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -29,7 +29,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
-_MOMENT = 1.0  # of these, in which it mostly has been seen
+_MOMENT = 1.0  # seconds after which the watch has mostly shown it
 _PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
 
 KEPT = "nominated"  # the mark of what is kept
@@ -37,7 +37,7 @@ KEPT = "nominated"  # the mark of what is kept
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What another pod is to have on a node, of a gang that needs both."""
+    """Cards that are kept on a node for another member of the nominated pod's gang."""
 
     claimant: WaitingPod
     node: str
@@ -46,8 +46,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class NominatedPlace:
-    """What it is to have on a node, once these are gone. `assignment`: None where nobody has said it yet. `rest`: what
-    is kept for others of its gang as long, so that nobody goes in vain.
+    """The cards that a nominated pod gets on a node once `victims` are gone. `assignment`: None while they are not
+    known. `rest`: what is kept as long for other members of its gang, so that no victim is evicted in vain.
     """
 
     assignment: Assignment | None = None
@@ -57,8 +57,8 @@ class NominatedPlace:
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """`claimant`: the pod, as kube-scheduler had it when it was answered. `places`: by node; several until it is known
-    which of them it is. `told`: the node that the pod's status says.
+    """`claimant`: the pod, as kube-scheduler sent it. `places`: by node; several until it is known which of them
+    kube-scheduler has taken. `told`: the node in the pod's status.
     """
 
     claimant: WaitingPod
@@ -68,7 +68,7 @@ class Nomination:
 
 
 class Nominations:
-    """`loads`: who is still on a node."""
+    """All nominations, by pod. `loads`: which pods are still on a node."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -79,26 +79,26 @@ class Nominations:
         return len(self._of)
 
     def get(self, uid: str) -> Nomination | None:
-        """Of the pod with this UID."""
+        """The nomination of the pod with this UID."""
         return self._of.get(uid)
 
     def node(self, uid: str) -> str:
-        """The node where somebody goes for the pod, or "" where it is not certain to be that one."""
+        """The node where victims are evicted for the pod; "" where it is not certain which node that is."""
         nomination = self._of.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
     def untold(self, now: float) -> bool:
-        """Whether several nodes were answered a moment ago, and it is not known which kube-scheduler has taken."""
+        """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
         return any(
             not one.told and len(one.places) > 1 and one.until - now > _UNTOLD - _MOMENT for one in self._of.values()
         )
 
     def asks_again(self, claimant: WaitingPod, now: float) -> bool:
-        """kube-scheduler asks about the pod. Whether it may have taken a node of the last answer, and it is not known
-        which: then nobody goes on others.
+        """kube-scheduler asks about the pod again. Returns whether it may have taken a node of the last answer, and it
+        is not known which: then no pod may be evicted on other nodes.
 
-        It writes what became of an answer into the pod before it asks again. It may have seen that before we have, and
-        not in time either: then the pod is of the version that it was of, or victims are going.
+        kube-scheduler writes what became of an answer into the pod before it asks again. But its own watch may be
+        behind, too: then the pod still has the version of the last answer, or victims are terminating already.
         """
         nomination = self._of.get(claimant.uid)
         if nomination is None or nomination.told:
@@ -111,7 +111,7 @@ class Nominations:
         return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
 
     def answered(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
-        """These nodes were offered, in place of what was before; kube-scheduler takes one of them."""
+        """The answer for the pod offered these nodes; kube-scheduler takes one of them. Replaces what was before."""
         if not places:
             self._of.pop(claimant.uid, None)
             return
@@ -141,12 +141,12 @@ class Nominations:
             nomination.until = now + _PATIENCE
 
     def drop(self, uid: str) -> None:
-        """The pod is bound, or is no more."""
+        """The pod is bound, or gone."""
         self._of.pop(uid, None)
         self._over.pop(uid, None)
 
     def forget(self) -> None:
-        """Another extender decides, or has until now: only what pods say counts."""
+        """Another extender decides from now on, or has decided until now: only what statuses of pods say counts."""
         for uid, nomination in list(self._of.items()):
             if nomination.told:
                 nomination.places = {nomination.told: NominatedPlace()}
@@ -154,7 +154,7 @@ class Nominations:
                 del self._of[uid]
 
     def step(self, now: float) -> bool:
-        """Ends what is over; whether something was. The time begins when the last victim is gone."""
+        """Ends nominations whose time is over; it begins when the last victim is gone. Returns whether any ended."""
         ended = False
         for uid, nomination in list(self._of.items()):
             victims = [victim for place in nomination.places.values() for victim in place.victims]
@@ -168,9 +168,9 @@ class Nominations:
         return ended
 
     def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """What is kept from pods of this priority: all but their own, of pods that they do not come before.
+        """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
 
-        As in kube-scheduler, who counts nominated pods of equal priority too.
+        kube-scheduler counts nominated pods of equal priority, too.
         """
         for nomination in self._of.values():
             if nomination.claimant.request.priority < priority:
@@ -183,7 +183,7 @@ class Nominations:
                         yield kept.claimant, kept.node, NominatedPlace(kept.assignment)
 
     def victims(self, node: str, but: str) -> set[str]:
-        """Who goes on the node for others than this pod, as far as it is certain to be this node."""
+        """The victims on the node for other pods than `but`, where it is certain to be this node."""
         return {
             victim
             for nomination in self._of.values()
@@ -192,7 +192,7 @@ class Nominations:
         }
 
     def all_victims(self) -> dict[str, str]:
-        """Who goes for anybody, by UID with the node, as far as it is certain."""
+        """All victims by UID, with the node, where the node is certain."""
         return {
             victim: node
             for nomination in self._of.values()
@@ -202,7 +202,7 @@ class Nominations:
         }
 
     def settle(self, uid: str, node: str, assignment: Assignment) -> None:
-        """The cards of a place that nobody had said."""
+        """The cards of a place are known now."""
         nomination = self._of.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)
@@ -212,7 +212,7 @@ class Nominations:
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Afterwards all is as it was before. A nomination that is changed meanwhile must be put in place of itself."""
+        """Context: afterwards all nominations are as before. Inside, a changed nomination must be a new object."""
         before, over = dict(self._of), dict(self._over)
         try:
             yield
@@ -220,5 +220,5 @@ class Nominations:
             self._of, self._over = before, over
 
     def _stay(self, node: str, uids: Collection[str]) -> bool:
-        """Whether all these pods are on the node, and none is ending."""
+        """Whether all these pods are on the node, and none of them is being deleted."""
         return {one.uid for _, one in self._loads.on(node) if not one.going}.issuperset(uids)

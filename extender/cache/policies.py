@@ -1,6 +1,6 @@
-"""The engine of the scored policies: made when the setting or the first pod asks for one, and kept true from then on.
+"""The engine of the scored policies: made when the setting or the first pod asks for one, and kept up to date then.
 
-A module of its own so that who uses `binpack` never imports numpy.
+A module of its own, so that a cluster that only uses `binpack` never imports numpy.
 """
 
 from collections import OrderedDict
@@ -25,10 +25,11 @@ _KNOWN = 65_536  # pods, the last that came: one that is tried again has not com
 
 
 class Policies:
-    """`place` and `scores` are the state's, under its lock; the others are `WorkloadController`'s, and take it.
+    """`place` and `scores` are for the state, under its lock; the other methods are for `WorkloadController`, and take
+    the lock.
 
-    `binpack` decides until that has made the engine, for which numpy is to be loaded, and where this knows too
-    little of the nodes yet. `ready`: brings the ledger up to date; under the lock.
+    `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and where the engine knows too
+    little of the nodes yet. `ready`: brings the ledger up to date, under the lock.
     """
 
     def __init__(self, lock: StateLock, ledger: Ledger, loads: NodeLoads, ready: Callable[[], None]) -> None:
@@ -51,7 +52,7 @@ class Policies:
         *,
         headroom: Sequence[Headroom],
     ) -> Placement | None:
-        """A node and cards by a scored policy; None where it has nothing to say, and `binpack` is to decide."""
+        """A node and cards by a scored policy; None where `binpack` is to decide."""
         engine = self._asked(uid, request, load, policy)
         return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 
@@ -65,7 +66,7 @@ class Policies:
         *,
         headroom: Sequence[Headroom],
     ) -> dict[str, int] | None:
-        """The nodes that take the pod, the best with the most; None as for `place`."""
+        """The nodes that take the pod with their scores, the best with the highest; None as for `place`."""
         engine = self._asked(uid, request, load, policy)
         return (engine.scores(request, load, policy, nodes, headroom) or None) if engine is not None else None
 
@@ -75,14 +76,14 @@ class Policies:
         return self._engine is not None
 
     def activate(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
-        """From now on they decide. `make` is the engine's class, `policy` that of most pods."""
+        """From now on scored policies decide. `make`: the engine's class. `policy`: the one that most pods use."""
         with self._lock:
             self._engine = make(self._ledger, self._loads, at_once=AT_ONCE)
             self._engine.want(policy)
             self._watched = self._loads.watch()
 
     def study(self) -> "Study | None":
-        """What to learn from, where that is to be done now."""
+        """What the engine is to learn from now; None where there is nothing to learn."""
         with self._lock:
             self._ready()
             engine = self._up_to_date()
@@ -95,7 +96,7 @@ class Policies:
                 self._engine.adopt(learned)
 
     def warm(self, most: int) -> bool:
-        """Scores so many nodes beforehand; whether there may be more."""
+        """Scores so many nodes beforehand. Returns whether more may be left."""
         with self._lock:
             engine = self._up_to_date()
             return engine.warm(most) if engine is not None else False
@@ -117,7 +118,7 @@ class Policies:
                 self._engine.workload.load(text)
 
     def _asked(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
-        """The engine, where the policy is its own; it has seen the pod then."""
+        """The engine, where it decides by this policy. It counts the pod as part of the workload."""
         self.wanted = self.wanted or policy in policies.SCORED
         engine = self._up_to_date()
         if engine is None:

@@ -1,6 +1,6 @@
 """The GPUQuotas by namespace, and what they leave.
 
-What is held is in the ledger. Not thread-safe: the state locks.
+What pods hold is counted in the ledger. Not thread-safe: the state locks.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Ledger
 
 
 class FullEntry(NamedTuple):
-    """An entry that leaves no room: the key of its quota, what is held of it, and what a pod asks."""
+    """An entry of a quota that has no room for a pod: its quota's key, what is held of it, and what the pod asks."""
 
     quota: str
     entry: Entry
@@ -27,7 +27,7 @@ class Quotas:
         self._of: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
 
     def set(self, key: str, quota: GPUQuota) -> bool:
-        """Whether it is another one than before."""
+        """Sets the quota. Returns whether it differs from before."""
         of_namespace = self._of.setdefault(quota.namespace, {})
         if of_namespace.get(key) == quota:
             return False
@@ -35,7 +35,7 @@ class Quotas:
         return True
 
     def remove(self, key: str) -> bool:
-        """Whether it was there."""
+        """Removes the quota. Returns whether it was there."""
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
         if of_namespace.pop(key, None) is None:
@@ -49,7 +49,7 @@ class Quotas:
         return namespace in self._of
 
     def headroom(self, ledger: Ledger, namespace: str) -> list[Headroom]:
-        """What the entries of all quotas leave to the namespace, for what is held now."""
+        """What all entries of all quotas leave to the namespace now."""
         of_namespace = self._of.get(namespace)
         if of_namespace is None:
             return []
@@ -60,10 +60,10 @@ class Quotas:
         ]
 
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
-        """The entry to name to a person whom a quota keeps waiting: of what the pod asks for rather than of all cards.
+        """The full entry to name in an event for a pod that waits: rather one of what the pod asks than of all cards.
 
-        A whole card's MiB are not known before it is chosen: they are at least those of the smallest that there is.
-        Who is kept waiting because only bigger ones are free is told nothing.
+        The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
+        waits because only bigger cards are free gets no event.
         """
         named = {container.device_class for container in request.containers} - {""}
         full = []
@@ -76,7 +76,7 @@ class Quotas:
 
 
 def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
-    """What the containers ask that may get a card which the entry counts."""
+    """What those containers ask for that may get a card that the entry counts."""
     kinds = ledger.kinds
     charges = []
     for container in request.containers:

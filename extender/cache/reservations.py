@@ -16,11 +16,12 @@ in which things are heard does not matter. What is posted (BINDING, UNCONFIRMED,
 thread, by a consistent read, or by a watch event; nothing else may end it, for its Binding may land (rule 1 of
 docs/architecture.md). A row in TERMINATING ends when its node, which had reported the share, reports it no more.
 
-A node is believed for pods that were bound to it. What it reports of others fills its own cards and nobody's quota
-(`stray`), since it may be right: nobody remembers what vanished while no extender ran. It says nothing about other
-nodes: neither does its word keep their shares, nor does its silence end them.
+A node's report is believed for pods that were bound to that node. What it reports of other pods fills its own cards
+and nobody's quota (`stray`): it may be right, since nobody remembers pods that vanished while no extender ran. A report
+says nothing about shares on other nodes.
 
-Beside its row a pod may have a nomination, for whose cards others go (`nominations`); it ends with the pod, too.
+Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
+ends with the pod, too.
 
 The ledger and the sums of nodes follow each change of a row: `cache`. Not thread-safe: the state locks.
 """
@@ -51,15 +52,15 @@ _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one p
 class Phase(StrEnum):
     """How far a reservation is; the picture above says what follows what."""
 
-    NOMINATED = "nominated"  # decided ahead: the pod's status is to name the node, kube-scheduler has not asked yet
+    NOMINATED = "nominated"  # decided ahead: the pod's status will name the node, kube-scheduler has not asked yet
     RESERVED = "reserved"  # filter has answered the node
     WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
     BINDING = "binding"  # a thread is posting it
     UNCONFIRMED = "unconfirmed"  # posted, and the answer was lost
     ASSUMED = "assumed"  # posted and accepted
     BOUND = "bound"  # the API server shows it
-    TERMINATING = "terminating"  # the pod is gone; that its containers are is not proved
-    LAPSED = "lapsed"  # the same for so long that it counts only where its node reports it
+    TERMINATING = "terminating"  # the pod object is gone; its containers may still run
+    LAPSED = "lapsed"  # the same, and the time for it is over: it counts only while its node reports it
 
 
 PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted
@@ -79,7 +80,7 @@ FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     Phase.LAPSED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
-# How a phase is called in metrics and in `inspect`, as since the first release.
+# What a phase is called in metrics and in `inspect`; these names are from the first release ("ghost": TERMINATING).
 MARKS: Final[Mapping[Phase, str]] = {
     Phase.NOMINATED: "plan",
     Phase.RESERVED: "plan",
@@ -99,13 +100,13 @@ class IllegalTransition(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """`holding`: of cards and devices, None for a pod that asks for none. `load`: what the pod takes of its node beside
-    cards, where nobody else counts it before the watch shows it bound.
+    """`holding`: cards and devices, None for a pod that asks for none. `load`: the pod's cpu and memory, where this row
+    has to count them until the watch shows the pod bound.
 
-    `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: of leadership, in which it was posted
-    first. `gang`: "namespace/name" of the gang in whose plan it is, posted or not, "" for none. `gone`: the pod
-    vanished while a thread was posting. `again`: not to be looked up before, after so many
-    `tries` in vain. `ahead`: the pod, where this was decided ahead.
+    `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: the term of leadership in which it was
+    first posted. `gang`: "namespace/name" of the gang in whose plan it is, before and after it is posted, "" for none.
+    `gone`: the pod vanished while a thread was posting. `again`: the earliest time of the next look-up; `tries`: failed
+    look-ups so far. `ahead`: the pod, where this was decided ahead.
     """
 
     pod: PodRef
@@ -129,7 +130,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What to post. `unsure`: an earlier call may have posted it already, and nobody knows whether it will land."""
+    """What to post. `unsure`: an earlier call may have posted it already, and its Binding may still land."""
 
     assignment: Assignment | None
     unsure: bool
@@ -146,10 +147,11 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Seconds: how long a plan waits for its bind, and a vanished pod's share for its node to report it.
+    """Seconds. `hold`: how long a plan waits for its bind. `terminating`: how long the share of a vanished pod counts
+    without a report of its node.
 
-    `confirm`: after this a decision that no event has confirmed is looked up; longer than the API server may work on
-    one request.
+    `confirm`: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server may
+    work on one request.
     """
 
     hold: float = 30.0
@@ -158,7 +160,7 @@ class Patience:
 
 
 class Over(NamedTuple):
-    """What has ended by itself: rows, as they were, and whether a nomination did."""
+    """What `expire` has ended: the rows, as they were, and whether a nomination ended too."""
 
     rows: list[Reservation]
     nomination: bool
@@ -169,7 +171,7 @@ Follow = Callable[[str, bool], None]
 
 
 class Reservations:
-    """By pod UID. `reports`: what nodes say; `loads`: who is still on a node."""
+    """The table, by pod UID. `reports`: what nodes report; `loads`: which pods are on a node."""
 
     def __init__(self, reports: Inventory, loads: NodeLoads, follow: Follow, patience: Patience, clock: Clock) -> None:
         self.nominations = Nominations(loads)
@@ -187,7 +189,7 @@ class Reservations:
         return self._of.get(uid)
 
     def among(self, *phases: Phase) -> Iterator[Reservation]:
-        """All in these phases."""
+        """All rows in these phases."""
         return (one for phase in phases for one in self._in[phase].values())
 
     def count(self, phase: Phase) -> int:
@@ -198,7 +200,7 @@ class Reservations:
         return self._plans.get(gang, {})
 
     def holding(self, uid: str) -> Holding | None:
-        """What the pod holds of cards and devices, all told."""
+        """The cards and devices that count for the pod; of a pod that is gone, as long as they count."""
         one = self._of.get(uid)
         if one is None or one.holding is None:
             return None
@@ -209,7 +211,7 @@ class Reservations:
         return one.holding
 
     def stray(self, report: Report) -> Holding | None:
-        """What the node's report adds to its cards: nothing where the pod is known to be there or to have been."""
+        """What a node's report adds to its cards: nothing if the pod is known to be, or to have been, on the node."""
         known = self.holding(report.uid)
         if known is not None and known.node == report.node:
             return None
@@ -217,7 +219,7 @@ class Reservations:
         return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
 
     def is_bound(self, uid: str, node: str) -> bool:
-        """Whether the API server has the pod on the node, and it is not finished."""
+        """Whether the watch shows the pod bound to the node and not finished."""
         one = self._of.get(uid)
         return one is not None and one.phase is Phase.BOUND and one.node == node
 
@@ -257,7 +259,7 @@ class Reservations:
         ahead: WaitingPod | None = None,
         gang: str = "",
     ) -> None:
-        """The pod is to have this, in place of an earlier plan. What it takes beside cards goes on counting there."""
+        """Plans this for the pod, in place of an earlier plan. On the same node the earlier `load` goes on counting."""
         before = self._of.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
@@ -278,7 +280,7 @@ class Reservations:
         self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term, gang=gang))
 
     def give_up(self, uid: str) -> None:
-        """The plan does not hold any more. What is posted stands, and its gang does not count on it any more."""
+        """Ends the plan of the pod. A row that is posted stays, and is no longer part of its gang's plan."""
         one = self._of.get(uid)
         if one is None:
             return
@@ -287,8 +289,8 @@ class Reservations:
             self._drop(one)
 
     def posted(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, neither by this call nor by one before.
-        Then a pod in the plan of its gang keeps what it was to have.
+        """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one. After
+        None a pod in the plan of its gang is WAITING again.
         """
         one = self._of.get(uid)
         if one is None or one.phase is not Phase.BINDING:
@@ -305,10 +307,10 @@ class Reservations:
     # What is heard.
 
     def bound(self, pod: PodRecord) -> None:
-        """The API server has the pod on its node. No Binding of ours lands any more.
+        """The watch shows the pod on its node. No further Binding of ours can land.
 
-        Without an assignment it asks for no card, or somebody else has bound it. On the node that we had chosen it may
-        be ours all the same, with what nobody can read: what we know of it goes on counting.
+        A pod without an assignment asks for no card, or somebody else has bound it. If it is on the node that we had
+        chosen, it may be our Binding with annotations that cannot be read: then what we know of it goes on counting.
         """
         self.nominations.drop(pod.uid)
         before = self._of.get(pod.uid)
@@ -322,7 +324,7 @@ class Reservations:
             self._put(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), held))
 
     def left(self, uid: str, *, ended: bool) -> None:
-        """The pod is over. What it held ends with its containers, not with its object; `ended`: they have ended."""
+        """The pod object is gone. What it held ends with its containers, not with the object; `ended`: they have."""
         self.nominations.drop(uid)
         one = self._of.get(uid)
         if one is None:
@@ -335,7 +337,7 @@ class Reservations:
             self._terminate(one, seen=True)
 
     def unreported(self, report: Report) -> None:
-        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go."""
+        """A card does not report the pod any more. If no card of the node does, the pod's containers are gone."""
         one = self._of.get(report.uid)
         if one is None or one.phase not in (Phase.TERMINATING, Phase.LAPSED):
             return
@@ -343,7 +345,7 @@ class Reservations:
             self._drop(one)
 
     def noted(self, report: Report) -> None:
-        """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
+        """A former leader has seen the pod vanish from the node; this extender has never seen it."""
         one = self._of.get(report.uid)
         last = self._reports.terminating(*report)
         if last is not None and (one is None or one.phase in (Phase.TERMINATING, Phase.LAPSED)):
@@ -353,13 +355,13 @@ class Reservations:
     # What is looked up.
 
     def unconfirmed(self) -> list[PodRef]:
-        """What should have been confirmed by now, and is to be looked up; the last that was tried comes last."""
+        """The pods whose Binding should have been confirmed by now, to be looked up; those tried last come last."""
         now = self._clock.now()
         due = [one for one in self.among(Phase.UNCONFIRMED, Phase.ASSUMED) if self._overdue(one) and one.again <= now]
         return [one.pod for one in sorted(due, key=lambda one: one.again)]
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> bool:
-        """What a consistent read said of a pod from `unconfirmed`; whether that ends it."""
+        """A consistent read of a pod from `unconfirmed` says so. Returns whether its row ends."""
         one = self._of.get(uid)
         if one is None or not self._overdue(one):
             return False  # settled, or posted once more since
@@ -373,7 +375,7 @@ class Reservations:
         return True
 
     def look_up_failed(self, uid: str) -> None:
-        """Nothing could be found out of a pod from `unconfirmed`: later again, after the others."""
+        """The look-up of a pod from `unconfirmed` failed: it is looked up again later, after the others."""
         one = self._of.get(uid)
         if one is not None and one.phase in (Phase.UNCONFIRMED, Phase.ASSUMED):
             one.again = self._clock.now() + 2.0 ** min(one.tries, _MOST_BACK_OFF)
@@ -382,14 +384,14 @@ class Reservations:
     # What time and leaders do.
 
     def drop_plans(self) -> None:
-        """Ends all plans, and what is kept but by the word of pods' statuses."""
+        """Ends all plans, and all nominations that do not follow from the status of a pod."""
         self.nominations.forget()
         for one in list(self.among(*PLANS)):
             self._drop(one)
 
     def expire(self) -> Over:
-        """Ends what is over by itself: plans of single pods, what vanished pods held where no node reports it, and
-        nominations. Plans of gangs end with their gangs.
+        """Ends what is over by time: plans of single pods, unreported shares of vanished pods, and nominations. Plans
+        of gangs end with their gangs.
         """
         now = self._clock.now()
         plans = [one for one in self.among(Phase.NOMINATED, Phase.RESERVED) if now - one.since > self._patience.hold]
@@ -471,8 +473,8 @@ class Reservations:
 
 
 def stray_uid(report: Report) -> str:
-    """By which the ledger knows what a node says of a pod that nobody knows there. No pod has it, and no report can
-    spell it: UIDs with a "/" are not read (`survey.is_uid`).
+    """The key in the ledger for a share that a node reports of an unknown pod. No pod has this UID, and no report can
+    name it: UIDs with a "/" are not read (`survey.is_uid`).
     """
     return f"{report.node}/{report.uid}"
 

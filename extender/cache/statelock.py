@@ -1,7 +1,7 @@
-"""The state's lock. It tells for how long it has been held, so that others notice a turn that never ends.
+"""The state's lock. It tells for how long it has been held, so that a turn that never ends is noticed.
 
-A thread that stands while it has the state leaves the process alive in all but its work. Others would wait behind it,
-calls of kube-scheduler a second each, and the Lease would be renewed for ever.
+A thread that hangs while it has the lock stops all work of a process that otherwise looks alive: calls of
+kube-scheduler would wait a second each, and the Lease would be renewed for ever.
 """
 
 import math
@@ -10,13 +10,13 @@ from typing import Final
 
 from cardwise.clock import Clock
 
-# Seconds of one turn: from then on
+# If one turn takes longer than these seconds:
 REFUSE: Final = 0.5  # calls on the threads of filter are refused at once; kube-scheduler would wait a second for each
 YIELD: Final = 3.0  # the Lease is not renewed, so that another extender may take over
 STUCK: Final = 10.0  # the process counts as hung, and is replaced
 
-# Asked several times a second whether it lives, a process that was not asked for so long stood still itself (SIGSTOP,
-# a paused machine): what a turn took until then says nothing.
+# The process is asked several times a second whether it lives. If it was not asked for so long, the whole process stood
+# still (SIGSTOP, a paused machine), and how long a turn took until then means nothing.
 STOOD_STILL: Final = 2.0
 
 
@@ -37,5 +37,5 @@ class StateLock:
         self._lock.release()
 
     def held(self) -> float:
-        """Seconds that the turn under way has taken; 0 where there is none. Waits for nobody."""
+        """Seconds that the present turn has taken; 0 if nobody has the lock. Never waits."""
         return max(0.0, self._clock.now() - self._since)

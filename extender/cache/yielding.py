@@ -1,4 +1,4 @@
-"""Does long work under the state's lock in short slices, lets calls that wait in between them, and rests afterwards."""
+"""Long work under the state's lock: in short slices, with other threads let in between them, and a pause afterwards."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -6,13 +6,13 @@ from typing import Final, TypeVar
 from cardwise.clock import Clock
 
 _T = TypeVar("_T")
-# Who lets a lock go and takes it again at once mostly gets it: whoever waits for it must be woken first, some 50 us.
+# A thread that releases a lock and takes it again at once mostly gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
 _REST, _LONGEST_REST = 10, 0.5  # times as long as the work took; seconds
 
 
 def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
-    """So many at a time; give the lock up before the next is asked for."""
+    """The items in slices of `size`, with a pause between them; the caller releases the lock before the next slice."""
     for at in range(0, len(items), size):
         if at:
             give_way(clock)
@@ -20,10 +20,10 @@ def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T
 
 
 def rest(cost: float) -> float:
-    """Seconds before work is tried again that took so long and found nothing: nine tenths of the time are others'."""
+    """Seconds to pause after work of this cost that found nothing, so that it takes at most a tenth of the time."""
     return min(_LONGEST_REST, _REST * cost)
 
 
 def give_way(clock: Clock) -> None:
-    """To a call of kube-scheduler that waits for the state."""
+    """Pauses, so that a call of kube-scheduler that waits for the state gets it."""
     clock.sleep(_PAUSE)

@@ -1,7 +1,7 @@
 """Writes the nodes that `ahead.ahead` has decided into the statuses of pods, and takes them back.
 
-One thread decides, some write. A write that comes too late does no harm: it names the version of the pod that it is
-for, so it never replaces a node that kube-scheduler has named meanwhile.
+One thread decides, several write. A write that comes too late does no harm: it names the version of its pod, so it
+never replaces a node that kube-scheduler has named meanwhile.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ _log = structlog.get_logger(__name__)
 
 _THREADS: Final = 16  # with fewer, an API server that takes its time would let kube-scheduler catch up
 _RATE: Final = 400.0  # pods a second, at most
-_AT_ONCE: Final = 64  # in one round: the loop shall hear that it is to stop
+_AT_ONCE: Final = 64  # pods in one round, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
-_PAUSE: Final = 5.0  # seconds after a write that failed: for its namespace, since its pod may be why
-_IN_A_ROW: Final = 8  # writes that failed with none between them that did not: then for all
-_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: by it our names are told from those of others
+_PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
+_IN_A_ROW: Final = 8  # failed writes, one after the other, after which nothing is written anywhere for so long
+_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells nodes that we named from those of others
 
 
 class AheadWriter:
-    """`active`: whether this extender leads and knows all there is. `step` belongs to one thread."""
+    """`active`: whether this extender leads and all lists are complete. `step` belongs to one thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AheadWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
-        """One round: who is next is decided about, and written; names that mean nothing any more are taken back."""
+        """One round: decides about the next pods, writes their nodes, and takes back nodes where nothing is held."""
         if self._clock.now() < self._not_before or not self._active():
             return
         now = self._clock.now()
@@ -69,15 +69,15 @@ class AheadWriter:
                 return
 
     def stop(self) -> None:
-        """What was not begun is not written."""
+        """Writes that have not begun are dropped."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def write(self, nominee: Nominee) -> None:
-        """Names the pod's node, unless the pod has changed."""
+        """Writes the node into the pod's status, unless the pod has changed."""
         if not self._ahead.wanted(nominee.pod.uid):
-            return  # kube-scheduler was faster; those behind are in time for it
+            return  # kube-scheduler was faster; the next pods are still in time
         try:
             self._name(nominee.pod, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound, errors.Invalid):
@@ -87,10 +87,10 @@ class AheadWriter:
             self._rest("cannot nominate a node ahead", nominee.pod, error)
 
     def take_back(self, stale: Nominee) -> None:
-        """Takes the node out of the pod's status, if it is there by us and the pod has none.
+        """Removes the node from the pod's status, if we wrote it and the pod is not bound.
 
-        kube-scheduler counts who is nominated to a node as if he were there, and never forgets a pod that may evict
-        nobody: it would keep others away for as long as it waits.
+        kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
+        preempt: such a pod would keep others away for as long as it waits.
         """
         try:
             pod = self._client.get(paths.pods(stale.pod.namespace, stale.pod.name), timeout=_TIMEOUT)
@@ -107,7 +107,7 @@ class AheadWriter:
             self._rest("cannot take a nominated node back", stale.pod, error)
 
     def _name(self, pod: PodRef, version: str, node: str | None) -> None:
-        """The pod's status names the node from now on, if the pod still is of this version. Raises KubeError."""
+        """Writes the node into the pod's status (None: removes it) if the pod is of this version. Raises KubeError."""
         change = {
             "metadata": {"uid": pod.uid, "resourceVersion": version},
             "status": {"nominatedNodeName": node},
@@ -125,14 +125,14 @@ class AheadWriter:
         _log.warning(what, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:
-        # In the process that serves, which is a fork of the one that made this.
+        # Made late, in the process that serves: it is a fork of the one that made this object.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominating")
         return self._pool
 
 
 def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
-    """Whether the pod's status names this node because of us."""
+    """Whether we have written this node into the pod's status."""
     if (pod.get("status") or {}).get("nominatedNodeName") != node:
         return False
     return any(

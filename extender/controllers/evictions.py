@@ -1,7 +1,8 @@
-"""Evicts for pods that only cards keep waiting (--preempt-fragmented), where kube-scheduler's preemption never begins.
+"""Evicts for pods that fit the sums of a node and none of its cards (--preempt-fragmented).
 
-By the Eviction API, so that disruption budgets hold: all victims of a pod are asked for by a dry run first, and nobody
-goes where one of them may not. The extender that leads does it, for one pod at a time and not too often.
+kube-scheduler's own preemption never begins for such pods. The Eviction API is used, so that disruption budgets hold:
+all victims are tried by a dry run first, and if one of them may not be evicted, none is. The leader does it, for one
+pod at a time and not too often.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
-_EVERY = 1.0  # seconds between two pods for whom somebody goes
+_EVERY = 1.0  # seconds between two pods for which victims are evicted
 _AGAIN = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
 
 
 class Evictions:
-    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -41,12 +42,12 @@ class Evictions:
         self._active = active
         self._clock = clock
         self._next = float("-inf")
-        self._left: list[tuple[Eviction, PodRef, float, int]] = []  # to be tried again at a time, and how often yet
+        self._left: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: when, and how many times
 
     def step(self) -> None:
         """One round."""
         if not self._active():
-            self._left.clear()  # whoever leads now looks for itself
+            self._left.clear()  # the leader looks for itself
             return
         now = self._clock.now()
         self._go_on(now)
@@ -63,7 +64,7 @@ class Evictions:
         self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """Who was to go once goes, though it takes several tries: the others have gone for nothing else."""
+        """Goes on with victims that could not be evicted yet: without them the others were evicted in vain."""
         left, self._left = self._left, []
         for eviction, victim, at, tries in left:
             if at > now:
@@ -85,7 +86,7 @@ class Evictions:
         return True
 
     def _evict(self, eviction: Eviction, victim: PodRef) -> bool:
-        """Whether that is done with."""
+        """Evicts the victim. Returns False where it is to be tried again."""
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)
         except (errors.NotFound, errors.Conflict):

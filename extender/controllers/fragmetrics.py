@@ -1,7 +1,7 @@
 """Metrics of the cards' memory, of the cluster and by class: all, used, free, and how much of that is fragmented.
 
-Counted beside the calls of kube-scheduler and only while somebody scrapes; a scrape reads what was counted last. Never
-by node or by card, of which there may be 40,000: `cardwise nodes` shows these.
+A thread counts them, and only while somebody scrapes; a scrape reads what was counted last. Never by node or by card,
+of which there may be 40,000: `cardwise nodes` shows these.
 """
 
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ class FragMetrics(Collector):
         self._learned = float("-inf")
         self._kinds_at = -1
         self._asks: dict[Ask, float] = {}
-        self._known = False  # whether the asks are learned, or only those of the pods that hold cards
+        self._known = False  # whether the workload is learned; else it is what the pods ask that hold cards
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
         self._told: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else the registry would scrape to find out."""
+        """Nothing. Without this method the registry would scrape to find out."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -65,7 +65,7 @@ class FragMetrics(Collector):
         self._counted = self._clock.now()
 
     def _follow(self, fragments: "Fragments") -> None:
-        """What nodes have changed."""
+        """Takes over the nodes that have changed."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
@@ -76,7 +76,7 @@ class FragMetrics(Collector):
                     fragments.set(name, ledger.node(name), loads.left(name))
 
     def _learn(self, fragments: "Fragments", now: float) -> None:
-        """What the pods that come ask for; where no policy has learned it, what those ask that are there."""
+        """Learns what arriving pods ask for; where no policy counts that, what the present pods ask for."""
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         with self._state.view() as ledger:

@@ -1,7 +1,7 @@
-"""Does the timed work of gangs: takes gates away, ends holds, plans those that wait, evicts those bound in part.
+"""Does the timed work of gangs: removes gates, ends holds, plans waiting gangs, evicts gangs that are bound in part.
 
-The state says what is due; the extender that leads writes it here, many at a time and not too often. It has a thread
-of its own, since the look-ups of `loops` are slow.
+The state says what is due; the leader writes it here, several writes at a time. It has a thread of its own, since the
+look-ups of `loops` are slow.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
 _MOST = 200  # writes in one step
-_SHOWN_SECONDS = 3.0  # until a gate that was taken away is to be seen; then it is taken away again
+_SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
-_SLOW = 2.0  # seconds of one write, and
-_REST_SECONDS = 10.0  # those for which a namespace is left alone of which `_AT_ONCE` have taken so long
+_SLOW = 2.0  # seconds that make a write slow
+_REST_SECONDS = 10.0  # in which nothing is written to a namespace after `_AT_ONCE` slow writes there
 _FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup that is not ours
 _FOREIGN_MOST = 50  # such looks in one step
 _FOREIGN_STEP = 0.5  # seconds, after which a step takes no further look
@@ -42,7 +42,7 @@ _FOREIGN: Final[Mapping[Foreign, str]] = {
 
 
 class GangController:
-    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class GangController:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
-        """Those that are due, each not again for so many seconds. The oldest members come first.
+        """Does the writes that are due, the oldest members first. No pod is written again within `again` seconds.
 
-        A tenant can make each write to his pods take seconds (`metadata.managedFields`), for which no other waits.
+        A tenant can make each write to his pods take seconds (`metadata.managedFields`); others do not wait for that.
         """
         now = self._clock.now()
         self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
@@ -102,7 +102,7 @@ class GangController:
             done.result()
 
     def _in_time(self, pod: PodRef, write: Callable[[], None], slow: Counter[str]) -> None:
-        """Writes, where not too many of the namespace have been `slow` by now."""
+        """Writes, unless too many writes of the namespace have been `slow` in this step."""
         if slow[pod.namespace] >= _AT_ONCE:
             self._rests[pod.namespace] = self._clock.now() + _REST_SECONDS
             return
@@ -111,7 +111,7 @@ class GangController:
         slow[pod.namespace] += self._clock.now() - began >= _SLOW
 
     def _free(self, pod: PodRef) -> None:
-        """Takes the gate away. Idempotent; a pod that was made anew under the name is another one: a patch that would
+        """Removes the gate. Idempotent. A pod that was made again under this name is left alone: a patch that would
         change its UID is Invalid.
         """
         gates = [{"name": names.GANG, "$patch": "delete"}]
@@ -125,7 +125,7 @@ class GangController:
 
     def _evict(self, pod: PodRef, why: str) -> None:
         if not self._active() or not self._state.gangs.evicts(pod.uid):
-            return  # the writes before it took a while, and its gang may have come to run
+            return  # the writes before it took a while, and its gang may run by now
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):
@@ -137,8 +137,8 @@ class GangController:
         self._events.record(about, reason, text, "Warning")
 
     def _look_at_foreign(self) -> None:
-        """What PodGroups of others say: no watch, since their kinds may not be served. Namespaces take turns, each with
-        the longest unread first.
+        """Reads PodGroups of others. There is no watch, since their kinds may not be served. Namespaces take turns,
+        each with the PodGroup that was not read for longest.
         """
         began = self._clock.now()
         wanted = set(self._state.gangs.foreign())
@@ -179,7 +179,7 @@ def _of_kubernetes(spec: Mapping[str, Any]) -> Group:
 
 
 def _of(spec: Mapping[str, Any]) -> Group:
-    """One of coscheduling."""
+    """A PodGroup of coscheduling."""
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
     return Group(
         minimum=minimum if type(minimum) is int else None,

@@ -1,7 +1,7 @@
 """Compares the ledger with the cluster, card by card, again and again.
 
-`statuswriter` makes statuses follow the ledger, so it cannot say that both are wrong. Nothing is put right here: a
-difference that stays is a fault of ours or a change by hand, and is for a person to look at (docs/runbooks.md).
+`statuswriter` makes statuses follow the ledger, so it cannot tell when both are wrong. Nothing is corrected here: a
+difference that stays is a fault of ours or a change by hand, and a person has to look at it (docs/runbooks.md).
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class Disagreement(StrEnum):
     """How a card disagrees."""
 
     STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
-    TOTAL = "total"  # the running total, which placement goes by, is not the sum of what is held
+    TOTAL = "total"  # the running total, by which placement decides, is not the sum of what is held
     OVERFULL = "overfull"  # more is held than the card has
     MISSING = "missing"  # something is held on a card that its node does not have
 
@@ -52,7 +52,7 @@ def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> se
                 found.add((name, Disagreement.OVERFULL))
     found.update((name, Disagreement.MISSING) for name in held.keys() - here)
     for name, record in told.items():
-        # -1: nobody has said anything there yet.
+        # -1: the status has never been written.
         if record.status.memory not in (-1, held.get(name, statuses.NOTHING_ALLOCATED).memory):
             found.add((name, Disagreement.STATUS))
     return found
@@ -77,7 +77,7 @@ class LedgerCheck:
         return self._counts
 
     def step(self) -> None:
-        """Looks at a part of the nodes, so many that all are looked at in a round."""
+        """Compares a part of the nodes, so many that a round compares all."""
         now = self._clock.now()
         if now - self._looked < 1.0:
             return
@@ -125,5 +125,5 @@ class LedgerCheck:
 
 
 def _said(told: Mapping[str, CardRecord], name: str, kind: Disagreement) -> int:
-    """A status that says something else at each look follows a busy card: that is a lag, and no disagreement."""
+    """What is said, to compare with the next look: a status that changes from look to look only lags behind."""
     return told[name].status.memory if kind is Disagreement.STATUS else 0

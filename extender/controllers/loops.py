@@ -1,8 +1,8 @@
-"""The threads of the extender for what happens with time: holds end, lost answers to Bindings are looked up, waiting
-pods are woken, statuses are written.
+"""The background threads of the extender: they end holds, look up Bindings without an answer, wake waiting pods, write
+statuses.
 
-What they do is decided in the state and in the controllers. Writes of statuses have a thread of their own: no slow one
-may keep a plan from ending.
+What is due is decided in the state and in the controllers. Writes of statuses have a thread of their own, so that a
+slow one does not keep a plan from ending.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
 _TOUCH_SECONDS = 2.0  # plans and terminating pods wait for it to end
-_STALLED_SECONDS = 2.0  # between two rounds: then calls of kube-scheduler, which waits a second, got no answer
+_STALLED_SECONDS = 2.0  # between two rounds: calls of kube-scheduler, which waits 1 s, got no answer in that time
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
@@ -42,9 +42,9 @@ FAILURES = Counter(
 
 
 class Loops:
-    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use; `tell_gangs`: those
-    that write PodGroups; `keep`: who looks after gangs; `evict`: who evicts; `nominate`: who nominates ahead; `learn`:
-    who learns the workload.
+    """Start it in the process that serves. The arguments are what the threads run again and again: `tell`: steps that
+    write statuses and events; `tell_gangs`: that write PodGroups; `keep`: the gang controller; `evict`: that evict;
+    `nominate`: nominates ahead; `learn`: that learn the workload.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Loops:
     def step(self) -> None:
         """One round."""
         if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
-            # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
+            # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
             with self._state.queue() as queue:
                 queue.move_all_of_others()
@@ -117,7 +117,7 @@ class Loops:
 
 
 def touch(client: KubeClient, node: str, clock: Clock) -> bool:
-    """Changes an annotation of the node, which makes kube-scheduler try the waiting pods again; whether it could."""
+    """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns its success."""
     patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
     try:
         client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_SECONDS)

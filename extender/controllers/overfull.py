@@ -1,9 +1,9 @@
 """Evicts the later of two pods that were given the same room, if it has not started yet.
 
-No Binding of ours should ever land so (design 0011); another's may, or one that a clock or a person let through. The
-node starts nothing beyond what the card has, so what came too much would wait there for ever. A suspicion comes from
-the state, at once when the watch shows it; what is done goes by pods that are read anew, and names their version. That
-is a few seconds later: that a pod has started is written a moment after it has.
+Two Bindings of ours never do that (design 0011); a Binding of somebody else may, or one that a wrong clock or a person
+let through. The node starts nothing beyond what the card has, so the later pod would wait there for ever. The state
+suspects a node as soon as the watch shows both pods. Some seconds later the pods are read anew, since it takes a moment
+until a started pod is marked as started; the eviction names the version of the pod.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +40,7 @@ class _Holder(NamedTuple):
 
 
 class Overfull:
-    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Overfull:
     def step(self) -> None:
         """One round."""
         if not self._active():
-            return  # what is suspected stays so for who leads
+            return  # the state keeps the suspicion until this extender leads
         now = self._clock.now()
         for node in self._state.take_overfull():
             self._due.setdefault(node, now + _SETTLES)
@@ -85,11 +85,11 @@ class Overfull:
     def _look(self, node: str) -> None:
         sizes, uuid_of, pods = self._state.holders(node)
         if not sizes:
-            return  # somebody has gone already
+            return  # a pod has gone already
         found = [self._read(pod, node, uuid_of) for pod in pods]
         holders = [each for each in found if each is not None]
         for uuid, size in sizes.items():
-            # Who leaves and has not started holds nothing there.
+            # A pod that is being deleted and has not started holds nothing there.
             there = [each for each in holders if uuid in each.held and (each.started or not each.leaving)]
             too_much = sum(each.held[uuid] for each in there) - size
             for victim in sorted((each for each in there if not each.started), key=lambda each: each.since)[::-1]:
@@ -145,12 +145,12 @@ def _held(made: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
 
 
 def _count(text: str | None) -> int:
-    """Of nanoseconds. It only tells between two that were bound in one second, so anything else is 0."""
+    """The nanoseconds in the annotation, or 0. They only decide between two pods that were bound in the same second."""
     return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
 
 
 def _bound_at(status: dict[str, Any]) -> str:
-    """By the API server's word, to the second."""
+    """When the pod was bound, to the second, as the API server says."""
     found = (each for each in _of(status, "conditions") if each["type"] == "PodScheduled")
     return str(next(found, {}).get("lastTransitionTime") or "")
 

@@ -1,7 +1,4 @@
-"""Puts together all that the extender writes for people to see: automatic classes, PodGroups, statuses and events.
-
-Here is who may write, and what the writers share.
-"""
+"""Puts together all that the extender writes for people to see: automatic classes, PodGroups, statuses and events."""
 
 from collections.abc import Callable
 
@@ -18,11 +15,11 @@ from extender.state import State
 
 
 class Reporters:
-    """Take `steps` again and again in the process that serves, all in one thread, and `gangs` in another: a namespace
-    can make its PodGroups slow to write, but no status of a card.
+    """`steps` are for one thread, `gangs` is for another: a tenant can make PodGroups slow to write, but no status of a
+    card.
 
-    `knows`: whether all that is watched has been listed; before, no step is taken, for what is counted of half a
-    picture would be counted again. `leads`: whether this extender leads; others watch and say nothing.
+    `knows`: whether all lists are complete; before that no step is taken, since its numbers would be wrong. `leads`:
+    whether this extender leads; a standby writes nothing.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Deletes pods that ask for cards and were bound past the extender, which hold what nobody counts.
+"""Deletes pods that ask for cards and were bound past the extender.
 
-The webhook refuses such a Binding, but the API server does not wait long for it: other schedulers must go on. A pod
-that slipped through has no cards, so its containers never start. All the same the kubelet and kube-scheduler count what
-it asks, outside of every quota, and turn others' pods away. Deleted and not evicted: a budget that its owner writes
-would keep it there. What a gpushare scheduler has bound has gpushare's annotations, which are an assignment; pods that
-the webhook leaves alone have no slot; static pods are read as pods of others.
+The webhook refuses such a Binding, but the API server does not wait long for it, so that other schedulers can go on. A
+pod that slipped through has no cards, and its containers never start. Still the kubelet and kube-scheduler count what
+it asks, outside of every quota, and refuse other pods. It is deleted and not evicted, since a disruption budget of its
+owner could keep it there. Not meant are pods that a gpushare scheduler has bound (they have gpushare's annotations, an
+assignment), pods that the webhook leaves alone (they have no slot), and static pods.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,13 +25,13 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _SETTLES = 2.0  # seconds from a suspicion to a look
-_TURN = 2.0  # seconds of work in a round: others evict in this thread too
+_TURN = 2.0  # seconds of work in a round: other steps run in this thread too
 _TIMEOUT = 5.0
-_GRACE = 1  # what of it runs beside the containers that wait for cards may not keep it there
+_GRACE = 1  # seconds of grace: containers that do run must not keep the pod there for long
 
 
 class Unplaced:
-    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Unplaced:
     def step(self) -> None:
         """One round."""
         if not self._active():
-            return  # the state still knows them when this extender leads
+            return  # the state keeps these pods until this extender leads
         now = self._clock.now()
         there = {pod.uid: (pod, node) for pod, node in self._state.unplaced()}
         self._due = {uid: self._due.get(uid, now + _SETTLES) for uid in there}
@@ -99,7 +99,7 @@ class Unplaced:
 
 
 def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
-    """Whether it is there without cards, and no container that asks for some has ever started."""
+    """Whether the pod is on the node without cards, and no container that asks for some has ever started."""
     annotations, status = pod["metadata"].get("annotations") or {}, pod.get("status") or {}
     if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:
         return False
@@ -107,7 +107,7 @@ def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
         if assignment.decode(annotations) is not None:
             return False
     except assignment.InvalidAssignment:
-        return False  # it was placed, and what it has cannot be read
+        return False  # it was placed, and its assignment cannot be read
     slots = Pod(pod).slots
     containers = [*_of(status, "containerStatuses"), *_of(status, "initContainerStatuses")]
     started = {c["name"] for c in containers if c.get("state", {}).keys() - {"waiting"} or c.get("lastState")}

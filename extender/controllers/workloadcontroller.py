@@ -1,5 +1,5 @@
 """Keeps the engine of the scored policies ready: makes it, lets it learn the workload, computes scores beforehand, and
-keeps the workload in a ConfigMap, in which it survives this process (docs/design/0008-policies.md).
+saves the workload in a ConfigMap, so that it outlives this process (docs/design/0008-policies.md).
 
 It has a thread of its own: learning takes a tenth of a second, and nothing waits for it.
 """
@@ -20,12 +20,12 @@ _log = structlog.get_logger(__name__)
 _SLICE = 64  # nodes scored while the state is locked: half a millisecond
 _SLICES = 100  # in one step, at most
 _TIMEOUT = 5.0
-_SAVE_SECONDS = 60.0  # what comes in less than that is lost with this process
+_SAVE_SECONDS = 60.0  # between two saves
 
 
 class WorkloadController:
-    """`leads`: whether this extender decides; it alone writes. `policy`: of its setting, for people to read there. All
-    methods belong to one thread.
+    """`leads`: whether this extender leads; only the leader writes. `policy`: that of the setting, written into the
+    ConfigMap for people to read. All methods belong to one thread.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WorkloadController:
 
             scored.activate(Engine, self._policy)
         if leads and not self._led:
-            self._read = False  # another one may have led meanwhile, and learned more
+            self._read = False  # another extender may lead meanwhile, and learn more
         self._led = leads
         if not self._read:
             self._read = self._restore()
@@ -76,7 +76,7 @@ class WorkloadController:
             self._save_asks(scored.dump())
 
     def _learn(self) -> bool:
-        """Whether there was something to learn."""
+        """Learns the workload. Returns whether there was something to learn."""
         from cardwise.core.placement.scored.workload import learn  # noqa: PLC0415 - see above
 
         study = self._state.policies.study()
@@ -91,7 +91,7 @@ class WorkloadController:
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _tell(self, *, leads: bool) -> None:
-        """The policy, once in each time as the leader; where it cannot, in the 1st, 2nd, 4th, 8th round and so on."""
+        """Publishes the policy, once in each term; after a failure again in the 2nd, 4th, 8th round and so on."""
         if not leads or self._published:
             self._published, self._unpublished = leads, 0
             return
@@ -100,7 +100,7 @@ class WorkloadController:
             self._published = self._publish()
 
     def _publish(self) -> bool:
-        """Whether the policy is there."""
+        """Writes the policy. Returns whether it is there now."""
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
             known = (saved.get("data") or {}).get(names.WORKLOAD_POLICY)
@@ -112,7 +112,7 @@ class WorkloadController:
         return known == self._policy or self._save({names.WORKLOAD_POLICY: self._policy})
 
     def _restore(self) -> bool:
-        """Whether it was read, or there is none."""
+        """Reads the saved workload. Returns whether it was read, or there is none."""
         from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
         try:

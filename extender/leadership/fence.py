@@ -1,9 +1,9 @@
 """Fencing: changes a pod, so that no Binding that was posted for it before can land any more.
 
 Each Binding carries the resourceVersion of its pod, which the API server compares in the transaction that binds it
-(design 0011). So one write to a waiting pod settles, for good, that no Binding posted before it lands, however long it
-stands in a buffer. Two ask for that: who begins a term, of every waiting pod; and who wants to give away what a lost
-answer keeps.
+(design 0011). So after one write to a waiting pod, no Binding that was posted before can ever land, however long it was
+delayed on the way. This is done at the beginning of a term, for every waiting pod, and before cards are given up whose
+Binding got no answer.
 """
 
 from collections import Counter
@@ -30,8 +30,8 @@ _log = structlog.get_logger(__name__)
 
 _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
-_PATIENCE = 10.0  # seconds for all pods that the API server cannot write while it writes the Lease
-_SHORT_TIMEOUT = 0.25  # for each pod that has its first turn only then
+_PATIENCE = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
+_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first try comes after that time
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
@@ -39,15 +39,15 @@ _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadReques
 class Fate(Enum):
     """What became of a pod that was waiting."""
 
-    WAITS = "waits"  # and after `void` no Binding from before lands any more
-    UNPROVEN = "unproven"  # it waits, and cannot be changed: a Binding from before may land yet
+    WAITS = "waits"  # it has no node; after `void` no earlier Binding can land any more
+    UNPROVEN = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
     BOUND = "bound"
     TAKEN = "taken"  # bound, and by none of our Bindings
     GONE = "gone"
 
 
 class Swept(NamedTuple):
-    """What came of a change of all pods. `landed`: one had been bound by us. `unproven`: UIDs."""
+    """The result of `void_all`. `landed`: a Binding of ours had landed. `unproven`: UIDs of pods without proof."""
 
     landed: bool
     unproven: frozenset[str]
@@ -58,7 +58,7 @@ class _LeftOut(errors.Unreachable):
 
 
 class Fence:
-    """Thread-safe. `events`: where those are told of whose pod cannot be changed."""
+    """Thread-safe. `events`: for an event on each pod that cannot be changed."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, events: Recorder | None = None) -> None:
         self._client = client
@@ -66,10 +66,10 @@ class Fence:
         self._events = events
 
     def void(self, pod: PodRef, word: str, *, timeout: float = _TIMEOUT) -> Fate:
-        """Changes the pod in the name of the term `word`. Raises KubeError where it is not known whether it could.
+        """Changes the pod, naming the term `word`. Raises KubeError where it is not known whether the pod has changed.
 
-        By its status, which hardly any webhook or policy of others wants to see. The time makes it a change each time:
-        a write that changes nothing is none.
+        The write goes to the pod's status, since hardly any webhook or policy of others looks at that. It contains the
+        time, so that it always is a change: a write without a change would leave the version as it was.
         """
         said = f"{word}/{self._clock.wall_ns()}" if word else str(self._clock.wall_ns())
         patch = {"metadata": {"uid": pod.uid, "annotations": {names.TERM: said}}}
@@ -84,7 +84,7 @@ class Fence:
                 return fate
             if isinstance(error, errors.Conflict):
                 raise
-            # Somebody's policy, or a pod that is too large. It must not keep all others from being bound.
+            # A policy of somebody's, or a pod that is too large. It must not keep all other pods from being bound.
             self._tell(pod, error)
             return Fate.UNPROVEN
 
@@ -98,12 +98,12 @@ class Fence:
         at_once: int = AT_ONCE,
         void: set[str] | None = None,
     ) -> Swept | None:
-        """None: `still` says no, and they are not all void. `void`: gets the UIDs of those that are, in any case.
+        """Changes all these pods. None if `still` said no before all were done. `void` gets the UIDs of those that are.
 
-        All are tried once, and then those again that could not be changed, unless `again` is false. All of that takes
-        `_PATIENCE`: a tenant can make his pods so large that each write takes seconds, and however many there are, they
-        keep the others waiting for no longer. So namespaces take turns, and where too many writes of one are slow its
-        others are left for the next time.
+        Each pod is tried once; those that could not be changed are tried again (unless `again` is false), for
+        `_PATIENCE` seconds together: a tenant can make his pods so large that each write takes seconds, and must not
+        keep others waiting for longer. So namespaces take turns; after too many slow writes of one, its other pods are
+        left for the next time.
         """
         backoff, until = Backoff(initial=0.05, cap=1.0), self._clock.now() + _PATIENCE
         landed, unproven, left = False, set[str](), _in_turns(pods)
@@ -128,7 +128,7 @@ class Fence:
     def _try(
         self, pod: PodRef, word: str, still: Callable[[], bool], slow: Counter[str], until: float
     ) -> Fate | errors.KubeError | None:
-        """`slow`: by namespace, how many writes were not answered in time. After `until` one of them is too many."""
+        """Changes one pod. `slow`: writes not answered in time, by namespace; after `until` one of them is too many."""
         if not still():
             return None
         late = self._clock.now() > until
@@ -157,7 +157,7 @@ class Fence:
             self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CannotBeFenced", text, "Warning")
 
     def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> Fate:
-        """What became of it, as etcd has it; changes nothing."""
+        """What became of the pod, by a consistent read; changes nothing."""
         try:
             return _fate(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
         except errors.NotFound:
@@ -176,7 +176,7 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
 
 
 def _in_turns(pods: Sequence[PodRef]) -> list[PodRef]:
-    """The first of each namespace, then the second of each."""
+    """The pods in another order: the first of each namespace, then the second of each, and so on."""
     turns, before = list[tuple[int, PodRef]](), Counter[str]()
     for pod in pods:
         turns.append((before[pod.namespace], pod))
@@ -185,7 +185,7 @@ def _in_turns(pods: Sequence[PodRef]) -> list[PodRef]:
 
 
 def in_parallel(do: Callable[[_T], _R], what: Sequence[_T], at_once: int) -> list[_R]:
-    """The answers in the same order; one alone is done by the thread that asks."""
+    """Runs `do` for each, several at once; the answers in the same order. A single one runs in the calling thread."""
     if len(what) <= 1:
         return [do(each) for each in what]
     with ThreadPoolExecutor(min(at_once, len(what)), thread_name_prefix="fence") as pool:

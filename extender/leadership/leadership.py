@@ -1,11 +1,11 @@
-"""Leadership: of several extenders the one answers that holds the Lease and knows what the others have bound.
+"""Leadership: of several extenders, the one answers that holds the Lease and knows what the others have bound.
 
-A *term* is one time of holding the Lease. At its beginning pods and quotas are listed anew, because the watch may not
-have delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
-another; the binder asks before every write. What was sent in time and comes late (the process, the network or an API
-server stood still in between) only the API server can refuse: by the version of the pod, which a Binding names and the
-beginning of a term changes (`fence`); and by the word of its term, which the policy `terms.cardwise.dev` compares with
-the Lease.
+A *term* is the time from getting the Lease to losing it. At its beginning pods and quotas are listed anew, because the
+watch may not show yet what another extender bound a moment ago. A call that began in one term posts nothing in another:
+the binder asks before every write. A Binding that was sent in time and arrives late (because the process, the network
+or an API server stood still) can only be refused by the API server. It does that by the version of the pod, which the
+Binding names and the beginning of a term changes (`fence`), and by the *word* of the term, a text that the policy
+`terms.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -27,11 +27,11 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SAFETY_SECONDS = 1.0  # by which a write must have ended before the Lease does
-_LOOK_SECONDS = 0.5  # between two looks at the Lease, whose own thread usually says it at once
-_RENEWALS = 6  # in one duration
-_PROVES_AT_ONCE = 2  # writes, beside all that a term has to do; the Lease is renewed meanwhile
-_AGAIN_SECONDS = 20.0  # until what could not be changed when the term began is tried again
+_SAFETY_SECONDS = 1.0  # a write must end so long before the Lease does
+_LOOK_SECONDS = 0.5  # between two looks at the Lease; its own thread usually tells of a change at once
+_RENEWALS = 6  # of the Lease in one duration
+_PROVES_AT_ONCE = 2  # writes to unproven pods at a time, so that the Lease is still renewed in time
+_AGAIN_SECONDS = 20.0  # until pods that could not be changed when the term began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until all that was written before is known, as long as its argument is true; whether it is known."""
@@ -46,36 +46,36 @@ class Denial:
 
 
 class Leadership:
-    """Whether this extender answers, and what it may post; thread-safe. As it stands, the only extender there is has
-    it: that one always answers (--no-lease).
+    """Whether this extender answers, and what it may post; thread-safe. This class is for a single extender, which
+    always answers (--no-lease); `ByLease` is for several.
     """
 
     def start(self) -> None:
         """In the process that serves."""
 
     def stop(self) -> None:
-        """Nothing is posted any more; gives the Lease back once the writes under way have ended."""
+        """Stops posting, and gives the Lease back once the writes under way have ended."""
 
     def term(self) -> int | None:
-        """The term in which calls are answered now."""
+        """The present term; None: this extender answers no calls."""
         return 0
 
     def resumes(self) -> bool:
-        """Whether nobody else has led since this extender did: it may go on with what it knows."""
+        """Whether no other extender has led since this one did: then it may go on with what it knows."""
         return True
 
     def denial(self) -> Denial | None:
-        """Why they are not."""
+        """Why calls are not answered; None: they are."""
         return None
 
     def word(self, term: int) -> str:
-        """What a Binding of this term says of it; "" where nobody asks."""
+        """The text that a Binding of this term carries; "" where no policy compares it."""
         del term
         return ""
 
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
-        """Around one write: the seconds that it may take. 0: it must not be made."""
+        """Context of one write: the seconds that it may take. 0: it must not be made."""
         del term
         yield math.inf
 
@@ -85,9 +85,9 @@ class Leadership:
 
 
 class ByLease(Leadership):
-    """Who holds the Lease.
+    """Leadership by a Lease.
 
-    `elect` makes the elector, which calls `on_change` and asks `able` and `settled`; after the fork, see
+    `elect` makes the elector, which calls `on_change`, `able` and `settled`. It is called after the fork, see
     `lease.identity`.
     """
 
@@ -108,12 +108,12 @@ class ByLease(Leadership):
         self._fence = fence
         self._clock = clock
         self._elector: LeaderElector | None = None
-        self._term = 0  # the elector's epoch in which all is known; 0 for none
-        self._settled_in = 0  # the epoch for which `_settle` is done, also where what follows has failed
-        self._word = (0, "")  # of which term
+        self._term = 0  # the present term: the elector's epoch, once all is known; 0: none
+        self._settled_in = 0  # the epoch for which `_settle` is done, also if a later step has failed
+        self._word = (0, "")  # a term and its word
         self._token = ""  # of the Lease, when the last term began
-        self._void: tuple[str, set[str]] = ("", set())  # under which token of the Lease, by terms that did not begin
-        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since it did
+        self._void: tuple[str, set[str]] = ("", set())  # a token of the Lease, and pods made void for it so far
+        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since the term began
         self._again = 0.0  # when they are tried again
         self._posts = 0
         self._fewer = threading.Condition()
@@ -139,7 +139,7 @@ class ByLease(Leadership):
         return term if self._elector is not None and self._elector.holds(epoch=term) else None
 
     def resumes(self) -> bool:
-        return self._elector is not None and self._elector.token in ("", self._token)  # "": it is not known who has it
+        return self._elector is not None and self._elector.token in ("", self._token)  # "": the holder is not known
 
     def denial(self) -> Denial | None:
         elector = self._elector
@@ -162,7 +162,7 @@ class ByLease(Leadership):
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
         with self._fewer:
-            self._posts += 1  # before it is asked whether it may: who stops waits for it
+            self._posts += 1  # before the check below: `stop` waits until this is 0 again
         left = self._left(term)
         try:
             yield left
@@ -178,7 +178,7 @@ class ByLease(Leadership):
         return f"leader: this extender holds the lease {self._name}"
 
     def step(self) -> None:
-        """Begins the term when the Lease is ours and all is known."""
+        """Begins a term when the Lease is ours and all is known."""
         elector = self._elector
         if elector is None or not elector.leader:
             return
@@ -206,8 +206,8 @@ class ByLease(Leadership):
             _log.info("answers from now on", lease=self._name, term=epoch)
 
     def _prove(self, still: Callable[[], bool]) -> None:
-        """Changes the pods that could not be changed when the term began: until then a Binding from before may land.
-        Who waits no more is bound or gone, and takes none.
+        """Tries again to change the pods that could not be changed when the term began: an earlier Binding may land on
+        them. Pods that wait no more are bound or gone, and need no change.
         """
         if not self._unproven or self._clock.now() < self._again:
             return
@@ -218,45 +218,45 @@ class ByLease(Leadership):
         self._again = self._clock.now() + _AGAIN_SECONDS
 
     def _waiting(self) -> list[PodRef]:
-        """The pods that an extender may have been asked to bind."""
+        """The pods without a node that an extender may have been asked to bind."""
         with self._state.queue() as queue:
             return queue.bindable()
 
     def _settle(self, token: str, word: str, still: Callable[[], bool]) -> bool:
-        """Whether all is known that was bound in former terms, and nothing of them lands from now on, but what is
-        `_unproven`.
+        """Learns what was bound in former terms, and makes sure that none of their Bindings lands any more, except on
+        `_unproven` pods. Returns whether that is done.
 
-        Pods that come after the first list, or lose their gate then, were never shown to a former leader: it had lost
-        the Lease before. So there are two lists at most, whatever comes meanwhile.
+        A pod that is created or loses its gate after the first list was never shown to a former leader, which had lost
+        the Lease before. So two lists are enough.
         """
         if not self._catch_up(still):
             return False
         if self._elector is not None and self._elector.heir and not self._term:
-            return True  # the one before has heard the answers to all that it sent, and knew likewise
+            return True  # the former leader has got the answers to all that it sent, and knew its predecessors' too
         waiting, before = self._waiting(), frozenset[str]()
         if token != self._void[0]:
             self._void = token, set()
         void = self._void[1]
         if token == self._token:
-            # Nobody has had the Lease since our last term: what may be under way is our own.
+            # Nobody has had the Lease since our last term: only our own Bindings may be under way.
             own, before = self._state.unheard(), self._unproven
             waiting = [pod for pod in waiting if pod.uid in own]
         else:
-            # Where the API server is slow the Lease may end before all are void. Nobody has posted since, so the next
-            # try goes on.
+            # With a slow API server the Lease may end before all pods are changed. If nobody has had it since, the next
+            # try goes on with the others.
             waiting = [pod for pod in waiting if pod.uid not in void]
         swept = self._fence.void_all(waiting, word, still, void=void)
         if swept is None:
             return False
         self._unproven = swept.unproven | before
-        # What landed after the list, the state does not have yet.
+        # The state does not have yet what landed after the list.
         return not swept.landed or self._catch_up(still)
 
     def _left(self, term: int) -> float:
         if self._elector is None:
             return 0.0
         left = self._elector.remaining() - _SAFETY_SECONDS
-        # One question for both: between two, the term may have ended and another begun.
+        # One question for both: between two questions the term may have ended and another begun.
         return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
 
     def able(self) -> bool:
@@ -264,20 +264,20 @@ class ByLease(Leadership):
         return self._state.held() < statelock.YIELD
 
     def settled(self) -> bool:
-        """Whether no Binding of this term, which is over, or of one before can land any more."""
+        """Whether no Binding of this term, which is over, or of an earlier one can land any more."""
         elector = self._elector
         if elector is None or elector.epoch != self._term:
             return False
         return not (self._posts or self._unproven or self._state.unheard())
 
     def on_change(self, leading: bool) -> None:
-        """The Lease is ours now, or is it no more."""
+        """The Lease is ours from now on, or is ours no more."""
         self._changed.set()
         if leading:
             return
         self._state.forget_plans()
         if self._stopping.is_set():
-            # Only then may the Lease be given back. If it takes too long, the process ends and the Lease by itself.
+            # Only then may the Lease be given back. If it takes too long, the process ends, and the Lease expires.
             with self._fewer:
                 self._clock.wait_for(self._fewer, lambda: not self._posts, None)
 
@@ -307,7 +307,7 @@ def by_lease(
     clock: Clock = SYSTEM,
     lease_clock: Clock = BOOT,
 ) -> ByLease:
-    """The leadership of one process among those that name the same Lease."""
+    """The leadership of one of several processes that use the same Lease."""
 
     def elect(leadership: ByLease) -> LeaderElector:
         return LeaderElector(

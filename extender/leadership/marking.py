@@ -1,6 +1,6 @@
-"""The label on the pod of the extender that answers, by which a Service finds it among the standbys.
+"""The label on the leader's pod, by which a Service finds it among the standbys.
 
-The Lease alone decides who binds: a label that comes late costs kube-scheduler one more try, no more.
+Only the Lease decides which extender binds: a label that comes late costs kube-scheduler one more try.
 """
 
 import threading
@@ -40,7 +40,7 @@ class LeaderMark:
         self._thread.start()
 
     def stop(self) -> None:
-        """Once the Lease was given back."""
+        """To be called once the Lease was given back."""
         self._stopping.set()
         if self._thread.is_alive():
             self._clock.join(self._thread, 5.0)
@@ -48,7 +48,7 @@ class LeaderMark:
             self._write(marked=False)
 
     def step(self) -> bool:
-        """Writes what has changed; whether the label is right now."""
+        """Writes the label if it is wrong. Returns whether it is right now."""
         leads = self._leads()
         return leads == self._marked or self._write(marked=leads)
 

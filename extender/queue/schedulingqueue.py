@@ -8,12 +8,11 @@ The queue in which pods are tried is kube-scheduler's own. Here is what only the
       └──────── unschedulable
        move_all
 
-kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. A plan that ended, a card that
-healed, a share that its node gave up or a quota that was raised is none of those, so a change of one node annotation
-makes it one; one node is enough, because the scheduler takes every node change as a reason. The thread that touches is
-`controllers.loops`.
+kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. It does not see that a plan
+ended, a card healed, a node gave a share up, or a quota was raised. So the extender changes an annotation of a node (a
+*touch*, by `controllers.loops`). One node is enough, because kube-scheduler takes every change of a node as a reason.
 
-A row comes with the watch or with filter, whichever knows the pod first. It knows no lock: `State.queue` does.
+A row is made by the watch or by filter, whichever knows the pod first. Not thread-safe: `State.queue` locks.
 """
 
 import math
@@ -32,21 +31,21 @@ from extender.records.podref import PodRef
 
 _MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
 _SLACK: Final = 1024  # of what is in order, for pods that are not to be decided about any more
-_FORGET: Final = 600.0  # seconds; kube-scheduler tries a pod that still waits again after five minutes at the latest
-_RACE: Final = 2.0  # seconds in which the scheduler may have asked before we knew what it knows
+_FORGET: Final = 600.0  # seconds; kube-scheduler tries a waiting pod again after five minutes at the latest
+_RACE: Final = 2.0  # seconds before a change in which a pod may have been refused without it
 _EVERY: Final = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
-_TURNS: Final = 12.0  # seconds: kube-scheduler's longest back-off, and a moment
-_SETTLED: Final = 3.0  # seconds that a pod waits before somebody is evicted for it
+_TURNS: Final = 12.0  # seconds: kube-scheduler's longest back-off, and two more
+_SETTLED: Final = 3.0  # seconds that a pod waits before other pods are evicted for it
 _LOOK_AGAIN: Final = 15.0  # seconds between two looks for victims
 
 
 @dataclass(slots=True, eq=False)
 class Fragmented:
-    """A pod that waits because cards are fragmented: the sums of these nodes have room for it, and no card of them has.
+    """A pod that waits because cards are fragmented: the sums of these nodes have room for it, and none of their cards.
 
-    kube-scheduler's preemption does not begin for it: with its sums it would evict nobody. `heard`: when it was refused
-    so last.
+    kube-scheduler's preemption does not begin for it, since by the sums of the nodes nothing is short. `heard`: when it
+    was last refused for this reason.
     """
 
     claimant: WaitingPod
@@ -58,13 +57,13 @@ class Fragmented:
 
 @dataclass(slots=True, eq=False)
 class QueuedPod:
-    """`pod`: as the watch shows it, None until it does. `tried`: when filter was asked about it last; `asked`: what it
-    asked then, and in which version of the object, until its bind. `refused`: when filter had no node last; `reason`:
-    what most nodes lacked then.
+    """`pod`: as the watch shows it, None until it does. `tried`: when filter was last called for it; `asked`: what it
+    asked for then and the version of the object, kept until its bind. `refused`: when filter last had no node for it;
+    `reason`: what most nodes lacked then.
 
-    `considered`: kube-scheduler has come to it, or it was decided about ahead of that once.
+    `considered`: filter was called for it, or it was decided about ahead once.
 
-    `backoff`: of a member of a PodGroup of Kubernetes, the seconds for which a refused bind last put it off.
+    `backoff`: of a member of a PodGroup of Kubernetes, the seconds by which the last refused bind has delayed it.
     """
 
     uid: str
@@ -80,13 +79,13 @@ class QueuedPod:
 
     @property
     def ahead(self) -> WaitingPod | None:
-        """The pod, where it may be decided about before kube-scheduler comes to it."""
+        """The pod, if it may be decided about before kube-scheduler asks for it."""
         asks = self.pod.asks if self.pod is not None and not self.considered else None
         return asks if asks is not None and not asks.nominated else None
 
 
 def sort_key(pod: WaitingPod) -> tuple[int, str]:
-    """By it kube-scheduler sorts its queue: the highest priority first, of equal ones the first created."""
+    """The order of kube-scheduler's queue: the highest priority first, then the oldest pod."""
     return -pod.request.priority, pod.created
 
 
@@ -99,25 +98,25 @@ class SchedulingQueue:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pods: dict[str, QueuedPod] = {}
-        self._unseen: dict[str, None] = {}  # of those, the watch shows no such pod
-        self._unschedulable: dict[str, QueuedPod] = {}  # of those, the longest ago first
-        self._turned_away: dict[str, int] = {}  # of those no extender answered for, the priorities
+        self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
+        self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, those refused longest ago first
+        self._turned_away: dict[str, int] = {}  # pods for which no extender answered, with their priorities
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
-        self._aside: list[tuple[str, _Entry]] = []  # of them, with their schedulers, while namespaces rest
+        self._aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
         self._resting: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
-        self._others = False  # somebody may wait of whom we do not know
-        self._move: str | None = None  # to be touched
+        self._others = False  # pods may wait that another process has refused
+        self._move: str | None = None  # the node to be touched
         self._moves_at: set[float] = set()
         self._touched = -math.inf
         self._term = self._turns_until = -math.inf
-        self._put_off = False  # somebody waits for others to come
+        self._put_off = False  # a pod was refused because others have their turn first
 
     # Who waits.
 
     def waits(self, pod: PodRecord) -> None:
-        """The pod has no node, as the watch shows."""
+        """The watch shows that the pod has no node."""
         row = self._row(pod.uid)
         row.considered |= pod.refused
         before, row.pod = row.ahead, pod
@@ -147,8 +146,8 @@ class SchedulingQueue:
     # Who is next.
 
     def take_first(self, schedulers: Collection[str], resting: frozenset[str]) -> WaitingPod | None:
-        """The first pod that is to be decided about before kube-scheduler comes to it, of these schedulers, once.
-        `resting`: namespaces whose pods wait meanwhile.
+        """The first pod of these schedulers that is to be decided about ahead; each pod comes once. `resting`:
+        namespaces whose pods are left out for now.
         """
         if resting != self._resting:
             for scheduler, entry in self._aside:
@@ -171,7 +170,7 @@ class SchedulingQueue:
         return pod
 
     def put_back(self, uid: str) -> None:
-        """It was decided about, and kube-scheduler did not come in time: its turn is still to come."""
+        """The pod was decided about ahead, and kube-scheduler did not ask in time: it has another turn."""
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
@@ -180,10 +179,10 @@ class SchedulingQueue:
     # One try, from filter to bind.
 
     def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
-        """Filter is asked about the pod. Whether it may be placed.
+        """Filter is called for the pod. Returns whether the pod may be placed now.
 
-        kube-scheduler brings a member of a PodGroup of Kubernetes again at once when its bind was refused. So it backs
-        off here, each time twice as long.
+        kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
+        backs off here, each time twice as long.
         """
         row, now = self._row(uid), self._clock.now()
         row.tried, row.asked, row.considered = now, asked, True
@@ -202,7 +201,7 @@ class SchedulingQueue:
             row.reason = ""
 
     def refused(self, uid: str) -> None:
-        """Filter has no node for the pod. It waits for what only we may see."""
+        """Filter has no node for the pod. It waits for room that kube-scheduler may not see."""
         if not uid:
             return
         row, now = self._row(uid), self._clock.now()
@@ -213,22 +212,22 @@ class SchedulingQueue:
         self._unschedulable[uid] = row
 
     def because(self, uid: str, reason: str) -> None:
-        """What most nodes lacked for the pod, when it was refused last."""
+        """Says what most nodes lacked for the pod when it was last refused."""
         row = self._unschedulable.get(uid)
         if row is not None:
             row.reason = reason
 
     def reasons(self) -> Counter[str]:
-        """How many pods filter had no node for, by what most nodes lacked."""
+        """The number of refused pods, by what most nodes lacked."""
         self._forget(self._clock.now())
         return Counter(row.reason for row in self._unschedulable.values() if row.reason)
 
     def is_unschedulable(self, uid: str) -> bool:
-        """Whether it was refused, and not placed since."""
+        """Whether the pod was refused, and not placed since."""
         return uid in self._unschedulable
 
     def take_asked(self, uid: str) -> tuple[PodRequest, str] | None:
-        """What filter was asked for, and the pod's version, once: a bind that fails is followed by another filter."""
+        """What the pod asked for at filter, and its version. Only once: after a failed bind there is another filter."""
         row = self._pods.get(uid)
         if row is None:
             return None
@@ -245,24 +244,24 @@ class SchedulingQueue:
     # What wakes them.
 
     def move_all(self, node: str = "", *, seen: bool = False) -> None:
-        """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
+        """There may be room on this node. `seen`: kube-scheduler sees the cause and tries pods again by itself."""
         now = self._clock.now()
         self._forget(now)
         if self._unschedulable and (not seen or now - self._last_refusal < _RACE):
             self._move = node
 
     def move_all_at(self, when: float) -> None:
-        """Somebody was refused until then, and nothing else may wake it."""
+        """A pod was refused until then, and nothing else may wake it."""
         self._moves_at.add(when)
 
     def move_all_of_others(self) -> None:
-        """Another process may have refused pods, and what it was about to wake them for is lost."""
+        """Wakes all pods: another process may have refused them, and what it would have woken them for is lost."""
         self._others = True
         if self._move is None:
             self._move = ""
 
     def due(self, nodes: Collection[str]) -> str | None:
-        """The node to touch now, if any, of all that there are; says so once."""
+        """The node to touch now, one of `nodes`, or None. Each is told once."""
         now = self._clock.now()
         passed = {when for when in self._moves_at if when <= now}
         if passed:
@@ -276,7 +275,7 @@ class SchedulingQueue:
         if not self._unschedulable and not others:
             return None
         self._touched = now
-        return node if node in nodes else next(iter(nodes), None)  # any will do; the one with room may be gone
+        return node if node in nodes else next(iter(nodes), None)  # any node will do if that one is gone
 
     @property
     def moving(self) -> bool:
@@ -292,24 +291,24 @@ class SchedulingQueue:
     # Whose turn it is at the beginning of a term.
 
     def begin_turns(self) -> None:
-        """A term begins: first come those that were turned away while no extender answered.
+        """A term begins: pods that were turned away while no extender answered come first.
 
-        kube-scheduler takes the nomination from a pod that it cannot ask an extender about, and lets it wait for up to
-        ten seconds more than others. In that time pods of lower priority would take what has just been freed for it,
-        and it would preempt once more. So they wait until it has been here once, but not for long.
+        If no extender answers for a pod, kube-scheduler takes its nomination away and lets it wait for up to ten
+        seconds more than others. In that time pods of lower priority would take the cards that were just freed for it,
+        and it would preempt again. So pods of lower priority wait until it has been here once, but not for long.
         """
         self._term = self._clock.now()
         self._turns_until = self._term + _TURNS
 
     def has_turn(self, priority: int) -> bool:
-        """Whether a pod of this priority that has come may be placed now; if not, it is woken later (`end_turns`)."""
+        """Whether a pod of this priority may be placed now. If not, it is noted, and woken later (`end_turns`)."""
         if self._clock.now() >= self._turns_until or max(self._to_come(), default=priority) <= priority:
             return True
         self._put_off = True
         return False
 
     def end_turns(self) -> bool:
-        """Whether those who were put off may come again: all that are turned away have come, or it took too long."""
+        """Whether delayed pods may come now: all pods that were turned away have come, or it took too long."""
         if not self._put_off or (self._clock.now() < self._turns_until and next(self._to_come(), None) is not None):
             return False
         self._put_off = False
@@ -318,8 +317,8 @@ class SchedulingQueue:
     # Who waits because cards are fragmented.
 
     def fragmented(self, claimant: WaitingPod, policy: str, nodes: Collection[str]) -> None:
-        """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would; none: it waits
-        for something else now.
+        """The pod may preempt, and it fits the sums of these nodes and none of their cards. No nodes: the pod waits for
+        something else now.
         """
         row, now = self._row(claimant.uid), self._clock.now()
         if not nodes:
@@ -333,8 +332,8 @@ class SchedulingQueue:
         return row is not None and row.fragmented is not None
 
     def next_fragmented(self, helped: Callable[[str], bool]) -> Fragmented | None:
-        """The next to find victims for, of the highest priority first; not again for a while. `helped`: whether
-        somebody goes for the pod already.
+        """The next pod to find victims for, the highest priority first; the same pod not again for a while. `helped`:
+        whether victims are evicted for a pod already.
         """
         now, due = self._clock.now(), list[Fragmented]()
         for row in self._unschedulable.values():
@@ -352,7 +351,7 @@ class SchedulingQueue:
         return first
 
     def forget_fragmented(self) -> None:
-        """Another extender is asked."""
+        """Another extender decides from now on."""
         for row in self._pods.values():
             row.fragmented = None
 
@@ -378,7 +377,7 @@ class SchedulingQueue:
         heap = self._in_order.setdefault(pod.scheduler, [])
         heappush(heap, (sort_key(pod), next(self._order), pod.uid))
         if len(heap) > 2 * len(self._pods) + _SLACK:
-            # Nobody takes from the heap of a scheduler that never asks.
+            # Nothing takes pods from the heap of a scheduler that never calls us.
             heap[:] = [one for one in heap if self._ahead(one[2]) is not None]
             heapify(heap)
 
@@ -386,11 +385,11 @@ class SchedulingQueue:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _to_come(self) -> Iterator[int]:
-        """The priorities of those who were turned away and have not been here in this term."""
+        """The priorities of pods that were turned away and have not come in this term."""
         return (priority for uid, priority in self._turned_away.items() if self._pods[uid].tried < self._term)
 
     def _forget(self, now: float) -> None:
-        """Those that were refused long ago: pods that vanished while filter was at them."""
+        """Drops rows that were refused long ago: of pods that vanished while filter worked on them."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
             if now - row.refused <= _FORGET:

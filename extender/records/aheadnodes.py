@@ -1,8 +1,8 @@
-"""Which nodes kube-scheduler would not refuse a pod for what they are: labels, taints, and whether they are open.
+"""Node affinity, selectors and taints, for nominating ahead: nodes that kube-scheduler would not refuse for a pod.
 
-Who nominates a node for a pod ahead of kube-scheduler must not name one that the pod can never have. What nodes have
-left is not here: it changes with every pod. Only what the scheduler certainly decides by is read; the rest it says
-itself. Pure; not thread-safe: the state locks.
+A nominated node must be one that the pod can have by the node's labels and taints, and by whether it is open. What
+nodes have left is not here: it changes with every pod. Only rules that kube-scheduler certainly applies are read; it
+applies the others itself. Pure; not thread-safe: the state locks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Taint(NamedTuple):
-    """One that keeps pods away."""
+    """A taint that keeps pods away."""
 
     key: str
     value: str
@@ -29,7 +29,7 @@ class Taint(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What a node is. `taints`: only those that keep pods away."""
+    """A node's labels and taints. `taints`: only those that keep pods away."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -52,7 +52,7 @@ class _Condition(NamedTuple):
                 return value is None
             case "Gt" | "Lt" as operator:
                 return self._compares(value, above=operator == "Gt")
-        return False  # one of a later Kubernetes
+        return False  # an operator of a later Kubernetes
 
     def _compares(self, value: str | None, *, above: bool) -> bool:
         try:
@@ -63,7 +63,7 @@ class _Condition(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """Conditions on labels, and on the node's name; all must hold."""
+    """A nodeSelectorTerm: conditions on labels and on the node's name, all of which must hold."""
 
     labels: tuple[_Condition, ...]
     names: tuple[_Condition, ...]
@@ -86,7 +86,7 @@ class _Toleration(NamedTuple):
 
 
 class NodeConstraints(NamedTuple):
-    """What a pod asks of its node. `terms`: of which one must hold; None: any node will do."""
+    """What a pod asks of its node. `terms`: one of them must hold; None: any node will do."""
 
     selector: tuple[tuple[str, str], ...]
     terms: tuple[_Term, ...] | None
@@ -106,7 +106,7 @@ class NodeConstraints(NamedTuple):
 
 
 def key_of(spec: Json) -> bytes:
-    """Of a pod's constraints: equal for pods that ask the same of their node. `constraints` reads it."""
+    """A key for a pod's constraints: equal for pods that ask the same of their node. `constraints` reads it."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
     return _encode([spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []])
@@ -114,7 +114,7 @@ def key_of(spec: Json) -> bytes:
 
 @lru_cache(maxsize=_MOST)
 def constraints(key: bytes) -> NodeConstraints:
-    """What `key_of` was given."""
+    """The constraints of the pod that `key_of` was given."""
     selector, required, tolerations = _decode(key)
     return NodeConstraints(
         tuple(sorted(selector.items())),
@@ -127,11 +127,11 @@ def constraints(key: bytes) -> NodeConstraints:
 
 
 class Grounds:
-    """All nodes. What was asked for once is kept true as nodes change."""
+    """All nodes. The nodes for a key are remembered, and kept up to date as nodes change."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Ground] = {}
-        self._allowed: dict[bytes, set[str]] = {}  # by key of constraints, the longest ago asked for first
+        self._allowed: dict[bytes, set[str]] = {}  # by key of constraints, the least recently asked first
 
     def __len__(self) -> int:
         return len(self._nodes)

@@ -1,4 +1,4 @@
-"""What a Node has for pods, and what a pod takes of it."""
+"""Records of a Node (what it has for pods) and of a pod on it (what it takes)."""
 
 from collections.abc import Mapping
 from sys import intern
@@ -16,11 +16,11 @@ from extender.records.podref import PodRef
 
 
 class Placed(NamedTuple):
-    """A pod that counts: its node, and what it takes of it; and who it is, as far as preemption asks. One without a UID
-    is only planned there.
+    """A pod on a node: the cpu and memory that it takes, and what preemption needs to know. Without a UID it is only
+    planned there.
 
     `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes. `group`:
-    that one, "namespace/name", for a pod that is none of ours; it may wait, and have no node.
+    that PodGroup, "namespace/name", for a pod that is none of ours; such a pod may have no node yet.
     """
 
     node: str
@@ -41,8 +41,8 @@ class Placed(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """A Node: what it has for pods, and what it is to them: whether further ones may be put on it, and which. `offers`:
-    not where it says that it has no slots for shares, as its device plugin does before it ends.
+    """A Node: what it has for pods, whether further pods may be put on it, and its labels and taints. `offers`: False
+    if it says that it has no slots for shares, as its device plugin does before it ends.
     """
 
     allocatable: Load | None = None

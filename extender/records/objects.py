@@ -1,7 +1,7 @@
 """What the extender keeps of our own objects: cards, classes and quotas, each as one record out of its JSON.
 
-A record has two parts. What is decided by goes to the state; what the object's status says of it is compared with what
-ought to be written (`statuswriter`). One watch feeds both, so they are decoded once and never differ.
+A record has two parts: one goes to the state, for decisions; the other is the object's status, which is compared with
+what it should be (`statuswriter`). One watch feeds both, so each object is decoded once, and they never differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,13 +26,11 @@ _PASSED_OVER = (
     f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
     f"{survey.MOST_HELD} entries"
 )
-_SHARED = 4096  # different sets of labels, of which each is kept once for all cards that have it
+_SHARED = 4096  # different sets of labels; each is kept once for all cards that have it
 
 
 class HeldRecord(NamedTuple):
-    """A container's share of one card or device, of a pod whose object is gone: as the node reports it, or as we had
-    given it.
-    """
+    """A container's share of one card or device, whose pod object is gone: as the node reports it, or as we gave it."""
 
     uid: str
     namespace: str
@@ -43,15 +41,15 @@ class HeldRecord(NamedTuple):
     container: str = ""
 
     def told(self) -> Json:
-        """As it is written."""
+        """As JSON of the status."""
         who = self.uid, self.namespace, self.name
         return wire.HeldShare(*who, self.mem, self.core, self.container, self.whole).told()
 
 
 class CardStatus(NamedTuple):
-    """What the extender says in the status of an ExtendedResource; MiB and percent. -1: the object does not say it.
+    """The extender's part of an ExtendedResource's status; MiB and percent. -1: the status does not have it.
 
-    `terminating`: the shares of pods whose object is gone, for the extender that comes after this one.
+    `terminating`: the shares of pods whose object is gone, for the next leader.
     """
 
     memory: int = -1
@@ -65,11 +63,11 @@ class CardStatus(NamedTuple):
 
 
 class CardRecord(NamedTuple):
-    """An ExtendedResource: the card or device, where it is, and what its node says that vanished pods still hold on it.
+    """An ExtendedResource: the card or device, its node, and what vanished pods still hold on it by the node's report.
 
-    `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case. `status`
-    is what the extender has written; of it only `terminating` decides something, when the card is seen first.
-    `problem` says what of `held` is passed over.
+    `labels`: those for selectors that do not follow from the other fields; the keys are in lower case. `status`: what
+    the extender has written; only its `terminating` is read for decisions, when the card is seen first. `problem`: what
+    of `held` is ignored, and why.
     """
 
     node: str
@@ -82,10 +80,9 @@ class CardRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRecord:
-    """A ResourceClass; `device_class` is None where it cannot be read, for `problem`.
+    """A ResourceClass; `device_class` is None if it cannot be read, and `problem` says why.
 
-    `auto_models`: the models that Cardwise wrote it for, while it is as Cardwise wrote it; none for a class that is a
-    person's.
+    `auto_models`: the models for which Cardwise wrote it; none if a person has made or edited it.
     """
 
     device_class: DeviceClass | None = None
@@ -99,7 +96,7 @@ class ClassRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRecord:
-    """A GPUQuota; `quota` is None where it cannot be read, for `problem`."""
+    """A GPUQuota; `quota` is None if it cannot be read, and `problem` says why."""
 
     namespace: str
     name: str
@@ -119,7 +116,7 @@ class _Allocated(Struct, rename="camel"):
 
 
 class _Status(wire.ExtendedResourceStatus, rename="camel"):
-    """With what the extender writes."""
+    """The status, with the fields that the extender writes."""
 
     allocated: _Allocated | None = None
     free_mib: int = msgspec.field(default=-1, name="freeMiB")
@@ -209,7 +206,7 @@ def _held(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> 
 
 
 def _readable(raw: bytes) -> bytes:
-    """The ExtendedResource without those shares that are none. The schema bars them; one alone costs nobody a card."""
+    """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
     obj = _decode_object(raw)
     status = obj.get("status") or {}
     for key in ("held", "terminating"):
@@ -232,7 +229,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
         told.core_percent,
         told.shares,
         bool(told.whole),
-        # A status without `whole` is not whole, but not complete either.
+        # A status without `whole` says not whole, and is not complete.
         told.pods if told.whole is not None else -1,
         status.free_mib,
         tuple(intern(name) for name in status.classes or ()),

@@ -1,7 +1,7 @@
-"""A pod that is to be placed, read from its JSON: filter, preempt, bind, gangs, and deciding ahead.
+"""A pod that is to be placed, read from its JSON, for filter, preempt, bind, gangs, and nominating ahead.
 
-The one reader of pods that are to be placed, whether kube-scheduler sends them or the watch shows them. What is asked
-for is read then, and once. Of pods that have a node `podinfo` keeps less, and reads it faster.
+The only reader of such pods, whether kube-scheduler sends them or the watch shows them. Each property is computed when
+it is first used. Of pods that have a node, `podinfo` keeps less, and reads it faster.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,13 @@ from extender.records import aheadnodes
 from extender.records.podref import PodRef
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
-# The reason of a condition: kube-scheduler has found no node, as before it nominates one.
+# The reason of the condition PodScheduled when kube-scheduler has found no node; it does so before it nominates one.
 REFUSED: Final = "Unschedulable"
-# Bytes of what a pod asks of its node, some thirty conditions, to be decided about ahead. They are asked of all nodes
-# under the state's lock; the API server takes ten thousand.
+# Bytes of a pod's constraints on its node (some thirty conditions) up to which it is decided about ahead. All nodes are
+# compared with them under the state's lock; the API server allows ten thousand.
 MOST_CONSTRAINTS: Final = 1024
 
-# What differs between pods of one workload by their number alone.
+# Labels that differ between pods of one workload only by the pod's number.
 _OF_ONE_POD = (
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
@@ -51,10 +51,10 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that waits, and what it asks: of cards, beside them (`load`), and of its node (`constraints`, a key).
+    """A pod that waits, and what it asks: cards, cpu and memory (`load`), and constraints on its node (a key).
 
     `version`: of the object, as last seen. `nominated`: the node where kube-scheduler makes room for it, or "". `rank`:
-    as a gang of one. `insists`: it says that the extender is to choose, whatever holds for others.
+    as a gang of one. `insists`: its annotation says that the extender chooses the node.
     """
 
     ref: PodRef
@@ -74,7 +74,7 @@ class WaitingPod:
 
 
 class Pod:
-    """A pod as its JSON says; it has the shape that the API server gives it, or `wire` has checked it."""
+    """A pod by its JSON, which comes from the API server or was checked by `wire`."""
 
     def __init__(self, obj: Json) -> None:
         self._obj = obj
@@ -99,7 +99,7 @@ class Pod:
 
     @property
     def created(self) -> str:
-        """When, as the API server writes times, which sort as text."""
+        """When it was created, as the API server writes times; they sort as text."""
         return self._metadata.get("creationTimestamp") or ""
 
     @property
@@ -112,7 +112,7 @@ class Pod:
 
     @property
     def node(self) -> str:
-        """Where it is bound, or ""."""
+        """The node that it is bound to, or ""."""
         return self._spec.get("nodeName") or ""
 
     @property
@@ -127,8 +127,8 @@ class Pod:
 
     @property
     def grouped(self) -> bool:
-        """Whether it names a PodGroup of Kubernetes. kube-scheduler filters all members before it binds any, tells
-        nobody when it gives that up, and tries a member whose bind was refused again at once.
+        """Whether it names a PodGroup of Kubernetes. kube-scheduler filters all members of a PodGroup before it binds
+        any, tells no extender when it gives up, and tries a member again at once when its bind was refused.
         """
         return bool(self._spec.get("schedulingGroup"))
 
@@ -141,7 +141,7 @@ class Pod:
 
     @cached_property
     def load(self) -> Load:
-        """What it takes of its node beside cards."""
+        """The cpu, memory and pods that it takes of its node."""
         return loads.of_pod(msgspec.convert(self._spec, loads.PodSpec))
 
     @cached_property
@@ -157,7 +157,7 @@ class Pod:
 
     @property
     def unscheduled(self) -> str:
-        """Why kube-scheduler has not placed it, as its condition says; "" where it has not been tried."""
+        """Why kube-scheduler has not placed it, as its condition says; "" if it was not tried yet."""
         conditions = (self._obj.get("status") or {}).get("conditions") or ()
         return next((one.get("reason") or "" for one in conditions if one.get("type") == "PodScheduled"), "")
 
@@ -165,8 +165,8 @@ class Pod:
     def nominated(self) -> str:
         """The node where kube-scheduler makes room for it, or "".
 
-        Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for one
-        that evicts nobody.
+        A node that was named before kube-scheduler tried the pod is none where it makes room. Nor is the node of a pod
+        that may not preempt.
         """
         if self.unscheduled != REFUSED or not self.may_preempt:
             return ""
@@ -185,7 +185,7 @@ class Pod:
 
     @property
     def bindable(self) -> bool:
-        """Whether an extender may be asked to bind it: no gate keeps it, and it asks for what we bind, or is in a
+        """Whether an extender may be called to bind it: it has no gate, and asks for a resource of ours or is in a
         gang.
         """
         return not self._spec.get("schedulingGates") and (
@@ -194,15 +194,15 @@ class Pod:
 
     @property
     def may_preempt(self) -> bool:
-        """Whether its PriorityClass lets others be evicted for it."""
+        """Whether its PriorityClass allows that other pods are evicted for it."""
         return bool(self._spec.get("preemptionPolicy") != "Never")
 
     def one_best_node(self, *, default: bool) -> bool:
-        """Whether it leaves the choice of its node to the extender: not where it has preferences that only
-        kube-scheduler can weigh. `default`: of pods that have none, and no annotation that decides.
+        """Whether filter answers one node for it. Not if it has soft preferences, which only kube-scheduler can weigh;
+        the annotation decides in any case. `default`: for pods without preferences and annotation.
 
-        A member of a PodGroup of Kubernetes gets one in any case: the next member is filtered before it is bound, and
-        must not be offered the same room.
+        A member of a PodGroup of Kubernetes always gets one node: the next member is filtered before this one is bound,
+        and must not be offered the same room.
         """
         if self.grouped:
             return True
@@ -218,7 +218,7 @@ class Pod:
 
     @property
     def rank(self) -> Rank:
-        """Its place in the order of gangs, as a gang of one."""
+        """Its place in the order of gangs: a single pod is a gang of one."""
         alone = Member(
             uid=self.uid,
             name=self.ref.name,
@@ -229,7 +229,7 @@ class Pod:
         return gangs.rank_of(alone, alone.priority, None, "")
 
     def member(self) -> Member:
-        """The member of its gang that it is, with a node or without."""
+        """The pod as a member of its gang, with a node or without."""
         status = self._obj.get("status") or {}
         said, asked, problem = None, None, ""
         try:
@@ -256,7 +256,7 @@ class Pod:
         )
 
     def waiting(self) -> WaitingPod:
-        """The pod, which has no node. Raises InvalidRequest."""
+        """The pod, which has no node, as a WaitingPod. Raises InvalidRequest."""
         return WaitingPod(
             self.ref,
             self.request or PodRequest(containers=(), priority=self.priority),
@@ -272,7 +272,7 @@ class Pod:
 
     @property
     def predictable(self) -> bool:
-        """Whether it may be decided about before kube-scheduler comes to it."""
+        """Whether it may be decided about before kube-scheduler asks for it."""
         return not (
             not self.version
             or self.going
@@ -299,21 +299,21 @@ class Pod:
         return any((affinity.get(kind) or {}).get(strength) for kind in kinds)
 
     def _is_bound_to_others(self) -> bool:
-        """Whether the scheduler decides by which other pods are where, or by claims of devices or volumes."""
+        """Whether its node depends on where other pods are, or on claims of devices or volumes."""
         spec = self._spec
         if self._affinity_terms(_HARD, "podAffinity", "podAntiAffinity"):
             return True
         if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
             return True
-        # Such a claim may wait for its first consumer. kube-scheduler itself names the node then while the volume is
-        # made, which may take longer than anything is held ahead.
+        # Such a claim may wait for its first consumer. Then kube-scheduler nominates the node itself while the volume
+        # is made, which may take longer than a decision ahead is held.
         if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
             return True
         return any(port.get("hostPort") for each in self._containers() for port in each.get("ports") or ())
 
     def _queue_priority(self) -> int | None:
-        """The place in the order that a person gave. It may be changed at any time: what cannot be read changes
-        nothing.
+        """The place in the order that a person gave by an annotation. It may change at any time; a text that cannot be
+        read is ignored.
         """
         try:
             return gangs.queue_priority(self.annotations)
@@ -321,7 +321,7 @@ class Pod:
             return None
 
     def _shape(self) -> str:
-        """Equal for pods that kube-scheduler cannot tell apart, as far as it decides where they may go."""
+        """A key that is equal for pods that kube-scheduler cannot tell apart when it decides where they may go."""
         seen = {
             "labels": {key: value for key, value in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},

@@ -1,7 +1,7 @@
-"""What the extender keeps of pods: compact records out of their JSON (`nodeinfo`: of nodes).
+"""What the extender keeps of pods of the watch: compact records out of their JSON.
 
-The cost of a watch event and the memory of 60,000 pods are decided here: what is not ours is dropped before it is
-decoded.
+These records decide what a watch event costs, and how much memory 60,000 pods take. So of pods that are none of ours
+nearly nothing is decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from extender.records.nodeinfo import Placed
 from extender.records.pod import REFUSED, Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
+_SHARED = 4096  # different sets of labels; each is kept once for all pods that have it
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
@@ -33,18 +33,17 @@ _UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler coul
 class PodRecord(Struct, frozen=True, gc=False):
     """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
 
-    `node` is "" until it is bound, `classes` are what it asks until then; `placed`: what it takes of its node.
-    `asks`: what it asks, where kube-scheduler makes room for it, or has not tried it and it may be decided about ahead;
-    `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`: its priority, where
-    it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain. `mps_client`: what it is
-    to those who share MPS with it.
+    `node`: "" until it is bound. `classes`: what it asks for until then. `placed`: the cpu and memory that it takes.
+    `asks`: the waiting pod, if kube-scheduler makes room for it, or if it may be decided about ahead. `named`: a node
+    in its status where nobody makes room, perhaps named by us. `turned_away`: its priority, if it waits because no
+    extender answered for it. `refused`: kube-scheduler has tried it in vain. `mps_client`: how it uses MPS.
 
-    `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
-    a gang. `unplaced`: somebody else has bound it, so it has none of the cards or devices that it asks for.
-    `group`: the PodGroup of Kubernetes that it names, "namespace/name", where it is in no gang of ours.
+    `bindable`: an extender may have been called to bind it: it waits without a gate, and asks for a resource of ours or
+    is in a gang. `unplaced`: somebody else has bound it, so it has none of the cards or devices that it asks for.
+    `group`: the PodGroup of Kubernetes that it names, "namespace/name", if it is in no gang of ours.
 
-    `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
-    bound pod's annotations could not be read.
+    `finished`: its phase is final. `ended`: the kubelet says that no container of it runs or will run. `problem`: why
+    the annotations of a bound pod could not be read.
     """
 
     uid: str
@@ -102,13 +101,13 @@ class _Group(Struct, rename="camel"):
 
 
 class _Grouped(loads.PodSpec, rename="camel"):
-    """With the PodGroup of Kubernetes that it names."""
+    """A pod's spec, with the PodGroup of Kubernetes that it names."""
 
     scheduling_group: _Group | None = None
 
 
 class _PodSpec(_Grouped, rename="camel"):
-    """With who it runs as."""
+    """A pod's spec, with the user that it runs as."""
 
     containers: Sequence[_Running] | None = None
     init_containers: Sequence[_Running] | None = None
@@ -131,7 +130,7 @@ class _OtherMeta(Struct, rename="camel"):
 
 
 class _OtherPod(Struct):
-    """A pod that is none of ours, of which only counts what it takes of its node."""
+    """A pod that is none of ours: only the cpu and memory that it takes of its node count."""
 
     metadata: _OtherMeta
     spec: _Grouped = msgspec.field(default_factory=_Grouped)
@@ -144,7 +143,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
-    """Key and record; of a pod that is none of our business only what it takes of its node."""
+    """Key and record; of a pod that is none of ours only what it takes of its node."""
     if not any(sign in raw for sign in _SIGNS):
         return _other(raw)
     read = _decode_pod(raw)
@@ -152,7 +151,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
     if not node:
         return meta.uid, _waiting(raw, read)
     if names.MIRROR in (meta.annotations or {}):
-        return _other(raw, static=True)  # it is placed by nobody, so it has no assignment whatever it says
+        return _other(raw, static=True)  # a static pod is not scheduled, so it has no assignment whatever it says
     gang = (meta.labels or {}).get(names.GANG) or ""
     member = Pod(_decode_any(raw)).member() if gang else None
     held, problem = None, ""
@@ -184,12 +183,12 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
 
 
 def named(key: str, known: PodRecord | Placed) -> str:
-    """Namespace and name of the pod that `pod` has read, as the reflector knows it."""
+    """The "namespace/name" of a pod that `pod` has read, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
 
 def _waiting(raw: bytes, read: _Pod) -> PodRecord:
-    """Of a pod without a node."""
+    """The record of a pod without a node."""
     pod, status = Pod(_decode_any(raw)), read.status
     finished = status.phase in names.FINISHED_PHASES
     if finished:
@@ -216,11 +215,11 @@ def _asks(pod: Pod) -> WaitingPod | None:
     try:
         return pod.waiting() if pod.request is not None else None
     except InvalidRequest:
-        return None  # filter says it
+        return None  # filter answers the error
 
 
 def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
-    """By "namespace/name", which is what the reflector knows it by already."""
+    """Key and record of a pod that is none of ours. The key is "namespace/name", which the reflector keeps anyway."""
     read = _decode_other(raw)
     meta, group = read.metadata, _group(read.metadata, read.spec)
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
@@ -229,7 +228,7 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
 
 
 def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
-    """Of Kubernetes, "namespace/name"; "" for a pod that names none, or is being deleted."""
+    """The PodGroup of Kubernetes, "namespace/name"; "" for a pod that names none, or is being deleted."""
     if spec.scheduling_group is None or meta.deletion_timestamp is not None:
         return ""
     return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
@@ -257,10 +256,10 @@ def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:
-    """Whether its containers are gone for good, by the kubelet's own word.
+    """Whether its containers are gone for good, as the kubelet says.
 
-    A terminated container alone is none: it may be on its way to its next start. No statuses are none either: the
-    kubelet may be starting the first container just now.
+    A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be
+    starting the first container just now.
     """
     containers = [*(read.status.container_statuses or ()), *(read.status.init_container_statuses or ())]
     if finished:

@@ -1,10 +1,10 @@
-"""The name of one pod: enough to write to it, or to tell of it."""
+"""The name of one pod: enough to write to the pod, or to name it."""
 
 from typing import NamedTuple
 
 
 class PodRef(NamedTuple):
-    """`uid`: of this pod, not of another that has its name later."""
+    """`uid` tells this pod from a later one with the same name."""
 
     uid: str
     namespace: str
@@ -12,5 +12,5 @@ class PodRef(NamedTuple):
 
     @property
     def pod(self) -> str:
-        """As lines of the log name it."""
+        """As "namespace/name", for the log."""
         return f"{self.namespace}/{self.name}"

@@ -1,7 +1,7 @@
-"""What kube-scheduler says and hears: its extender types, which have no JSON tags.
+"""kube-scheduler's calls and answers: its extender types, which have no JSON tags.
 
-So the keys are the Go field names, and Go reads them in any case: gpushare's old schedulers sent `pod`, `nodenames`.
-The usual spelling takes a fast path; anything else is read as Go would. Replies use the Go names exactly.
+So the keys are the Go field names, and Go reads them in upper or lower case: gpushare's old schedulers sent `pod`,
+`nodenames`. The usual spelling takes a fast path; any other is read as Go would. Answers use the Go names exactly.
 Source: k8s.io/kube-scheduler `extender/v1/types.go`.
 """
 
@@ -15,11 +15,11 @@ from extender.records.pod import Pod
 
 
 class Malformed(ValueError):
-    """A body that is no call of this verb; the text says what was wrong."""
+    """The body is no call of this verb; the text says what is wrong."""
 
 
 class _PodArgs(Struct, rename="pascal", dict=True):
-    """A call about a pod that is to be placed; `dict`: so that `parsed` is made once."""
+    """A call about a pod that is to be placed. `dict=True` lets `parsed` be made once."""
 
     pod: dict[str, Any] | None = None
 
@@ -30,13 +30,13 @@ class _PodArgs(Struct, rename="pascal", dict=True):
 
 
 class FilterArgs(_PodArgs):
-    """Of filter and prioritize. `nodes` is set when the scheduler was told nodeCacheCapable: false."""
+    """The arguments of filter and prioritize. `nodes` is set if the stanza says nodeCacheCapable: false."""
 
     nodes: "NodeList | None" = None
     node_names: list[str] | None = None
 
     def names(self) -> list[str] | None:
-        """The candidates, however they came."""
+        """The names of the candidates, by either field."""
         if self.node_names is not None or self.nodes is None:
             return self.node_names
         return [node.metadata.name for node in self.nodes.decoded()]
@@ -69,7 +69,7 @@ class _PodSpec(Struct, rename="camel"):
 
 
 class _PodShape(Struct):
-    """As much of a pod's shape as `core.request` relies on."""
+    """The fields whose types `core.api.request` relies on."""
 
     metadata: _PodMeta | None = None
     spec: _PodSpec | None = None
@@ -84,7 +84,7 @@ class NodeHead(Struct):
 
 
 class NodeList(Struct):
-    """A v1 NodeList; the items stay as they came and go back so."""
+    """A v1 NodeList; the items are kept as bytes and go back as they came."""
 
     items: list[msgspec.Raw] | None = None
 
@@ -149,13 +149,13 @@ class MetaVictims(Struct, rename="pascal"):
 
 
 class PreemptArgs(_PodArgs):
-    """`node_name_to_victims` is set when the scheduler was told nodeCacheCapable: false, the other one otherwise."""
+    """`node_name_to_victims` is set if the stanza says nodeCacheCapable: false, else the other field."""
 
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
     def chosen(self) -> dict[str, list[str]]:
-        """UIDs of the scheduler's victims by node, however they came."""
+        """UIDs of kube-scheduler's victims by node, by either field."""
         found = {
             node: [one.metadata.uid for one in (victims.pods if victims is not None else None) or ()]
             for node, victims in (self.node_name_to_victims or {}).items()
@@ -165,7 +165,7 @@ class PreemptArgs(_PodArgs):
         return found
 
     def as_chosen(self) -> dict[str, MetaVictims]:
-        """The scheduler's own choice."""
+        """kube-scheduler's own choice, as an answer."""
         said = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
         return {
             node: MetaVictims(
@@ -188,7 +188,7 @@ _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def filter_args(body: bytes) -> FilterArgs:
-    """Of filter and prioritize. Raises Malformed."""
+    """The call of filter or prioritize. Raises Malformed."""
     try:
         args = _decode_filter(body)
         if args.pod is None or args.names() is None:
@@ -243,7 +243,7 @@ def _is_name(text: str) -> bool:
 
 
 def _as_go_reads(body: bytes, kind: type[Struct]) -> bytes:
-    """The body with its keys in the usual spelling, as encoding/json matches them: without regard to case."""
+    """The body with its keys in the usual spelling, matched as Go's encoding/json does: in upper or lower case."""
     known = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     found: dict[str, msgspec.Raw] = {}
     for key, value in _decode_raw(body).items():

@@ -1,5 +1,7 @@
 """Pods as kube-scheduler and the disruption controller see them.
 
+The modules:
+
     loads     cpu, memory and pods that pods take and nodes have; `resizes`: of pods that are resized in place
     eligible  the nodes on which kube-scheduler might put a pod
     budgets   PodDisruptionBudgets

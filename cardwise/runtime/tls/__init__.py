@@ -1,5 +1,7 @@
 """Certificates of a part: made, stored, renewed, and told to the API server.
 
+The modules:
+
     tls        renews certificates, and puts them where servers read them
     rotation   what should be stored next (pure)
     certs      makes a certificate
