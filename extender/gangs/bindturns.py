@@ -1,28 +1,28 @@
-"""Whose gang may wait in bind next, where there are not threads for all.
+"""Limits how many bind threads gangs may occupy, fairly among namespaces.
 
-Each member of a gang but the last waits in a thread of the extender. One tenant can hold them all, with gangs whose
-last member never comes. So a namespace that was given threads lately lets others go before it, and no hold lasts longer
-than the setting says while somebody else is short of threads.
+Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads, with
+gangs whose last member never comes. So a namespace that got threads lately lets others go first, and while another
+namespace is short of threads, no hold lasts longer than the setting says.
 """
 
 from typing import Final
 
 from cardwise.core.gangs.gangstate import Gang
 
-_SHORT_SECONDS: Final = 5.0  # for which a gang that was refused threads counts as short of them: it asks more often
+_SHORT_SECONDS: Final = 5.0  # for so long a refused gang counts as short of threads; it asks again before that
 _MOST_NAMESPACES: Final = 1000  # remembered
 
 
 class BindTurns:
-    """`most`: threads. Not thread-safe: the state locks."""
+    """`most`: the number of threads. Not thread-safe: the state locks."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._given: dict[str, float] = {}  # when a namespace was given threads, the last at the end
+        self._given: dict[str, float] = {}  # when a namespace got threads, the last one at the end
         self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
 
     def refusal(self, gang: Gang, taken: int, now: float) -> str:
-        """Why the gang's members may not wait now, or "". `taken`: threads that holds have taken, or may take."""
+        """Why the gang's members may not wait in bind now, or "". `taken`: threads that present holds may occupy."""
         waiting = len(gang.wanted()) - 1
         if waiting > self._most:
             return f"{waiting} pods must wait in bind, and the extender has threads for {self._most} of them"
@@ -35,7 +35,7 @@ class BindTurns:
         return ""
 
     def given(self, gang: Gang, now: float) -> None:
-        """Its members may wait from now on."""
+        """The members of the gang may wait from now on."""
         self._given.pop(gang.namespace, None)
         self._given[gang.namespace] = now
         if len(self._given) > _MOST_NAMESPACES:

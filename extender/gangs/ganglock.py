@@ -1,6 +1,6 @@
 """The gangs under the state's lock: what verbs, binder and controller call.
 
-Long work is done here in short turns, with a way in between them.
+Long work is done in short turns, and other threads get the lock in between.
 """
 
 from collections.abc import Callable, Collection
@@ -21,12 +21,12 @@ from extender.gangs.gangwords import Hold, Work
 
 _TOLD_AT_ONCE: Final = 50  # gangs
 _TENDED_AT_ONCE: Final = 200  # gangs
-_ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next
-_RECOVER_SECONDS: Final = 3.0  # before a term begins; whose turn has not come then is planned in it, as others
+_ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
+_RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that are left are planned in the term
 
 
 class LockedGangs:
-    """All methods may be called from any thread; those that say nothing else are as in `Gangs`."""
+    """All methods may be called from any thread. Those without a docstring are as in `Gangs`."""
 
     def __init__(self, lock: StateLock, cache: Cache, gangs: Gangs, reserve: Reserve, clock: Clock) -> None:
         self._lock = lock
@@ -49,7 +49,7 @@ class LockedGangs:
             return self._gangs.filter(uid, nodes)
 
     def reserved(self, rank: Rank, request: PodRequest, nodes: Collection[str]) -> set[str]:
-        """The nodes among these that are kept from a pod of this rank, for a gang that has waited long."""
+        """Those of the nodes that a gang which has waited long keeps from a pod of this rank."""
         if self._reserve.gang is None:
             return set()
         with self._lock:
@@ -70,14 +70,14 @@ class LockedGangs:
             self._gangs.cancel(hold, reason)
 
     def observe(self, held: Callable[[str, float], None], queued: Callable[[str], None]) -> None:
-        """Who is to be told of holds that are over, "bound" or "ended", and their seconds; and of gangs that begin to
-        be bound, with the time of creation of their oldest member.
+        """Sets the callbacks for metrics. `held`: a hold is over, "bound" or "ended", after so many seconds. `queued`: a
+        gang begins to be bound, whose oldest member was created then.
         """
         self._gangs.observe = held
         self._gangs.queued = queued
 
     def recover(self) -> None:
-        """A term begins: the rest of what is bound in part is planned before anything else is placed."""
+        """A term begins: gangs that are bound in part are planned before anything else is placed."""
         with self._lock:
             self._gangs.recover()
         until = self._clock.now() + _RECOVER_SECONDS
@@ -89,7 +89,7 @@ class LockedGangs:
             self._gangs.stop(reason)
 
     def step(self) -> Work:
-        """One round of what time does; for the extender that leads."""
+        """One round of what is due by time; only the leader calls it."""
         work, due = Work([], []), list[Gang]()
         with self._lock:
             keys = self._gangs.keys()
@@ -120,7 +120,7 @@ class LockedGangs:
             return self._gangs.evicts(uid)
 
     def views(self) -> list[View]:
-        """All gangs, as they are told."""
+        """All gangs as people see them."""
         with self._lock:
             keys = self._gangs.keys()
         found: list[View] = []

@@ -8,13 +8,13 @@ from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
 
-_TOLD: Final = 20  # members that are told; all of a gang of 500 would be 500 events
+_TOLD: Final = 20  # members that get events; for all members of a gang of 500 that would be 500 events
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A gang as it is told. `there`: members that count; `oldest`: those that are told. `held`: node, members and cards
-    of the plan.
+    """A gang as people see it. `there`: the number of members that count; `oldest`: those that get events. `held`: the
+    plan by node, with its members and cards.
     """
 
     namespace: str
@@ -55,5 +55,5 @@ def view(gang: Gang, ledger: Ledger) -> View:
 
 
 def waiter(gang: Gang, member: Member) -> PodRef:
-    """The pod, for those who write about it."""
+    """The name of the member's pod, to write about it."""
     return PodRef(member.uid, gang.namespace, member.name)

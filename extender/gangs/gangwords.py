@@ -14,7 +14,7 @@ from extender.records.podref import PodRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSettings:
-    """`max_waiting`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
+    """`max_waiting`: how many binds may wait at once. `policy`: the placement policy of pods that name none."""
 
     patience: GangPatience = field(default_factory=GangPatience)
     policy: str = policies.DEFAULT
@@ -23,7 +23,9 @@ class GangSettings:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A plan, as those know it who wait in bind. `done`: it is decided; `go`: to be posted, else `reason`."""
+    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `go`: the threads post their
+    Bindings; else they fail with `reason`.
+    """
 
     key: str
     since: float
@@ -37,7 +39,7 @@ class Hold:
 
 
 class Work(NamedTuple):
-    """What is to be written now: gates to take away, and members to evict with what to tell about each."""
+    """What is to be written now: gates to remove, and members to evict, each with the text of its event."""
 
     free: list[PodRef]
     evict: list[tuple[PodRef, str]]

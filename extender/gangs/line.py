@@ -1,8 +1,8 @@
-"""The order in which waiting gangs are planned, kept while they change.
+"""The order in which waiting gangs are planned, kept up to date while they change.
 
-Gangs that are bound in part come first, then the smallest rank. But one tenant can have thousands of gangs, which the
-extender would all look at before those of others: so of one namespace only so many come before others' next ones. Not
-thread-safe: the state locks.
+Gangs that are bound in part come first, then the smallest rank. But one tenant can have thousands of gangs, and others
+would wait until all of them are looked at: so after `AT_A_TIME` gangs of one namespace it is the next namespace's turn.
+Not thread-safe: the state locks.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +20,7 @@ _Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not comp
 
 
 class Line:
-    """Of the gangs that do not run."""
+    """The gangs that do not run, in order."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[_Place]] = {}  # by namespace, in order
@@ -49,11 +49,11 @@ class Line:
             del self._of[namespace]
 
     def in_order(self) -> "Walk":
-        """All of them. Those that change meanwhile may be left out or come twice."""
+        """All gangs. Those that change meanwhile may be left out or come twice."""
         return Walk(self._laps())
 
     def before(self, gang: Gang) -> "Walk":
-        """Those that come before this one. Nothing may change meanwhile."""
+        """The gangs that come before this one. No gang may change meanwhile."""
         return Walk(self._laps(self._places[gang.key]))
 
     def _laps(self, until: _Place | None = None) -> Iterator[Gang]:
@@ -73,12 +73,12 @@ class Line:
 
 
 class Walk:
-    """Goes along some gangs, over several turns."""
+    """An iterator over gangs that can be continued in another turn."""
 
     def __init__(self, gangs: Iterator[Gang]) -> None:
         self._rest = gangs
-        self.gang = next(gangs, None)  # to be looked at; None: that was all
+        self.gang = next(gangs, None)  # the next gang to look at; None at the end
 
     def go_on(self) -> None:
-        """That one is done with."""
+        """That gang is done: goes on to the next."""
         self.gang = next(self._rest, None)

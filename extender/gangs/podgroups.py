@@ -1,7 +1,7 @@
 """PodGroups: what they say of their gangs, and what their statuses should say.
 
-A PodGroup is both a wish and a record: people ask by it, and the extender writes by it how far a gang has come, which a
-leader that follows believes.
+A PodGroup is a wish and a record: its spec says what people want; its status says how far the gang has come, written by
+the extender and believed by the next leader.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _decode = msgspec.json.Decoder(Json).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A PodGroup. `auto`: it is the extender's own, made for a gang that had none."""
+    """A PodGroup. `auto`: the extender made it, for a gang that had none."""
 
     namespace: str
     name: str
@@ -55,7 +55,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        # What it says of itself was read from the pods, who may say something else by now.
+        # What an automatic PodGroup says was read from the pods, and these may say something else by now.
         group=Group(running=running, half=half) if auto else group,
         minimum=minimum,
         auto=auto,
@@ -73,7 +73,7 @@ def automatic(view: View) -> Json:
 
 
 def status(seen: GroupRecord, view: View | None, now: str) -> Json:
-    """As it is written, but for the times of conditions. `view` is None where the gang has no pod."""
+    """The status as JSON, without times of conditions. `view` is None where the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     since = seen.status.get("since") if seen.status.get("phase") == phase else None
     reason = truncated(view.reason if view is not None else "there is no pod of it", _LONGEST)

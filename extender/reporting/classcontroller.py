@@ -1,8 +1,8 @@
 """Keeps the automatic classes: one ResourceClass for each model of which there is a card (docs/design/0003).
 
-One model may be spelled in several ways that have one name, as old drivers leave out NVIDIA: its class selects all of
-them. What is to be done is decided from what the watch shows (`changes`, pure); the controller does it and says once
-what it cannot do. A class that a person made or edited is never touched.
+Drivers may spell one model in several ways (old ones leave out NVIDIA) that give one class name: the class selects all
+spellings. `changes` (pure) decides from what the watch shows; the controller writes, and says once what it cannot do. A
+class that a person made or edited is never touched.
 """
 
 import json
@@ -23,9 +23,9 @@ from extender.reporting.listers import Listers
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two looks
-_LINGER = 10.0  # seconds: the object of a card that moves to another node is deleted and comes again
-_ASK = 5.0  # seconds until it is asked again whether a class is in use, which means looking at all that is held
-_SHOWN = 5.0  # seconds in which the watch shows what was done
+_LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
+_ASK = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
+_SHOWN = 5.0  # seconds in which the watch shows what was written
 _RETRY = 30.0  # seconds after a refusal
 _TIMEOUT = 5.0
 _AT_ONCE = 8  # writes of a kind in one look: the thread writes statuses too, and a node can invent models
@@ -35,7 +35,7 @@ Models = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Classes to make and to change, by name the models that they are of, and to delete."""
+    """Classes to make and to change, each name with its models, and classes to delete."""
 
     creates: Mapping[str, Models] = field(default_factory=dict)
     updates: Mapping[str, Models] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Changes:
 
 
 def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: Callable[[str], bool]) -> Changes:
-    """What makes the classes right. `models`: those of which there is a card; `in_use`: whether a pod holds or waits
-    for a class.
+    """The changes that are needed. `models`: those of which there is a card; `in_use`: whether a pod holds a card of a
+    class or waits for one.
     """
     wanted: dict[str, Models] = {}
     for model in sorted(models):
@@ -59,7 +59,7 @@ def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: C
 
 
 def automatic(name: str, *models: str) -> Json:
-    """The object of the class of the models, which all have this name."""
+    """The object of the automatic class of these models, which all give this name."""
     spec = classes.auto_spec(*models)
     return {
         "apiVersion": names.API_VERSION,
@@ -74,7 +74,7 @@ def automatic(name: str, *models: str) -> Json:
 
 
 def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
-    """The merge patch that makes the class one of these models, if it is as it was seen."""
+    """The merge patch that gives the class these models, if the object has not changed since it was seen."""
     wanted = automatic(name, *models)
     selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]
     annotations = wanted["metadata"]["annotations"]
@@ -85,7 +85,7 @@ def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
 
 
 class ClassController:
-    """`active`: whether to write, which one extender does: the leader, once it knows all pods and cards.
+    """`active`: whether this extender writes: it leads, and knows all pods and cards.
 
     All methods belong to one thread.
     """
@@ -105,11 +105,11 @@ class ClassController:
         self._in_use = in_use
         self._clock = clock
         self._looked_at = float("-inf")
-        self._missing: dict[str, None] = {}  # classes to make, who has waited longest first
-        self._idle_since: dict[str, float] = {}  # classes without cards of a model that they are of, since when
+        self._missing: dict[str, None] = {}  # classes to make, the one that has waited longest first
+        self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}  # classes that something was done or tried about
-        self._kept: set[str] = set()  # classes that were there for a model when last looked at
+        self._not_before: dict[str, float] = {}  # classes that were just written or tried, and when they may be again
+        self._kept: set[str] = set()  # classes of present models that existed at the last look
         self._said: dict[str, str] = {}
 
     def step(self) -> None:
@@ -141,17 +141,17 @@ class ClassController:
         self._kept = {classes.name_of_model(model) for model in models} & found.keys()
 
     def _due(self, names: Iterable[str]) -> list[str]:
-        """The first of those that nothing was done or tried about a moment ago."""
+        """The first of these classes that were not written or tried a moment ago."""
         return list(islice((name for name in names if name not in self._not_before), _AT_ONCE))
 
     def _used(self, name: str) -> bool:
-        """As `in_use`, but not asked again at once where it was."""
+        """As `in_use`, but not asked again soon after the answer was yes."""
         if name not in self._used_until and self._in_use(name):
             self._used_until[name] = self._clock.now() + _ASK
         return name in self._used_until
 
     def _say(self, models: Collection[str], found: Mapping[str, ClassRecord]) -> None:
-        """Once, what a person may wonder about."""
+        """Logs once what a person may wonder about."""
         said: dict[str, str] = {}
         for model in sorted(models):
             name = classes.name_of_model(model)
@@ -168,7 +168,7 @@ class ClassController:
         try:
             self._client.create(paths.resourceclasses(), automatic(name, *models), timeout=_TIMEOUT)
         except errors.AlreadyExists:
-            self._wait(name, _RETRY)  # somebody was first, as the watch will show
+            self._wait(name, _RETRY)  # somebody has made it; the watch will show it
         except errors.KubeError as error:
             _log.warning("cannot make an automatic class", name=name, models=models, error=str(error))
             self._wait(name, _RETRY)
@@ -189,7 +189,7 @@ class ClassController:
             self._wait(name, _SHOWN)
 
     def _delete(self, name: str, seen: ClassRecord) -> None:
-        # Whoever edits it meanwhile makes it theirs, and a class of this name that was made anew is another one.
+        # Not if somebody has edited it since, or made it again: then it is a class of theirs.
         options = {"preconditions": {"uid": seen.uid, "resourceVersion": seen.version}}
         try:
             self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT)

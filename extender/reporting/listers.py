@@ -1,7 +1,7 @@
 """Our own objects as the watch shows them, for the controllers that write them.
 
-The state is locked while pods are placed, so controllers do not look there. What has changed since the last look is
-remembered: 40,000 cards are not compared all the time.
+Controllers look here, and not in the state, which is locked while pods are placed. What has changed since the last look
+is remembered, so that 40,000 cards are not compared each time.
 """
 
 import threading
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Lister(Generic[T]):
-    """The objects of one kind by key, and which have changed. Written by one thread, read by any one other."""
+    """The objects of one kind by key, and which have changed. One thread writes, one other thread reads."""
 
     def __init__(self) -> None:
         self.values: dict[str, T] = {}
@@ -38,7 +38,7 @@ class Lister(Generic[T]):
             self._mark(key, self.values.pop(key, None), None)
 
     def changed(self) -> set[str]:
-        """The keys of what has changed, come or gone since the last call."""
+        """The keys of objects that have changed, come or gone since the last call."""
         with self._lock:
             changed, self._changed = self._changed, set()
             return changed
@@ -49,15 +49,16 @@ class Lister(Generic[T]):
             return dict(self.values)
 
     def _mark(self, key: str, before: T | None, new: T | None) -> None:
-        """The object was and is so; under the lock."""
+        """Notes a change of the object; under the lock. None: it was, or is, not there."""
         del before, new
         self._changed.add(key)
 
 
 class CardLister(Lister[CardRecord]):
-    """As `Lister`; changes are told by node, and models are counted, of cards alone: automatic classes are of these.
+    """As `Lister`, but changes are told by node. It also counts the models of cards, for automatic classes.
 
-    Of one node it keeps no more than the ledger does (`inventory`): who invents cards has nothing written for them.
+    Of one node it keeps no more cards than the ledger does (`inventory`): nothing is written for cards that a hostile
+    node invents.
     """
 
     def __init__(self) -> None:
@@ -84,12 +85,12 @@ class CardLister(Lister[CardRecord]):
             return set(self._of_node)
 
     def models(self) -> set[str]:
-        """The models of which there is a card; a card that says none is of no model."""
+        """The models of which there is a card."""
         with self._lock:
             return {model for model in self._models if model}
 
     def automatic_classes(self) -> set[str]:
-        """The names of these models' classes. Cards are in them whether or not such a class has an object."""
+        """The names of the classes of these models. Cards are in these classes also where a class has no object."""
         return {classes.name_of_model(model) for model in self.models()}
 
     def _mark(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
@@ -114,7 +115,7 @@ def _model(record: CardRecord) -> str:
 
 
 class ClassLister(Lister[ClassRecord]):
-    """As `Lister`; also says which were deleted."""
+    """As `Lister`, and says which classes were deleted."""
 
     def __init__(self) -> None:
         super().__init__()

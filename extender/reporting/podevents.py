@@ -1,7 +1,7 @@
-"""Events for pods that wait: their class was deleted, or a quota holds them back; and for quotas without their class.
+"""Events for pods that wait because their class was deleted or a quota is full; and for quotas whose class is missing.
 
-They are told by what decides (the watch of classes, filter) or writes statuses, and must cost those nothing: here
-is who was told what and when, and the words.
+This module knows the texts, and which pod was told when. Its methods are called by filter and by the writer of
+statuses, so they return at once.
 """
 
 import threading
@@ -17,12 +17,12 @@ from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
 
-_QUIET = 300.0  # seconds in which a pod is told of quota once
+_QUIET = 300.0  # seconds between two events of a pod about its quota
 _REMEMBERED = 50_000  # pods
 
 
 class PodEvents:
-    """`active`: whether this extender leads, so that a pod is told once. Methods may be called from any thread."""
+    """`active`: whether this extender leads; others write no events. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class PodEvents:
         """Tells the pods that wait for a class which has been deleted since the last round."""
         for name in self._seen.classes.deleted():
             if not self._active() or name in self._seen.classes.values:
-                continue  # somebody else tells it; or it was replaced
+                continue  # the leader tells of it, or the class was made again
             if name in self._seen.cards.automatic_classes():
-                continue  # its cards are in it still, and it is made anew
+                continue  # its cards are still in it, and its object is made again
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
                 "pod and ask for a class that there is (kubectl get resourceclasses)"
@@ -56,7 +56,7 @@ class PodEvents:
                 self._events.record(_ref(pod), "ResourceClassDeleted", text, "Warning")
 
     def waits_for_quota(self, pod: PodRef, full: FullEntry) -> None:
-        """The pod could be placed but for this entry. Returns at once."""
+        """Only this entry of a quota keeps the pod from being placed. Returns at once."""
         now = self._clock.now()
         with self._lock:
             if now - self._told.get(pod.uid, float("-inf")) < _QUIET:
@@ -68,7 +68,7 @@ class PodEvents:
         self._events.record(_ref(pod), "WaitingForQuota", _waits(full))
 
     def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
-        """The status of the quota says now that a class of it is not there. Returns at once."""
+        """The status of the quota says now that one of its classes does not exist. Returns at once."""
         about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
 

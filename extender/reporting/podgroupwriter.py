@@ -1,7 +1,7 @@
 """Writes what people see of gangs: PodGroups and their statuses, and events on pods that wait.
 
-It has a thread of its own, so that slow writes keep no gate closed and no hold alive. Level-triggered, as the status
-writer is: what ought to be is compared with what the watch shows.
+It has a thread of its own, so that slow writes do not delay gates and holds. Level-triggered, as the status writer is:
+what the object should say is compared with what the watch shows.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,12 @@ _RATE = 50.0  # writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # until what the API server refused is tried again
-_ODD_SECONDS = 2.0  # until what was made or taken away is to be seen
-_SETTLED = 1.0  # seconds that a state lasts before pods are told of it
+_ODD_SECONDS = 2.0  # in which the watch shows an object that was made or deleted
+_SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
 
 
 class _Told(NamedTuple):
-    """What was to be said of a gang, since when, and whether it was."""
+    """What events of a gang should say, since when, and whether they were written."""
 
     reason: str
     text: str
@@ -47,7 +47,7 @@ class _Told(NamedTuple):
 
 
 class PodGroupWriter:
-    """`gangs`: all there are; `active`: whether to speak, which the leader does. All methods belong to one thread."""
+    """`gangs`: all gangs; `active`: whether this extender leads and writes. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PodGroupWriter:
         before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
         seen = self._seen.snapshot()
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
-        # And those that are there and should not be, or the other way round.
+        # And PodGroups that exist and should not, or should exist and do not.
         changed |= self._seen.changed() | (self._views.keys() ^ seen.keys())
         self._schedule.mark_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
@@ -100,7 +100,7 @@ class PodGroupWriter:
     # PodGroups.
 
     def _bring(self, key: Key) -> None:
-        """Makes one PodGroup what it ought to be."""
+        """Makes one PodGroup what it should be."""
         act = self._what(key.key)
         if act is None:
             self._schedule.settled(key)
@@ -110,7 +110,7 @@ class PodGroupWriter:
         try:
             write()
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will show what has happened
         except errors.KubeError as error:
             _log.warning("cannot write a PodGroup; it is tried again", name=key.key, error=str(error))
             self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
@@ -149,7 +149,7 @@ class PodGroupWriter:
             self._told.pop(key, None)
             return
         if before is None or (before.reason, before.text) != said:
-            # A leader that begins finds gangs that have been running for long.
+            # A new leader finds gangs that have been running for long.
             done = before is None and view.phase is GangPhase.RUNNING and _running(seen)
             before = self._told[key] = _Told(*said, now, done)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.ROLLING)
@@ -167,7 +167,7 @@ class PodGroupWriter:
 
 
 def _words(view: View) -> tuple[str, str] | None:
-    """What pods are told of the state of their gang: reason and text. A gang whose pods are ending lacks nothing."""
+    """Reason and text of the event about the gang; None: no event. A gang whose pods are being deleted gets none."""
     name, there = f"gang {view.name}", view.there
     if not there:
         return None

@@ -1,6 +1,6 @@
-"""Decides which object is written next: those that changed, each one and all together at a bounded rate.
+"""Decides which changed object is written next: at a bounded rate for each object, and for all together.
 
-Pure, with the time handed in; `statuswriter` has the thread.
+Pure, with the time handed in; `statuswriter` and `podgroupwriter` have the threads.
 """
 
 import heapq
@@ -17,12 +17,12 @@ class Key(NamedTuple):
     key: str
 
 
-_LEAST = 0.02  # seconds that a write counts for at least: that of many is a share too
+_LEAST = 0.02  # seconds that a write counts for at least: many short writes take a namespace's turn as well
 
 
 @dataclass(slots=True)
 class _Written:
-    """What was last written to an object, when, and how many times over."""
+    """What was last written to an object, when, and how many times the same."""
 
     what: object
     at: float
@@ -30,18 +30,18 @@ class _Written:
 
 
 class FairQueueing:
-    """Which namespace is next, so that each has the same time: fair queueing by start times.
+    """Chooses the next namespace so that each gets the same time: fair queueing by start times.
 
-    A namespace whose objects are slow to write, or many, waits for itself. One that comes anew begins where the others
-    are: it has saved nothing up.
+    A namespace whose objects are slow to write, or many, delays only itself. A new namespace starts where the others
+    are, without time saved up.
     """
 
     def __init__(self) -> None:
-        self._used: dict[str, float] = {}  # seconds by which a namespace stands behind one that begins at 0
-        self._now = 0.0  # where the namespace stood that was served last
+        self._used: dict[str, float] = {}  # the virtual time of each namespace, in seconds of writing
+        self._now = 0.0  # the virtual time of the namespace that was served last
 
     def first(self, waiting: Iterable[str]) -> str:
-        """Of those that wait, one of which there must be."""
+        """The namespace that is next, of those that wait; there must be one."""
         namespace = min(waiting, key=self._stands)
         self._now = max(self._now, self._stands(namespace))
         return namespace
@@ -50,7 +50,7 @@ class FairQueueing:
         self._used[namespace] = self._stands(namespace) + max(seconds, _LEAST)
 
     def rest(self) -> None:
-        """Nobody waits."""
+        """No namespace waits."""
         self._used.clear()
         self._now = 0.0
 
@@ -60,12 +60,12 @@ class FairQueueing:
 
 class Schedule:
     """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns, and so do namespaces
-    (`FairQueueing`); what is in none counts as one.
+    (`FairQueueing`); objects without a namespace count as one namespace.
 
-    Every write is looked at again: a lost one is repeated, later and later while it has no effect.
+    Each written object is looked at again: a write that had no effect is repeated, each time later.
     """
 
-    _LONGEST = 60.0  # seconds between two writes of the same, where nothing ever shows it
+    _LONGEST = 60.0  # seconds between two equal writes, if the watch never shows their effect
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
@@ -82,7 +82,7 @@ class Schedule:
         return sum(len(keys) for ready in self._ready.values() for keys in ready.values()) + len(self._put_off)
 
     def mark(self, key: Key, now: float) -> None:
-        """The object may be other than it ought to be."""
+        """The object may differ from what it should be."""
         last = self._written.get(key)
         if last is not None and now < last.at + self._gaps[key.kind]:
             self._later_at(key, last.at + self._gaps[key.kind])
@@ -95,10 +95,10 @@ class Schedule:
             self.mark(key, now)
 
     def next(self, now: float) -> Key | None:
-        """An object to look at now. Answer with `wrote`, `failed` or `settled`."""
+        """An object to look at now, or None. The caller then calls `wrote`, `failed` or `settled`."""
         while self._later and self._later[0][0] <= now:
             at, _, key = heapq.heappop(self._later)
-            if self._put_off.get(key) == at:  # else it has been marked for an earlier time
+            if self._put_off.get(key) == at:  # else it was marked for an earlier time
                 del self._put_off[key]
                 self._make_ready(key)
         for kind in self._kinds:
@@ -118,7 +118,7 @@ class Schedule:
         return None
 
     def wrote(self, key: Key, what: object, now: float) -> None:
-        """Something was written; whether it has come to be is to be seen."""
+        """This was written; the watch will show whether it had effect."""
         self._took(key, now)
         last = self._written.get(key)
         again = last.again + 1 if last is not None and last.what == what else 0
@@ -126,13 +126,13 @@ class Schedule:
         self._later_at(key, now + min(self._gaps[key.kind] * 2**again, self._LONGEST))
 
     def failed(self, key: Key, now: float, seconds: float) -> None:
-        """It could not be written; to be tried again after so long, or when it is marked again."""
+        """The write failed: it is tried again after so many seconds, or when the object is marked."""
         self._took(key, now)
         self._written[key] = _Written(None, now)
         self._later_at(key, now + seconds)
 
     def settled(self, key: Key) -> None:
-        """The object is as it ought to be, or is no more."""
+        """The object is as it should be, or is gone."""
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
@@ -154,7 +154,7 @@ def _namespace(key: Key) -> str:
 
 
 class Pace:
-    """So many writes a second, saved up for half a second. `calm`: while nothing else goes on there may be more."""
+    """A limit of writes a second, with those of half a second saved up. `calm`: the higher limit of quiet times."""
 
     def __init__(self, busy: float, calm: float) -> None:
         self._busy = busy
@@ -163,7 +163,7 @@ class Pace:
         self._at: float | None = None
 
     def ready(self, now: float, *, calm: bool) -> bool:
-        """Whether there may be a write now."""
+        """Whether a write is allowed now."""
         rate = self._calm if calm else self._busy
         if self._at is not None:
             self._tokens = min(rate / 2, self._tokens + (now - self._at) * rate)

@@ -1,7 +1,7 @@
-"""Computes what the statuses of ExtendedResources, ResourceClasses and GPUQuotas ought to say, from the ledger.
+"""Computes what the statuses of ExtendedResources, ResourceClasses and GPUQuotas should say, from the ledger.
 
-Pure, and counted node by node: the state is locked for one node's cards at a time, and a pod that comes costs its own
-node alone. `statuswriter` writes what differs.
+Pure. Counted node by node: the state is locked for one node's cards at a time, and after a bind only the pod's node is
+counted again. `statuswriter` writes what differs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ _FEW = 10  # classes named to help a person
 
 
 class Cards(NamedTuple):
-    """A number of cards added up; MiB."""
+    """The sums of some cards; memory in MiB."""
 
     cards: int = 0
     healthy: int = 0
@@ -58,7 +58,7 @@ class Cards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """The cards and devices of one node: each by the name of its ExtendedResource, and added up by the classes that
+    """The cards and devices of one node: each by the name of its ExtendedResource, and sums by the set of classes that
     they are in.
     """
 
@@ -67,7 +67,7 @@ class NodeCount:
 
 
 def count_node(ledger: Ledger, node: str) -> NodeCount:
-    """The node as the ledger has it. What only holdings know is counted as well, without room and classes."""
+    """The node as the ledger has it. Cards that only holdings name are counted, too, without room and classes."""
     state = ledger.node(node)
     if state is None:
         return NodeCount()
@@ -95,14 +95,14 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
 
 
 def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, CardStatus]:
-    """What is held by the UUID of a card or device."""
+    """What is held of each card or device, by its UUID."""
     found: dict[str, CardStatus] = {}
     for holding in ledger.holdings(node):
         counted = set()
         for share in holding.assignment.shares():
             uuid = share.uuid_by(uuid_of)
             if not uuid:
-                continue  # gpushare's pod, on a card that no node reports
+                continue  # a pod of gpushare, on a card that no node reports
             before = found.get(uuid, NOTHING_ALLOCATED)
             found[uuid] = before._replace(
                 memory=before.memory + share.mem,
@@ -122,7 +122,7 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, Ca
 
 
 def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, HeldRecord]]:
-    """What the pod, whose object is gone, holds container by container, by the UUID of a card or device."""
+    """The shares of a pod whose object is gone: by container, each with the UUID of its card or device."""
     who = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
@@ -139,7 +139,7 @@ def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
 
 
 class Tally:
-    """The cards of each class, from what was last counted on each node."""
+    """The sums of each class, from what was last counted on each node."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, Mapping[frozenset[str], Cards]] = {}
@@ -147,7 +147,7 @@ class Tally:
         self._nodes: dict[str, int] = {}
 
     def put(self, node: str, sums: Mapping[frozenset[str], Cards]) -> set[str]:
-        """The node is so now. Returns the classes whose numbers are others than before."""
+        """The node is so now. Returns the classes whose numbers have changed."""
         before = self._of_node.get(node, {})
         if sums == before:
             return set()
@@ -171,16 +171,16 @@ class Tally:
         return touched
 
     def nodes(self) -> set[str]:
-        """The nodes that were counted and have cards."""
+        """The nodes that have cards, of those that were counted."""
         return set(self._of_node)
 
     def of(self, name: str) -> tuple[Cards, int]:
-        """The cards of the class, and the number of nodes that they are in."""
+        """The sums of the class, and the number of its nodes."""
         return self._cards.get(name, Cards()), self._nodes.get(name, 0)
 
 
 def card_status(status: CardStatus) -> Json:
-    """As it is written."""
+    """The status as JSON."""
     return {
         "allocated": {
             "memoryMiB": status.memory,
@@ -196,7 +196,7 @@ def card_status(status: CardStatus) -> Json:
 
 
 def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
-    """As it is written, but for times. Of devices that are no GPUs there is no memory to tell."""
+    """The status as JSON, without times. Devices that are no GPUs have no memory to tell of."""
     status: Json = {
         "cards": cards.cards,
         "healthyCards": cards.healthy,
@@ -211,8 +211,8 @@ def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
 def quota_status(
     seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
 ) -> Json:
-    """As it is written, but for times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes that
-    cards are in by the names of their models where those have no object, or none that can be read.
+    """The status as JSON, without times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes of
+    models, which cards are in even where such a class has no object, or none that can be read.
     """
     if seen.quota is None:
         unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
@@ -235,7 +235,7 @@ def quota_status(
 
 
 def _above(entry: Entry, used: Charge) -> list[str]:
-    """The amounts that are above the limits of the entry, for people."""
+    """The amounts that exceed the limits of the entry, for people."""
     return [
         f"{one.used} {one.unit} are held, {one.hard} are allowed"
         for one in quotas.limits(entry, used)
@@ -244,7 +244,7 @@ def _above(entry: Entry, used: Charge) -> list[str]:
 
 
 def missing_class(wanted: Json, found: Json) -> str:
-    """What the wanted status of a quota says of a class that is not there, where the found one does not say it."""
+    """What the wanted status of a quota says of a missing class, if the found status does not say it yet."""
     if _valid_reason(found) == NO_SUCH_CLASS:
         return ""
     return next((each["message"] for each in wanted["conditions"] if each["reason"] == NO_SUCH_CLASS), "")
@@ -255,7 +255,7 @@ def _valid_reason(status: Json) -> str:
 
 
 def same(wanted: Json, found: Json) -> bool:
-    """Whether the status is as wanted, whatever its times."""
+    """Whether the status is as wanted, without regard to times."""
     conditions = [
         {key: value for key, value in condition.items() if key != "lastTransitionTime"}
         for condition in found.get("conditions") or ()
@@ -264,7 +264,7 @@ def same(wanted: Json, found: Json) -> bool:
 
 
 def patch(wanted: Json, found: Json, now: str) -> Json:
-    """The merge patch that makes the found status as wanted, with times. A condition keeps the time of its status."""
+    """The merge patch from the found status to the wanted one, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in found.get("conditions") or ()
@@ -283,7 +283,7 @@ def _valid(problem: str, generation: int) -> Json:
 
 
 def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
-    """Valid, but for entries whose class is none."""
+    """The condition Valid: False where the class of an entry does not exist, or cannot be read."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
         name, field_name = entry.device_class, f"spec.hard[{i}].class"
@@ -313,7 +313,7 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
 def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
     name = entry.device_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
-        # Amounts would look as if something were limited.
+        # Amounts would look as if the entry limited something.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
     amounts = ", ".join(f"{one.used}/{one.hard} {one.unit}" for one in quotas.limits(entry, used))
     return f"{quotas.title(entry)}: {amounts}"

@@ -1,8 +1,8 @@
-"""Brings the statuses of our objects to what the ledger says: the loop's step around `statuses`.
+"""Writes the statuses of our objects where they differ from what the ledger says (`statuses`).
 
-Level-triggered: what is written is what ought to be at that moment, and what decides is what the watch shows. So a
-lost write, somebody's edit or a change that nobody told of is put right; the newest state wins, those between are
-never written. The state is locked for a few nodes or namespaces at a time.
+Level-triggered: at each write the status is what it should be at that moment, compared with what the watch shows. So a
+lost write, an edit by somebody or a missed change is corrected; the newest state wins, and states in between are never
+written. The state is locked for a few nodes or namespaces at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,24 +32,24 @@ CARD, CLASS, QUOTA = "card", "class", "quota"
 _GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # least seconds between two writes to one object
 _BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they have stopped coming
 _CALM_AFTER = 1.0  # seconds without a change in the ledger
-# While pods come by the score, each status is old at once, and costs the API server more than the binding of a pod.
+# While many pods come, each status is outdated at once, and costs the API server more than the binding of a pod.
 _STORM = 4.0  # writes a second
-_STORM_NODES = 5  # changed nodes in one look, of which there are four a second: no pace keeps up from here on
-_STORM_SECONDS = 1.0  # without so many in one look, until it is over
+_STORM_NODES = 5  # changed nodes in one look (there are four looks a second): more than any rate keeps up with
+_STORM_SECONDS = 1.0  # a storm is over when no look has found so many for this long
 _TOGETHER = 8  # nodes counted under one lock: half a millisecond
 _NAMESPACES_TOGETHER = 200
 _MOST_NODES = 1000  # counted in one step
-_AUDIT_SECONDS = 60.0  # in which every node is counted anew, in case a change was not told
+_AUDIT_SECONDS = 60.0  # in which each node is counted once more, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
-_ODD_SECONDS = 2.0  # until one whose object was gone, or changed under the write
+_ODD_SECONDS = 2.0  # until one is tried again whose object was gone, or has changed since it was read
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
 class _Write(NamedTuple):
-    """A status to write: where, what tells it from others, the patch, and what to do once it is written."""
+    """A status to write: its path, a value to compare it with the last one, the patch, and what to do afterwards."""
 
     path: str
     what: object
@@ -58,10 +58,10 @@ class _Write(NamedTuple):
 
 
 class StatusWriter:
-    """`active`: whether to write, which one extender does: the leader, once it knows all pods, nodes and cards.
+    """`active`: whether this extender writes: it leads, and knows all pods, nodes and cards.
 
-    `no_class`: told of a quota, and in which words, once its status says that a class of it is not there. All methods
-    belong to one thread.
+    `no_class`: called with a quota and a text once the quota's status says that one of its classes does not exist. All
+    methods belong to one thread.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class StatusWriter:
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
-        """One round: looks at what has changed and writes what there is time for."""
+        """One round: counts what has changed, and writes as much as the time allows."""
         self._look_at_nodes()
         self._look_at_classes()
         self._look_at_quotas()
-        # Until every changed node is counted, the numbers of classes are halfway between two truths.
+        # Until each changed node is counted, the numbers of classes are neither the old ones nor the new ones.
         if not self._nodes and self._active():
             self._write()
 
@@ -132,7 +132,7 @@ class StatusWriter:
                 self._schedule.mark(Key(CARD, name), now)
 
     def _to_audit(self, now: float) -> list[str]:
-        """A part of all nodes, so many that all come within the time."""
+        """A part of all nodes, so many that each comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
         every = self._seen.cards.nodes() | self._tally.nodes()
@@ -188,7 +188,7 @@ class StatusWriter:
             now = self._clock.now()
 
     def _bring(self, key: Key, pace: Pace) -> None:
-        """Makes one status what it ought to be, if that takes a write then by this pace."""
+        """Writes one status if it is not as it should be, and if `pace` allows a write."""
         found = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
         if found is None:
             self._schedule.settled(key)
@@ -202,7 +202,7 @@ class StatusWriter:
             self._complain(key, error)
             self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)
         except errors.KubeError as error:
-            # Not about this object: all others wait as well.
+            # The error is not about this object, so all others wait as well.
             self._complain(key, error)
             pause = self._backoff.next(error.retry_after)
             self._paused_until = self._clock.now() + pause
@@ -213,7 +213,7 @@ class StatusWriter:
             found.written()
 
     def _complain(self, key: Key, error: errors.KubeError) -> None:
-        """Says what keeps statuses of this kind from being written, once in a while."""
+        """Logs why statuses of this kind cannot be written, not too often."""
         about, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
             self._complained[about] = now
