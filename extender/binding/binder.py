@@ -19,7 +19,7 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from extender.binding.permit import Line, WaitingBinds
+from extender.binding.permit import Connection, WaitingBinds
 from extender.binding.throttle import BindThrottle
 from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
@@ -111,7 +111,7 @@ class Binder:
         self._waits = WaitingBinds(state.gangs.cancel, clock)
 
     def bind(
-        self, args: BindArgs, *, arrived: float | None = None, line: Line | None = None, may_wait: bool = True
+        self, args: BindArgs, *, arrived: float | None = None, line: Connection | None = None, may_wait: bool = True
     ) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
 
@@ -126,7 +126,7 @@ class Binder:
         with self.throttle.bind():
             return self._bind(args, arrived + self._seconds, term)
 
-    def _gather(self, args: BindArgs, arrived: float, line: Line | None, *, may_wait: bool) -> None:
+    def _gather(self, args: BindArgs, arrived: float, line: Connection | None, *, may_wait: bool) -> None:
         """Waits until all members of the pod's gang have reached bind, if it is in a gang that is not bound yet."""
         if self._state.decided(args.pod_uid) is not None:
             return

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.2  # between two looks at all connections
 Cancel = Callable[[Hold, str], None]
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """The connection of a call: the part that is watched here."""
 
     def fileno(self) -> int: ...
@@ -34,11 +34,11 @@ class WaitingBinds:
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
         self._cancel = cancel
         self._clock = clock
-        self._lines: dict[int, tuple[Line, Hold, str]] = {}
+        self._lines: dict[int, tuple[Connection, Hold, str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wait(self, hold: Hold, name: str, line: Line | None, seconds: float) -> None:
+    def wait(self, hold: Hold, name: str, line: Connection | None, seconds: float) -> None:
         """Waits until the hold is decided. Ends the hold after `seconds`, or when the connection closes before."""
         number = self._watch(hold, name, line) if line is not None else None
         try:
@@ -51,7 +51,7 @@ class WaitingBinds:
                 with self._lock:
                     self._lines.pop(number, None)
 
-    def _watch(self, hold: Hold, name: str, line: Line) -> int | None:
+    def _watch(self, hold: Hold, name: str, line: Connection) -> int | None:
         number = line.fileno()
         if number < 0:
             return None
@@ -78,7 +78,7 @@ class WaitingBinds:
             self._clock.sleep(_LOOK_SECONDS)
 
 
-def _closed(lines: dict[int, tuple[Line, Hold, str]]) -> list[tuple[Line, Hold, str]]:
+def _closed(lines: dict[int, tuple[Connection, Hold, str]]) -> list[tuple[Connection, Hold, str]]:
     """The connections that kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (line, _, _) in lines.items():

@@ -15,7 +15,7 @@ from cardwise.core.api.mpsprofile import UNKNOWN
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.quantity import MiB, Percent
-from extender.cache.membership import NO_MEMBER, Member, Membership
+from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, HeldRecord
 
 # The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
@@ -51,8 +51,8 @@ class Inventory:
         self._held, self._noted = _Said(), _Said()
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, DeviceClass] = {}
-        self._membership = Membership(())
-        self._members: dict[str, Member] = {}  # of the names in _cards, as last told
+        self._membership = ClassMembership(())
+        self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last told
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
@@ -123,7 +123,7 @@ class Inventory:
         """
         if self._reclassify:
             self._reclassify = False
-            self._membership = Membership(self._classes.values(), known=set(self._members.values()))
+            self._membership = ClassMembership(self._classes.values(), known=set(self._members.values()))
             of, told = self._membership.of, self._members
             self._changed.update(
                 record.node for name, record in self._cards.items() if of(record) is not told.get(name)
@@ -183,7 +183,7 @@ class Inventory:
         record = self._cards[name]
         card = record.card
         member = self._members[name] = self._membership.of(record)
-        if member is NO_MEMBER:
+        if member is NO_CLASSES:
             return card
         if isinstance(card, Device):
             return replace(card, classes=member.classes)

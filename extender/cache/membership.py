@@ -1,8 +1,8 @@
 """Which ResourceClasses each card and device is in, for all of a cluster at once.
 
-The core's classifier says it of one card; here is what makes 40,000 cards cheap. Selectors that ask about the same
+The core's classifier answers for one card; this module makes it cheap for 40,000. Selectors that ask about the same
 labels are one group, and a group is asked once for all cards that are equal in those labels. So a class that names
-nodes does not make every card a case of its own for the classes that name models.
+nodes does not make each card a case of its own for the classes that name models.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,45 +29,44 @@ _BUILT_IN: Mapping[str, Read] = {
 }
 
 
-class Member(NamedTuple):
+class CardClasses(NamedTuple):
     """The classes of a card or device, and the highest of their priorities, which is 0 for devices."""
 
     classes: frozenset[str]
     priority: int
 
 
-NO_MEMBER = Member(frozenset(), 0)
+NO_CLASSES = CardClasses(frozenset(), 0)
 
 
-class Membership:
-    """Of these classes. Remembers what it was asked.
+class ClassMembership:
+    """Answers which of the classes `of` a card is in, and remembers the answers.
 
-    Equal answers are one object, and that is the one among `known` if there is one: so 40,000 of them are compared by
-    their addresses.
+    Equal answers are one object, that of `known` if it is there: so 40,000 of them are compared by their addresses.
     """
 
-    def __init__(self, of: Iterable[DeviceClass], known: Iterable[Member] = ()) -> None:
+    def __init__(self, of: Iterable[DeviceClass], known: Iterable[CardClasses] = ()) -> None:
         of = list(of)
-        self._all = Classifier(of)  # for all that groups do not make cheap
+        self._all = Classifier(of)  # for what has no groups: devices, models, priorities
         by_keys: dict[frozenset[str], list[DeviceClass]] = {}
         for one in of:
             if not one.other:
                 by_keys.setdefault(one.selector.keys, []).append(one)
         self._groups = [_Group(keys, together) for keys, together in by_keys.items()]
-        self._members: dict[tuple[frozenset[str], ...], Member] = {}
-        self._same = {member: member for member in (NO_MEMBER, *known)}
+        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}
+        self._same = {member: member for member in (NO_CLASSES, *known)}
 
-    def of(self, record: CardRecord) -> Member:
+    def of(self, record: CardRecord) -> CardClasses:
         """The classes of the card or device."""
         card = record.card
         if isinstance(card, Device):  # there are few: they need no groups
-            of_device = Member(self._all.classes_of(_labels(record)), 0)
+            of_device = CardClasses(self._all.classes_of(_labels(record)), 0)
             return self._same.setdefault(of_device, of_device)
         found = (self._all.of_model(card.model), *[group.of(record, card) for group in self._groups])
         member = self._members.get(found)
         if member is None:
             together = frozenset().union(*found)
-            member = Member(together, self._all.priority_of(together))
+            member = CardClasses(together, self._all.priority_of(together))
             member = self._members[found] = self._same.setdefault(member, member)
         return member
 

@@ -70,8 +70,8 @@ class LockedGangs:
             self._gangs.cancel(hold, reason)
 
     def observe(self, held: Callable[[str, float], None], queued: Callable[[str], None]) -> None:
-        """Sets the callbacks for metrics. `held`: a hold is over, "bound" or "ended", after so many seconds. `queued`: a
-        gang begins to be bound, whose oldest member was created then.
+        """Sets the callbacks for metrics. `held`: a hold is over, "bound" or "ended", after so many seconds. `queued`:
+        a gang begins to be bound, whose oldest member was created then.
         """
         self._gangs.observe = held
         self._gangs.queued = queued

@@ -23,8 +23,8 @@ class GangSettings:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `go`: the threads post their
-    Bindings; else they fail with `reason`.
+    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `go`: the threads post
+    their Bindings; else they fail with `reason`.
     """
 
     key: str

@@ -118,7 +118,7 @@ class Schedule:
         return None
 
     def wrote(self, key: Key, what: object, now: float) -> None:
-        """This was written; the watch will show whether it had effect."""
+        """The object was written; the watch will show whether that had effect."""
         self._took(key, now)
         last = self._written.get(key)
         again = last.again + 1 if last is not None and last.what == what else 0

@@ -138,7 +138,7 @@ def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(classes))
 
 
-class Tally:
+class ClassSums:
     """The sums of each class, from what was last counted on each node."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
 from extender.reporting.schedule import Key, Pace, Schedule
-from extender.reporting.statuses import NOTHING_ALLOCATED, Tally
+from extender.reporting.statuses import NOTHING_ALLOCATED, ClassSums
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -80,7 +80,7 @@ class StatusWriter:
         self._active = active
         self._no_class = no_class
         self._clock = clock
-        self._tally = Tally()
+        self._tally = ClassSums()
         self._schedule = Schedule(_GAPS)
         self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
         self._storm_until = float("-inf")
@@ -197,7 +197,7 @@ class StatusWriter:
         try:
             self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will show what has happened
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
             self._complain(key, error)
             self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)

@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
-from tests.cli.worlds import Cluster, Json, placed
+from tests.cli.worlds import Cluster, placed
 from tests.fakes.apiserver import Fault, Request
 
 

@@ -12,12 +12,11 @@ from cardwise.cli import main
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.values.decoded import Json
 from cardwise.kube.client import KubeClient
 from tests.fakes.apiobjects import KINDS
 from tests.fakes.apiserver import ApiServer, Fault, Rule
 from tests.fakes.clock import FakeClock
-
-Json = dict[str, Any]
 
 K80, P100 = 11441, 16276  # MiB
 K80_CLASS = "nvidia.tesla.k80"

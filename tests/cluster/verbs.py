@@ -10,17 +10,17 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from subprocess import CompletedProcess
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 from urllib.parse import urlencode
 
 import yaml
 from urllib3.exceptions import HTTPError
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube.client import JSON, PATCH_TYPES, KubeClient
 from tests.cluster.applying import MANAGER
 from tests.cluster.processes import PATIENCE, wait_for
 
-Json = dict[str, Any]
 Words = argparse.Namespace
 
 _WARNING = re.compile(r'299 \S+ "(.*)"')

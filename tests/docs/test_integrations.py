@@ -4,12 +4,12 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from cardwise.core.api import names, request
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
@@ -18,8 +18,6 @@ from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 PAGES = sorted(FOLDER.glob("*.md"))

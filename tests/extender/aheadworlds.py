@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cardwise.core.api.request import Load
+from cardwise.core.values.decoded import Json
 from extender.ahead.ahead import AheadSettings, Outcome, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
@@ -20,8 +21,6 @@ from tests.fakes.clock import FakeClock
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
 ALWAYS = AheadSettings(when=When.ALWAYS)
 REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
-
-Json = dict[str, Any]
 
 
 class World:

@@ -3,13 +3,13 @@
 import json
 import math
 from contextlib import contextmanager
-from typing import Any
 
 from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from extender.records import objects
 from extender.reporting.listers import Listers
@@ -20,8 +20,6 @@ from tests.fakes.clock import FakeClock
 K80 = 11441  # MiB
 CARDS, CLASSES, QUOTAS = paths.extendedresources(), paths.resourceclasses(), paths.gpuquotas()
 KINDS = {"ExtendedResource": CARDS, "ResourceClass": CLASSES, "GPUQuota": QUOTAS}
-
-Json = dict[str, Any]
 
 
 class FakeState:

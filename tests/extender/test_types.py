@@ -9,7 +9,7 @@ from cardwise.core.api.quotas import Charge
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.inventory import Inventory
-from extender.cache.membership import Membership
+from extender.cache.membership import ClassMembership
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import objects
@@ -160,7 +160,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
     world.touch_due()
     made = []
     monkeypatch.setattr(
-        "extender.cache.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
+        "extender.cache.inventory.ClassMembership", lambda *args, **how: made.append(1) or ClassMembership(*args, **how)
     )
     for i in range(200):
         world.set_class(as_class(resource_class(f"class-{i}", model="P100")))

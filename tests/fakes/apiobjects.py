@@ -9,8 +9,8 @@ import jsonpatch
 import msgspec
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 
-Json = dict[str, Any]
 Key = tuple[str, str, str]  # collection, namespace, name
 
 encoded, decoded = msgspec.json.encode, msgspec.json.decode

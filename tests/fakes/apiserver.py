@@ -18,8 +18,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.values.decoded import Json
 from cardwise.kube.client import KubeClient
-from tests.fakes.apiobjects import KINDS, Json, Refused, Target, copied, decoded, encoded, merged, status
+from tests.fakes.apiobjects import KINDS, Refused, Target, copied, decoded, encoded, merged, status
 from tests.fakes.apistore import Store
 from tests.fakes.apiverbs import Call, Verbs
 from tests.fakes.apiwatch import Watch, Watches

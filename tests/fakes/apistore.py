@@ -5,7 +5,8 @@ import threading
 from dataclasses import dataclass
 
 from cardwise.clock import Clock
-from tests.fakes.apiobjects import KINDS, Json, Key, Refused, Target, copied, without_metadata_and_status
+from cardwise.core.values.decoded import Json
+from tests.fakes.apiobjects import KINDS, Key, Refused, Target, copied, without_metadata_and_status
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 

@@ -3,7 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from tests.fakes.apiobjects import Json, Kind, Target, encoded, merged, selector, status
+from cardwise.core.values.decoded import Json
+from tests.fakes.apiobjects import Kind, Target, encoded, merged, selector, status
 from tests.fakes.apistore import Entry, Store
 
 _BOOKMARK_SECONDS = 60.0

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.eviction import evict
@@ -21,8 +22,6 @@ from tests.cluster.controlplane import ETCD, ControlPlane
 from tests.cluster.parts import CHART
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
-
-Json = dict[str, Any]
 
 REAL = [
     pytest.mark.cluster("api"),

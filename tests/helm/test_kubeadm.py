@@ -5,11 +5,11 @@ import base64
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.helm.rendering import ALL, Render
@@ -17,7 +17,6 @@ from tests.helm.scripts import load
 
 kubeadm = load("kubeadm")
 
-Json = dict[str, Any]
 
 # As kubeadm 1.34 writes it, but for what nobody here looks at.
 MANIFEST = """\

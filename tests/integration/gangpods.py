@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 from tests.cluster.simnodes import RUN_SECONDS
 from tests.integration.ruleone import Follower, RuleOne
-from tests.integration.sharing import Json, Space, inspect, kill9, outlive_lease, workload
+from tests.integration.sharing import Space, inspect, kill9, outlive_lease, workload
 
 
 def member(name: str, gang: str, minimum: int | None, **settings: Any) -> Json:

@@ -7,9 +7,9 @@ from typing import Self
 import msgspec
 
 from cardwise.core.api import assignment
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster
-from tests.integration.sharing import Json
 
 FINISHED = ("Succeeded", "Failed")
 

@@ -16,14 +16,13 @@ import yaml
 
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, simnodes
 from tests.cluster.cards import DEFAULT, TestCard, write_inventory
 from tests.cluster.images import IDLE
 from tests.cluster.processes import PATIENCE, Process, wait_for
-
-Json = dict[str, Any]
 
 # A container tells which cards it sees and which it can open, also by a node of its own making; one line each, into
 # the termination message, which needs no further call to read. Numbers of the node's cards are filled in.

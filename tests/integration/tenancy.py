@@ -7,13 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.build import container, pod
 from tests.cluster import Cluster, pki
 from tests.integration.sharing import Space, inspect
-
-Json = dict[str, Any]
 
 RBAC_PATH = "/apis/rbac.authorization.k8s.io/v1"
 # What some clusters give to those who debug, beyond `edit` and making namespaces. Cardwise must hold against them too.

@@ -10,12 +10,13 @@ import pytest
 
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.mps import MpsState, Status
+from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsnode
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage
 from tests.cluster import mps as manager
 from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, assigned, workload
+from tests.integration.sharing import Space, assigned, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(480)]
 

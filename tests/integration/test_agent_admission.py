@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import mps, names, shareagent
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
@@ -19,7 +20,6 @@ from tests.integration.test_admission import Api, cards_without_node
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
-Json = dict[str, Any]
 
 IMAGE = "cardwise.local/cardwise:1"
 DRY = "--dry-run=server"

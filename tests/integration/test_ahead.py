@@ -5,11 +5,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, flags, inspect, workload
+from tests.integration.sharing import Space, flags, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(400)]
 

@@ -9,12 +9,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, former, node, partsimage, pki, processes
@@ -25,7 +25,6 @@ from tests.integration.sharing import Space, assigned, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(900)]
 
-Json = dict[str, Any]
 
 SYSTEM = names.NAMESPACE
 VALUES: Json = {

@@ -17,6 +17,7 @@ import yaml
 
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -28,7 +29,7 @@ from tests.integration.conftest import spaces
 from tests.integration.gangpods import bound, create_at_once, member
 from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
-from tests.integration.sharing import Json, Space, kill9, where, workload
+from tests.integration.sharing import Space, kill9, where, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(600)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster.cards import TestCard
 from tests.integration.commands import cardwise
@@ -15,7 +16,6 @@ from tests.integration.test_admission import Api
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
-Json = dict[str, Any]
 
 DEVICES = Path(__file__).parents[2] / "examples" / "devices"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
@@ -17,7 +18,6 @@ from tests.integration.test_admission import EXTENDER, Api
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
-Json = dict[str, Any]
 
 SPACE = "gang-admission"
 GATE = {"name": names.GANG}

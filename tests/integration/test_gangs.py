@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
@@ -13,7 +14,7 @@ from tests.cluster.cards import card_uuid
 from tests.integration.conftest import spaces
 from tests.integration.gangpods import bound, create_at_once, groups, many_gangs, member, phase, waits
 from tests.integration.ruleone import Follower
-from tests.integration.sharing import Json, Space, kill9, outlive_lease, workload
+from tests.integration.sharing import Space, kill9, outlive_lease, workload
 from tests.integration.since import since
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]

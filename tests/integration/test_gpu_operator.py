@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster, images
 from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, workload
+from tests.integration.sharing import Space, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(300)]
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.core.api import assignment, names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
@@ -13,7 +14,7 @@ from tests.cluster.processes import Process, wait_for
 from tests.integration.conftest import spaces
 from tests.integration.replicas import ready, two_extenders, webhooks
 from tests.integration.ruleone import Follower
-from tests.integration.sharing import Json, Space, kill9, wait_for_classes, workload
+from tests.integration.sharing import Space, kill9, wait_for_classes, workload
 from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]

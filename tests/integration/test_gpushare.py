@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready
 from tests.cluster.processes import PATIENCE
-from tests.integration.sharing import Json, Space, workload
+from tests.integration.sharing import Space, workload
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.timeout(180)]
 

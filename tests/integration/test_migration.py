@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster, binaries, versions
@@ -24,7 +25,7 @@ from tests.cluster.parts import CHART
 from tests.cluster.processes import run
 from tests.integration.conftest import SpecOf, started
 from tests.integration.gpushareplugin import GpusharePlugin
-from tests.integration.sharing import Json, Space, assigned, inspect, where, workload
+from tests.integration.sharing import Space, assigned, inspect, where, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
 

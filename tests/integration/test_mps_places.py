@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, workload
+from tests.integration.sharing import Space, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, images, toolkit
 from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, assigned, device_numbers, probe, probed, workload
+from tests.integration.sharing import Space, assigned, device_numbers, probe, probed, workload
 
 pytestmark = [
     pytest.mark.cluster,

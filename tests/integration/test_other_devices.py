@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster
-from tests.integration.sharing import IDLE, Json, Space, assigned, device_numbers, probe, where, workload
+from tests.integration.sharing import IDLE, Space, assigned, device_numbers, probe, where, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(240)]
 

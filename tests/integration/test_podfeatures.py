@@ -5,10 +5,11 @@ import os
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster.node import CGROUP
-from tests.integration.sharing import Json, Space, inspect, workload
+from tests.integration.sharing import Space, inspect, workload
 from tests.integration.since import since
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, prioritize, workload
+from tests.integration.sharing import Space, prioritize, workload
 from tests.integration.since import since
 
 pytestmark = [

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, flags, inspect, kill9, outlive_lease, prioritize, workload
+from tests.integration.sharing import Space, flags, inspect, kill9, outlive_lease, prioritize, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.commands import typed
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, binding, wait_for_classes, where, workload
+from tests.integration.sharing import Space, binding, wait_for_classes, where, workload
 from tests.integration.test_types import K80, K80_CLASS
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]

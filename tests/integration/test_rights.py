@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from cardwise.core.api import classes, names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.cards import DEFAULT
 from tests.cluster.parts import CHART, GIVEN
-from tests.integration.sharing import Json, Space, workload
+from tests.integration.sharing import Space, workload
 from tests.integration.writes_of_parts import EXCESS, MAY, Excess, World, of_ours
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]

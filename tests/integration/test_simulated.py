@@ -13,13 +13,14 @@ from cardwise.core.api import names, request
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.simulation.cluster import Cluster as Simulated
 from cardwise.simulation.workload import PodShape, SimulatedPod
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import SOAK, spaces
-from tests.integration.sharing import Json, Space, assigned, inspect, workload
+from tests.integration.sharing import Space, assigned, inspect, workload
 
 MANY, FEW = (200, 50) if SOAK else (60, 25)  # pods
 _ALL = 1_000_000  # lines of a log

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.leadership.fence import Fate, Fence
@@ -21,7 +22,7 @@ from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
 from tests.integration.conftest import spaces
 from tests.integration.replicas import Pair, two_extenders
-from tests.integration.sharing import Json, Space, workload
+from tests.integration.sharing import Space, workload
 from tests.integration.test_failover import Load, Rules
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(900)]

@@ -6,10 +6,11 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, deployment, workload
+from tests.integration.sharing import Space, deployment, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 

@@ -7,12 +7,13 @@ import pytest
 
 from cardwise.core.api import assignment, names
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Json, Space, account, assigned, binding, inspect, workload
+from tests.integration.sharing import Space, account, assigned, binding, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 

@@ -1,14 +1,11 @@
 """What the files that share a cluster leave as they found it, so that none depends on which came before."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.cluster.processes import noted_names, wait_for
-
-Json = dict[str, Any]
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"

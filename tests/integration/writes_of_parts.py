@@ -6,13 +6,12 @@ Each is one call of the real API server by the part's account, as a dry run; `Wo
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient, PatchKind
 
-Json = dict[str, Any]
 DRY = {"dryRun": "All"}
 HOOKS = (paths.mutatingwebhookconfigurations, paths.validatingwebhookconfigurations)
 OWN = paths.namespaces(names.NAMESPACE)

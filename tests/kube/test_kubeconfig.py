@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from cardwise.core.values.decoded import Json
 from cardwise.kube import credentials, errors, kubeconfig
 from cardwise.kube.credentials import Credentials
 from cardwise.runtime.tls import certs
-
-Json = dict[str, Any]
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)

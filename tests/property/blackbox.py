@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.clock import Clock
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
@@ -31,7 +32,7 @@ from tests.build import asking, gpu_quota, held, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
-from tests.property.judge import Given, Json, Judge, asks, gang_of, given, is_over, labels_of, node_of, path_of
+from tests.property.judge import Given, Judge, asks, gang_of, given, is_over, labels_of, node_of, path_of
 
 History = list[Json]
 

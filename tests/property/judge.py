@@ -3,15 +3,15 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 
 if TYPE_CHECKING:
     from tests.property.blackbox import Card, World
 
-Json = dict[str, Any]
 
 SETTLED_SECONDS = 60.0  # the same, where nothing is wrong
 HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and administrators have said

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.clock import Clock
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http.httpcalls import WsgiApp
@@ -28,7 +29,7 @@ from tests.fakes.apidoors import InMemoryClient
 from tests.fakes.apiobjects import encoded, merged, status
 from tests.fakes.apiserver import Answer, Request
 from tests.property import replay
-from tests.property.blackbox import Build, History, Json, Whole, today
+from tests.property.blackbox import Build, History, Whole, today
 
 HISTORIES = Path(".hypothesis/planted")
 

@@ -7,7 +7,7 @@ from cardwise.core.api import classes
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier
 from cardwise.core.placement.devices import Device
-from extender.cache.membership import NO_MEMBER, Membership
+from extender.cache.membership import NO_CLASSES, ClassMembership
 from extender.records.objects import CardRecord
 from extender.reporting.classcontroller import automatic
 from tests.examples import examples
@@ -69,14 +69,14 @@ devices = st.builds(
 @settings(max_examples=examples(100, soak=2000), deadline=None)
 def test_members_are_what_the_classifier_says(of_classes, records):
     parsed = [classes.parse(made) for made in of_classes]
-    membership, classifier = Membership(parsed), Classifier(parsed)
+    membership, classifier = ClassMembership(parsed), Classifier(parsed)
     members = [membership.of(record) for record in records]
     for record, member in zip(records, members, strict=True):
         assert member.classes == classifier.classes_of(_labels(record))
         if isinstance(record.card, Card):
             assert member.priority == classifier.priority_of(member.classes)
-    again = Membership(parsed[::-1], known=members)
-    by_value = {member: member for member in (NO_MEMBER, *members)}
+    again = ClassMembership(parsed[::-1], known=members)
+    by_value = {member: member for member in (NO_CLASSES, *members)}
     for record, member in zip(records, members, strict=True):
         assert again.of(record) is by_value[member], "equal members are one object"
 

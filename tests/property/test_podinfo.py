@@ -3,17 +3,15 @@ without it, and without its share.
 """
 
 import json
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from extender.records import podinfo
 from extender.records.nodeinfo import Placed
 from tests.examples import examples
-
-Json = dict[str, Any]
 
 KEYS = sorted({text for text in vars(names).values() if isinstance(text, str) and ("/" in text or "ALIYUN" in text)})
 HOSTILE = [

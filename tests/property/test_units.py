@@ -4,7 +4,6 @@ and LimitRanges in between, all readers of a pod agree on its MiB, and they are 
 
 from copy import deepcopy
 from fractions import Fraction
-from typing import Any
 
 import jsonpatch
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent, Unit
 from extender.records.pod import Pod
 from tests.examples import examples
@@ -20,8 +20,6 @@ from tests.webhook.reviews import Known, body
 from webhook.pods.agent import AgentSettings
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 # As the API server prints them, and what they are in MiB where bare numbers count MiB, and GiB.
 AMOUNTS = {

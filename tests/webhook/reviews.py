@@ -9,6 +9,7 @@ import jsonpatch
 
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from webhook.cluster.offers import Offers
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
@@ -17,8 +18,6 @@ from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 
 def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Json:

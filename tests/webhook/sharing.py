@@ -1,18 +1,16 @@
 """Pods that go through the webhook as through the API server: /mutate, then /validate."""
 
 from copy import deepcopy
-from typing import Any
 
 import jsonpatch
 
 from cardwise.core.api import names, shareagent
+from cardwise.core.values.decoded import Json
 from tests.webhook.reviews import Known, body
 from webhook.pods.agent import AgentSettings
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
-
-Json = dict[str, Any]
 
 IMAGE = "registry.example/cardwise:1"
 SETTINGS = WebhookSettings(share_agent=AgentSettings(image=IMAGE))

@@ -4,19 +4,17 @@ import json
 import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cardwise.cli.commands import bundle
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run, waiting
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import Request
-
-Json = dict[str, Any]
 
 SECRET = "s3cr3t"
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -1,15 +1,13 @@
 """`cardwise explain`: of what, by which words."""
 
 import json
-from typing import Any
 
 import pytest
 
 from cardwise.cli.cluster import workloads
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors
 from tests.cli.worlds import Cluster, lists, placed, run, waiting
-
-Json = dict[str, Any]
 
 
 def owned(pod: Json, kind: str, name: str, **labels: str) -> Json:

@@ -14,9 +14,10 @@ from click.testing import Result
 from cardwise.cli.cluster import usage
 from cardwise.cli.commands import top
 from cardwise.cli.render import livescreen, toptable
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cli import worlds
-from tests.cli.worlds import K80, Cluster, Json, allocated, card, device, placed
+from tests.cli.worlds import K80, Cluster, allocated, card, device, placed
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 

@@ -14,14 +14,13 @@ from cardwise.cli.doctor.finding import Finding, Severity, table, worst
 from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.api.mps import MANAGER_GONE
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
-
-Json = dict[str, Any]
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
 

@@ -9,9 +9,8 @@ import yaml
 
 from cardwise.cli.render import gangtable
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests.cli.worlds import Cluster, lists, run, waiting
-
-Json = dict[str, Any]
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 SHARE = {names.GPU_MEM: "8138", names.SHARE: "1"}

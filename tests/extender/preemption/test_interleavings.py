@@ -13,6 +13,7 @@ import pytest
 
 from cardwise.core.api import assignment, request
 from cardwise.core.api.request import Load
+from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Begun, Phase
@@ -31,7 +32,6 @@ PREFERENCES = Preferences(policy="binpack", one_best_node=True)
 SECONDS = 0.01  # that a step takes
 FLUSH = 300.0  # seconds after which kube-scheduler tries a pod that still waits
 
-Json = dict[str, Any]
 Steps = Iterator[None]  # others may go on after each
 
 

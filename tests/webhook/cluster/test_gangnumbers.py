@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from webhook.cluster.gangnumbers import GangNumbers
-
-Json = dict[str, Any]
 
 
 def member(name: str, number: str | None, **metadata: Any) -> Json:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import structlog.testing
 
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer
@@ -17,8 +17,6 @@ from tests.webhook.reviews import resource_class
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
 from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import CardSizes
-
-Json = dict[str, Any]
 
 
 def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int = 11441) -> Json:

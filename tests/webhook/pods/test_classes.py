@@ -6,6 +6,7 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
@@ -13,8 +14,6 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, P100, "k80-half"))

@@ -1,12 +1,11 @@
 """Asking for devices that are not GPUs: what a pod looks like after the webhook, what is refused, what authors hear."""
 
-from typing import Any
-
 import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, DeviceShare, encode
 from cardwise.core.api.request import DeviceRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.pods.test_classes import pod
@@ -16,8 +15,6 @@ from webhook.pods.validate import CardSizes
 from webhook.quotas.gpuquotas import parse as standing
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 K80, RDMA, FPGA, HALF = "nvidia.tesla.k80", "rdma", "net.fpga", "half"
 K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, RDMA, FPGA, HALF))

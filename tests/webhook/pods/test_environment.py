@@ -1,18 +1,16 @@
 """The environment of a container with a share."""
 
 import json
-from typing import Any
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from webhook.pods.environment import from_annotation, merged, owned
 from webhook.pods.mutate import mutate
-
-Json = dict[str, Any]
 
 SHARE = ContainerRequest(key="0", name="main", cards=1, mem=MiB(8138))
 WHOLE = ContainerRequest(key="init-1", name="side", cards=2)

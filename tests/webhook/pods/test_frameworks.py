@@ -7,14 +7,13 @@ import pytest
 from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.mps import Mode
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, agents, decided, env, judged, refused
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}
 FIELD = "metadata.annotations[cardwise.dev/frameworks]"

@@ -11,6 +11,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.gangs import gangs as core
 from cardwise.core.gangs.gangs import Foreign, Membership
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
@@ -19,8 +20,6 @@ from webhook.pods.defaults import Defaults
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
-
-Json = dict[str, Any]
 
 GROUP = {names.GROUP_NAME: "slurp", names.GROUP_NUM: "3"}
 GATE = {"name": names.GANG}

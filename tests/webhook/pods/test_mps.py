@@ -9,6 +9,7 @@ import pytest
 
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, body
 from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar
@@ -17,8 +18,6 @@ from webhook.pods.mpsmode import FIELD
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
-
-Json = dict[str, Any]
 
 PLAIN = WebhookSettings()  # without agents
 LIMIT, PERCENT = mps.LIMIT_ENV, mps.PERCENT_ENV

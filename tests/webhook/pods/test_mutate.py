@@ -1,16 +1,13 @@
 """What a pod looks like after the webhook."""
 
-from typing import Any
-
 import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from webhook.pods.mutate import mutate, spelling, unplaced
-
-Json = dict[str, Any]
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
 

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import jsonpatch
 from hypothesis import assume, given
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, resource_class
@@ -21,8 +21,6 @@ from webhook.pods.tolerations import of_taint
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import Vocabulary
-
-Json = dict[str, Any]
 
 _AMOUNTS = {
     names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "6", "1024Mi", "0", "x"]),

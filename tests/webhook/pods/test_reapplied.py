@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 K80 = "nvidia.tesla.k80"
 KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))

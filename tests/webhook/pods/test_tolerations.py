@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, mutated
 from webhook.pods import tolerations
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 NVIDIA = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 AKS = {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}

@@ -1,11 +1,10 @@
 """What bare numbers of gpu-mem count in a namespace, from the request to what is stored."""
 
-from typing import Any
-
 import jsonpatch
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.reviews import Known, body, mutated
@@ -15,8 +14,6 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
 CARDS = Known(known_cards=CardSizes(largest=MiB(16276), most=2, smallest=MiB(16276)))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
 from tests.webhook.reviews import Known, body, device_classes, resource_class
@@ -14,8 +15,6 @@ from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 CLASSES = device_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
 

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known, body, mutated, resource_class
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 K80 = {"matchLabels": {"model": "Tesla K80"}}
 P100 = {"matchLabels": {"model": "Tesla P100"}}

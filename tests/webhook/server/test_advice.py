@@ -6,6 +6,7 @@ import jsonpatch
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
@@ -14,8 +15,6 @@ from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 CARDS = CardSizes(MiB(build.P100), 2)
 CLASSES = device_classes(resource_class("nvidia.tesla.k80"))

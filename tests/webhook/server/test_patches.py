@@ -1,14 +1,11 @@
 """The patch of an answer: what it makes, and how much work it is."""
 
-from typing import Any
-
 import jsonpatch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cardwise.core.values.decoded import Json
 from webhook.server import patches
-
-Json = dict[str, Any]
 
 NAMES = st.sampled_from(["containers", "initContainers", "limits", "env", "a/b", "c~d", "name"])
 VALUES = st.recursive(

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests.build import container, pod
 from tests.webhook.reviews import Known, body
 from webhook.server import decisions, review, sizes
 from webhook.server.decisions import Decide, WebhookSettings
-
-Json = dict[str, Any]
 
 
 def naming(count: int) -> Json:

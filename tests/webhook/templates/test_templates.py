@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
-
-Json = dict[str, Any]
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY = names.CLASS_PREFIX + K80, names.CLASS_PREFIX + P100
