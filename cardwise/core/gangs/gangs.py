@@ -1,6 +1,6 @@
 """Gangs: which pods belong together, what is known of each, and which of two groups comes first.
 
-Who of it is there and how far it has come is in `gangstate`, where it fits in `gangplan`.
+The members of one gang and its phase are in `gangstate`; where it fits is in `gangplan`.
 """
 
 import re
@@ -17,7 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
-MOST_KINDS: Final = 16  # different things that a gang's pods may ask for: each is a search of all nodes of its own
+MOST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
@@ -36,7 +36,7 @@ class Foreign(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The gang that a pod names. `minimum` is None where a PodGroup says it; `foreign`: whose, if it is not ours."""
+    """The gang that a pod names. `minimum` is None where a PodGroup says it. `foreign`: whose PodGroup, if not ours."""
 
     name: str
     minimum: int | None = None
@@ -46,9 +46,9 @@ class Membership:
 def membership(pod: Json) -> Membership | None:
     """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest.
 
-    A PodGroup of Kubernetes makes members of those pods only that ask for cards or devices, which is not looked at
-    here. A pod that names a gang by one of the others too is refused: kube-scheduler would wait for all pods of its
-    group before it binds any, and the extender for all of the gang.
+    A PodGroup of Kubernetes is a gang only for its pods that ask for cards or devices; the caller checks that. A pod
+    that names a PodGroup of Kubernetes and another gang is refused: kube-scheduler would wait for all pods of the group
+    before it binds any, and the extender for all pods of the gang.
     """
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -91,7 +91,7 @@ def joined(pod: Json) -> Membership | None:
 
 
 def gated(pod: Json) -> bool:
-    """Whether the pod has the gate of gangs."""
+    """Whether the pod has our gate for gangs."""
     return names.GANG in _gates(pod)
 
 
@@ -105,7 +105,7 @@ def _gates(pod: Json) -> list[str]:
 
 
 def queue_priority(annotations: Mapping[str, str]) -> int | None:
-    """The place in the order that a person has given. Raises InvalidRequest."""
+    """The place in the order that a person has given by an annotation. Raises InvalidRequest."""
     text = annotations.get(names.QUEUE_PRIORITY)
     if text is None:
         return None
@@ -143,18 +143,18 @@ class GangPhase(StrEnum):
     PENDING = "Pending"  # fewer members than the minimum
     WAITING = "Waiting"  # complete; does not fit now, or backs off
     HELD = "Held"  # planned: cards are held
-    BINDING = "Binding"  # every member of the plan has reached bind; from here it only goes forward
+    BINDING = "Binding"  # each member of the plan has reached bind; from here the gang is not held back any more
     RUNNING = "Running"
-    ROLLING = "Rolling"  # bound in part by a leader that died, or by one that could not finish
+    ROLLING = "Rolling"  # bound in part: the leader died, or could not bind the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A pod of a gang, as last seen.
 
-    `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that the
-    scheduler cannot tell apart. `barred`: a scheduling gate of somebody else's, which the scheduler waits for.
-    `problem`: why it cannot be placed as it is.
+    `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that
+    kube-scheduler cannot tell apart. `barred`: a scheduling gate of somebody else, for which kube-scheduler waits.
+    `problem`: why it cannot be placed as it is written.
     """
 
     uid: str
@@ -178,8 +178,8 @@ class Member:
 class Group:
     """What the PodGroup of a gang says; None where it says nothing.
 
-    `running`: its status has the phase Running. `half`: since when, in seconds of the time of day, it has one of a gang
-    that is bound in part. `basic`: it is one of Kubernetes, whose pods need not start together, so it is no gang.
+    `running`: the phase in its status is Running. `half`: since when (wall clock, seconds) its status says that the
+    gang is bound in part. `basic`: a PodGroup of Kubernetes whose pods need not start together; it is no gang.
     """
 
     minimum: int | None = None
@@ -192,9 +192,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPatience:
-    """Seconds. `hold`: of a gang whose PodGroup says nothing; `most`: what a PodGroup may say. `reserve` and
-    `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how long at most, and then not
-    again for as long.
+    """Seconds. `hold`: how long a plan is held without a further member at bind, if its PodGroup says nothing; `most`:
+    the most that a PodGroup may say. `reserve` and `refusals`: after so many seconds, or so many refusals, a waiting
+    gang keeps nodes from others; `keep`: for how long at most, and for as long after that it may not. `rollback`: how
+    long a gang may be bound in part.
     """
 
     hold: float = 30.0
@@ -206,10 +207,10 @@ class GangPatience:
 
 
 def rank_of(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
-    """The order of gangs and of single pods, which are gangs of one here: the smallest goes first.
+    """The order of gangs, and of single pods as gangs of one: the smallest rank goes first.
 
-    `oldest`: its oldest member, None where there is none. `highest`: the highest priority of its members. `priority`:
-    the PodGroup's place in the queue, where the oldest member says none.
+    `oldest`: the oldest member, None where there is none. `highest`: the highest priority of the members. `priority`:
+    the place in the queue that the PodGroup gives; what the oldest member says comes before it.
     """
     if oldest is None:
         return 0, 0, "", key

@@ -1,8 +1,8 @@
 """The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
 
-It knows who is there; the cards and the nodes' loads are the planner's (`gangplan`), threads and writes the extender's.
-Who is planned where is in a `GangPlan`, which is the extender's table of reservations: a transition that makes it void
-gives it up, and answers the reason, for those who wait in bind.
+It knows the members. Cards and loads of nodes belong to the planner (`gangplan`), threads and writes to the extender.
+Which member is planned on which node is in a `GangPlan`, a view of the extender's table of reservations. A transition
+that ends the plan gives it up there, and returns the reason, for the binds that wait.
 """
 
 from abc import abstractmethod
@@ -32,17 +32,17 @@ _NAMED = 5  # members that a text names
 
 
 class GangPlan(Mapping[str, str]):
-    """The node by member, as far as any is planned. It changes as cards are given and taken, beside what is done here;
-    what is posted stays in it until it is given up or the API server says what became of it.
+    """The planned node of each planned member. It also changes from outside, with the table of reservations. A posted
+    member stays in it until it is given up, or until the API server shows what became of it.
     """
 
     @abstractmethod
     def give_up(self, uids: Iterable[str]) -> None:
-        """These members are no part of it any more; what is posted of them stands."""
+        """Takes these members out of the plan; those that are posted keep their cards."""
 
 
 def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
-    """How many must be there in gang `name`, 0 where nobody says it; and why it can never be complete, or ""."""
+    """How many pods the gang needs, 0 if nobody says that; and why it can never be complete, or ""."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.wrong), "")
@@ -69,11 +69,11 @@ def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """One group of pods of a namespace. Members of a plan are known by UID. A transition that ends the whole plan says
-    why, else "".
+    """One group of pods of a namespace. Members of a plan are known by UID. A transition returns why it has ended the
+    whole plan, or "".
 
-    Waiting: nothing is planned. Held: `plan` is for all that are missing to the minimum, nothing is posted. `forward`:
-    members are bound or may be; the plan is for the rest, which is posted as it comes.
+    Waiting: nothing is planned. Held: `plan` has all members that are missing to the minimum, and nothing is posted.
+    `forward`: some members are bound or may be; the plan is for the rest, which is posted as it comes to bind.
     """
 
     namespace: str
@@ -82,8 +82,8 @@ class Gang:
     patience: GangPatience = field(default_factory=GangPatience)
     members: dict[str, Member] = field(default_factory=dict)
     group: Group = field(default_factory=Group)
-    passed: set[str] = field(default_factory=set)  # filter has answered them their node
-    arrived: set[str] = field(default_factory=set)  # they wait in bind
+    passed: set[str] = field(default_factory=set)  # members for which filter has answered their node
+    arrived: set[str] = field(default_factory=set)  # members that wait in bind
     forward: bool = False
     committed: bool = False  # by this leader
     ran: bool = False
@@ -94,7 +94,7 @@ class Gang:
     _backoff_until: float = float("-inf")
     _failures: int = 0
     _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # until when, by shape and node
-    _late: set[str] = field(default_factory=set)  # members that let a hold end, and have not shown themselves since
+    _late: set[str] = field(default_factory=set)  # members for which a hold ended, and which have not come since
     _refused_since: float | None = None
     _refused_at: float = 0.0
     _refusals: int = 0
@@ -109,7 +109,7 @@ class Gang:
     # Who is there.
 
     def put(self, member: Member, now: float) -> str:
-        """The member is so now. To be told before its reservation is changed for it."""
+        """The member is so now. To be called before its reservation is changed."""
         before = self.members.get(member.uid)
         if before == member:
             return ""
@@ -125,7 +125,7 @@ class Gang:
         return self._settle(now)
 
     def drop(self, uid: str, now: float) -> str:
-        """The member is no more. As with `put`."""
+        """The member is gone. To be called before its reservation is changed."""
         member = self.members.pop(uid, None)
         if member is None:
             return ""
@@ -147,7 +147,7 @@ class Gang:
 
     @property
     def minimum(self) -> int:
-        """How many must be there; 0 where nobody says it."""
+        """How many pods it needs; 0 if nobody says that."""
         return self._needs()[0]
 
     @property
@@ -157,22 +157,22 @@ class Gang:
 
     @property
     def there(self) -> Sequence[Member]:
-        """The members that count, the oldest first, as of now; so are others of its sequences."""
+        """The members that count, the oldest first, as of now; the same holds for its other sequences."""
         return self._roster.there
 
     @property
     def bound(self) -> Sequence[Member]:
-        """Those of them that have a node."""
+        """The members that have a node."""
         return self._roster.bound
 
     @property
     def foreign(self) -> Collection[Foreign]:
-        """Whose PodGroups they name, where not ours."""
+        """The kinds of PodGroups that members name and that are not ours."""
         return {kind for kind in self._roster.foreign if kind is not None}
 
     @property
     def numbered(self) -> bool:
-        """Whether any says the minimum itself."""
+        """Whether a member says the minimum itself."""
         return bool(self._roster.minimums)
 
     @property
@@ -182,7 +182,7 @@ class Gang:
 
     @property
     def barred(self) -> str:
-        """Which gate of somebody else's keeps it from being complete, or ""."""
+        """The gate of somebody else that keeps it from being complete, or ""."""
         if self.complete or len(self.there) < self.minimum:
             return ""
         return next((f"{m.name} has the scheduling gate {m.barred}" for m in self._roster.barred), "")
@@ -200,16 +200,16 @@ class Gang:
         return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
     def to_free(self) -> Sequence[Member]:
-        """The members whose gates are to be taken away; of thousands the oldest, the others follow."""
+        """The members whose gates are to be removed; of thousands the oldest, the others follow later."""
         return self._roster.gated[:MOST_MEMBERS] if self.ran or self.complete else ()
 
     @property
     def closed(self) -> bool:
-        """Whether a member that a plan must have is not shown to the scheduler yet."""
+        """Whether a member that a plan must have still has its gate, so that kube-scheduler does not see it."""
         return bool(self._roster.gated) and any(member.gated for member in self.wanted())
 
     def missing(self) -> list[str]:
-        """The names of those who have not reached bind yet, of the plan."""
+        """The names of members of the plan that have not reached bind yet."""
         return sorted(self.members[uid].name for uid in self.plan if uid not in self.arrived)
 
     def rank(self) -> Rank:
@@ -222,13 +222,13 @@ class Gang:
 
     @property
     def priority(self) -> int:
-        """The highest of its members'."""
+        """The highest priority of its members."""
         return -self.rank()[0]
 
     # Planning.
 
     def refusal(self, now: float) -> Refusal | None:
-        """Why nothing can be planned now; the last of it is for the planner to say."""
+        """Why nothing can be planned now, or None; whether it fits is for the planner to say."""
         if self.stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
@@ -241,13 +241,13 @@ class Gang:
 
     @property
     def stale(self) -> bool:
-        """Whether its PodGroup still says that it runs. A leader that follows would believe it of one half bound."""
+        """Whether its PodGroup still says that it runs. The next leader would believe that of a gang bound in part."""
         return self.group.running and not self.ran
 
     def wanted(self) -> list[Member]:
         """The members that a plan must have: as many as are missing to the minimum, the oldest first.
 
-        Those who let a hold end come after the others, where there are more than are needed.
+        If there are more than needed, members for which a hold ended come last.
         """
         free, most = self._roster.free, max(0, self.minimum - len(self.bound))
         if not self._late:
@@ -256,25 +256,25 @@ class Gang:
         return first + list(islice((member for member in free if member.uid in self._late), most - len(first)))
 
     def missing_in_plan(self) -> list[Member]:
-        """Those of `wanted` who have no place in the plan yet."""
+        """Those of `wanted` that are not in the plan yet."""
         return [member for member in self.wanted() if member.uid not in self.plan]
 
     def shown(self, uid: str) -> None:
-        """The scheduler has asked for this member."""
+        """kube-scheduler has asked for this member."""
         self._late.discard(uid)
 
     def avoided(self, now: float) -> Collection[tuple[str, str]]:
-        """Shapes and nodes that did not go together a while ago."""
+        """Pairs of shape and node that kube-scheduler did not allow a while ago."""
         if self._avoided:
             self._avoided = {pair: until for pair, until in self._avoided.items() if until > now}
         return self._avoided.keys()
 
     def avoid(self, uid: str, node: str, now: float) -> None:
-        """The scheduler did not offer the node to this member."""
+        """kube-scheduler did not offer the node for this member."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
     def hold(self, uids: Collection[str], now: float) -> None:
-        """These members are about to be planned: with whom is planned already, all who are missing to the minimum."""
+        """These members are about to be planned: with those in the plan, all that are missing to the minimum."""
         if not self.plan and not self.forward:
             self.arrived.clear()
             self.since = self._progress = now
@@ -283,7 +283,7 @@ class Gang:
         self._refused_since, self._refusals = None, 0
 
     def refused(self, now: float) -> None:
-        """The gang does not fit as a whole. Its members ask one after the other: that is one refusal."""
+        """The gang does not fit as a whole. Refusals of its members shortly after each other count as one."""
         if self._refused_since is None:
             self._refused_since = self._refused_at = now
             self._refusals = 1
@@ -292,7 +292,7 @@ class Gang:
             self._refusals += 1
 
     def reserves(self, now: float) -> bool:
-        """Whether it has waited so long that others must leave it the cards."""
+        """Whether it has waited so long that nodes are kept for it."""
         if self._refused_since is None or self.ran or self.plan or not self.complete:
             return False
         return self._refusals >= self.patience.refusals or now - self._refused_since >= self.patience.reserve
@@ -300,33 +300,33 @@ class Gang:
     # The way to the nodes.
 
     def passes(self, uid: str, now: float) -> None:
-        """Filter answers this member of the plan its node."""
+        """Filter answers the planned node for this member."""
         if uid not in self.passed:
             self.passed.add(uid)
             self._progress = now
 
     def arrives(self, uid: str, now: float) -> bool:
-        """The member waits in bind now; whether all of the plan do."""
+        """The member waits in bind now. Returns whether all members of the plan do."""
         self.passed.add(uid)
         self.arrived.add(uid)
         self._progress = now
         return self.arrived >= self.plan.keys()
 
     def commit(self, now: float) -> None:
-        """From here it only goes forward."""
+        """All members have come: from here the gang is `forward`."""
         self.forward = self.committed = True
         self.since = self._progress = now
 
     def posts(self, uid: str, now: float) -> None:
-        """Something happens to a member that goes forward: the time until it is rolled back begins anew."""
+        """A member of a gang that is `forward` made progress: the time until it is rolled back begins again."""
         if uid in self.plan:
             self._progress = now
 
     def expired(self, now: float, *, others_short: bool = False) -> str:
-        """Why the hold ends now by itself, or "". `others_short`: it keeps others from being bound; then what its
-        PodGroup says makes it no longer.
+        """Why the hold ends now by time, or "". `others_short`: other gangs lack threads to wait in bind; then a longer
+        time in its PodGroup does not count.
         """
-        # A PodGroup may be older than the policy that refuses more, or of coscheduling, where there is none.
+        # A PodGroup may say more than `most`: it is older than the policy that refuses that, or one of coscheduling.
         most = min(self.patience.hold, self.patience.most) if others_short else self.patience.most
         hold = min(self.patience.hold if self.group.hold is None else self.group.hold, most)
         if not self.plan or self.forward or now - self._progress < hold:
@@ -334,7 +334,7 @@ class Gang:
         return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
 
     def end(self, reason: str, now: float) -> str:
-        """The hold is over: nothing was posted, and nothing is held."""
+        """Ends the hold: nothing was posted, and nothing is held from now on."""
         if not self.plan or self.forward:
             return ""
         for uid, node in self.plan.items():
@@ -351,24 +351,24 @@ class Gang:
     # When it goes wrong after the first bind.
 
     def rollback_due(self, now: float) -> bool:
-        """Whether the rest could not be bound for so long that what is bound must go."""
+        """Whether the rest could not be bound for so long that the bound members must go."""
         if not self.forward or self.evicting or self.ran or self.problem:
             return False
         return now - self._progress >= self.patience.rollback
 
     def taken_over(self, now: float, wall: float) -> None:
-        """A new leader comes, at the time of day `wall`: what went by under former ones counts as well. It still gets a
-        quarter of the time, since the rest may fit now.
+        """A new leader takes over at the wall time `wall`. The time under former leaders counts as well, but at least a
+        quarter of the time is left, since the rest may fit now.
         """
         if self.forward and self.group.half is not None:
             self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
 
     def roll_back(self, now: float) -> str:
-        """The bound members are to be evicted, `evicting`; the others are planned nowhere.
+        """The bound members are to be evicted (`evicting`); the plan of the others ends.
 
-        Evictions may be refused for ever (a PodDisruptionBudget), so until the first member goes the gang still goes
-        forward where it can: what comes first, the rest's cards or the first eviction, decides. Where nothing is bound,
-        since no Binding was answered, it waits again until all its members can be bound.
+        Evictions may be refused for ever (a PodDisruptionBudget). So until the first member is evicted, the gang goes
+        forward if cards for the rest come. If nothing is bound, because no Binding was answered, the gang waits again
+        until all its members can be bound.
         """
         self.evicting = {member.uid for member in self.bound}
         self.forward, self.committed = bool(self.bound), False
@@ -377,18 +377,18 @@ class Gang:
 
     @property
     def forsaken(self) -> bool:
-        """It goes forward with nothing bound, and was not let go by this leader, or has no place for all any more."""
+        """Whether it is `forward` with nothing bound, and a former leader committed it, or a member lost its place."""
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def stand_back(self, now: float) -> str:
-        """It is forsaken, and nothing of it may be bound: it waits again until all its members can be."""
+        """It is forsaken, and no member may be bound any more: it waits again until all its members can be bound."""
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
     def forget(self, now: float) -> str:
-        """Another leader has decided since, or will: what is left is what the API server says."""
+        """Another leader has decided, or will: only what the API server shows is kept."""
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
@@ -410,12 +410,12 @@ class Gang:
         return self._asked
 
     def _tell(self, before: Member | None, member: Member | None) -> None:
-        """A member is another now."""
+        """A member has changed, come or gone."""
         self._roster.change(before, member)
         self._asked = self._ranked = None
 
     def _settle(self, now: float) -> str:
-        """After who is there has changed: whether it runs, or has come to be half bound."""
+        """To be called when its members have changed: finds out whether it runs, or is bound in part."""
         if self.group.basic:
             return "" if self.ran else self._run(now)
         minimum, problem = self._needs()
@@ -430,7 +430,7 @@ class Gang:
                 return self._run(now)
         if self.ran or self.evicting:
             return ""
-        if self.bound and not self.forward and not problem:  # who knows no minimum knows no half
+        if self.bound and not self.forward and not problem:  # without a minimum there is no "in part"
             ended = self.end("a member was bound by somebody else", now)
             self.forward = True
             self.since = self._progress = now
@@ -465,7 +465,7 @@ class Gang:
         return ended
 
     def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> str:
-        """The member needs no place any more. `whole`: a hold that has not gone forward is over then."""
+        """The member needs no place any more. `whole`: that ends the hold of a gang that is not `forward`."""
         if whole and self.plan and not self.forward:
             ended = self.end(reason, now)
             self._settle(now)
@@ -485,7 +485,7 @@ class Gang:
         self.arrived.clear()
 
     def _start_over(self, now: float) -> None:
-        """Its members are others: what went wrong before says nothing."""
+        """Its members have changed: earlier failures do not count."""
         self._failures, self._backoff_until = 0, now
         self._avoided.clear()
         self._late.clear()
@@ -504,5 +504,5 @@ class Gang:
 
 
 def _delay(failures: int) -> float:
-    """Seconds to wait after so many failures in a row."""
+    """The back-off in seconds after so many failures in a row."""
     return float(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(failures - 1, 10)))

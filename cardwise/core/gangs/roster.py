@@ -1,7 +1,7 @@
-"""The members of one gang, in order and counted by what matters of them.
+"""The members of one gang, in order, with counts of what matters about them.
 
-Kept up to date member by member, since a gang may have thousands of pods beside those that it needs: an event of one
-costs the same in each gang, and happens under the extender's lock.
+Kept up to date member by member, because events come under the extender's lock and a gang may have thousands of pods
+more than it needs: an event costs the same in a large gang as in a small one.
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Roster:
-    """Sequences are of members that count, the oldest first; they change with the gang."""
+    """The sequences have the members that count, the oldest first; they change with the gang."""
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
@@ -33,7 +33,7 @@ class Roster:
         self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()  # what those without a node ask for
 
     def change(self, before: Member | None, now: Member | None) -> None:
-        """A member is another now; None: it was, or is, none."""
+        """A member has changed. None: it was not there before, or is not there now."""
         for has, some in self._lists:
             if before is not None and has(before):
                 del some[bisect_left(some, _age(before), key=_age)]
@@ -50,7 +50,7 @@ class Roster:
                 _add(self.kinds, (one.request, one.load), sign)
 
     def _those(self, has: Callable[[Member], bool]) -> Sequence[Member]:
-        """The members of whom this is so, from now on."""
+        """A sequence of the members for which `has` is true, kept up to date from now on."""
         found: list[Member] = []
         self._lists.append((has, found))
         return found

@@ -1,8 +1,8 @@
 """Vacancy: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
-A bound from above: it knows the memory, the kinds and the number of free cards, and what nodes have left beside them.
-Not what the scheduler offers, quotas, MPS or devices, which only make it less. So a gang for which it is too small
-cannot be placed, and that costs what has changed since the last look, not a look at thousands of nodes.
+It counts the memory, the kinds and the number of free cards, and the cpu and memory that nodes have left. It ignores
+what kube-scheduler offers, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
+for a gang, the gang cannot be placed; to find that out only nodes that have changed are looked at, not thousands.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
 LOOKS: Final = 100  # nodes looked at in one call
-_MOST_SHAPES: Final = 256  # remembered; of others everything is looked at anew
+_MOST_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
 _MOST_CHANGES: Final = 20_000  # remembered
 _ANY: Final = 1 << 30
 
@@ -31,7 +31,7 @@ class MemberShape(NamedTuple):
 
 
 def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
-    """Those that ask for cards, by what they ask."""
+    """The members that ask for cards, by what they ask."""
     alike: dict[MemberShape, list[Member]] = {}
     for member in members:
         if member.request is not None:
@@ -43,20 +43,20 @@ class WatchedNodes(Protocol):
     """What nodes have left beside cards."""
 
     def left(self, node: str) -> Load | None:
-        """For further pods; None where there is no such node."""
+        """What the node has for further pods; None where there is no such node."""
 
     def watch(self) -> set[str]:
-        """The nodes of which `left` has changed, all to begin with; whoever asks for it empties it."""
+        """The nodes for which `left` has changed, at first all. The caller empties the set when it has read it."""
 
 
 class _Counted:
-    """`most`: by node, how many of the shape it could take, where that is any. `todo`: nodes not looked at yet."""
+    """`most`: by node, how many of the shape it could take, if any. `todo`: nodes not looked at yet."""
 
     def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
         self.most: dict[str, int] = {}
         self.total = 0
         self.todo: Iterator[str] | None = todo
-        self.seen = seen  # of all changes
+        self.seen = seen  # how many of all changes are counted here
         self.kinds = kinds
 
     def put(self, node: str, most: int) -> None:
@@ -77,7 +77,9 @@ class Vacancies:
         self._gone = 0  # changes that are not remembered any more
 
     def most(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
-        """How many pods of the shape all nodes could take at most; and whether all were looked at, so many a call."""
+        """How many pods of the shape all nodes could take at most; and whether all nodes were looked at. One call looks
+        at `looks` nodes.
+        """
         counted = self._counted(shape)
         most = _most(shape.request, self._ledger)
         for node in islice(self._changes, counted.seen - self._gone, None):
@@ -95,7 +97,7 @@ class Vacancies:
         return counted.total, counted.todo is None
 
     def nodes(self, shape: MemberShape) -> Mapping[str, int]:
-        """The same by node, for those that could take one, as `most` has found it last. Not to be kept."""
+        """The same by node, as `most` has found it last; only nodes that could take a pod. Not to be kept."""
         counted = self._of.get(shape)
         return counted.most if counted is not None else {}
 

@@ -1,8 +1,8 @@
 """Victims by card: chooses which cards of a full node to clear for a request, and so which pods must go.
 
-Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them; who may go and
-what else is short says `preemption`. For a request of one card that is one question a card; of several, choices are
-left out that cannot become cheaper, and the search ends with its effort.
+Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption` says
+which pods may go and what else is short. For a request of one card that is one question for each card. For several
+cards, choices that cannot be cheaper are skipped, and the search ends when its effort is spent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Thing
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
-MPS = "mps"  # shares of those with whom a pod must not share a daemon; by daemon, and by who they are
+MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
 
 
 def amounts(node: NodeState, held: Holding) -> dict[object, int]:
-    """What becomes free on which cards when this is released."""
+    """What becomes free on which cards when this holding is released."""
     found: dict[object, int] = {}
     for share in held.assignment.shares():
         i = node.position(share)
@@ -46,13 +46,13 @@ def cheapest(
     good: Callable[[Cover], bool],
     effort: CoverEffort,
 ) -> Cover | None:
-    """`needs`: what is short beside cards. `good`: the last word on what was found."""
+    """The cheapest victims. `needs`: what is short besides cards. `good`: the final check of what was found."""
     return _Choice(node, plan, things, needs=needs, allowed=allowed, good=good, effort=effort).best()
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What the request has of one card."""
+    """What the request takes of one card."""
 
     mem: int = 0
     core: int = 0
@@ -93,7 +93,7 @@ class _Choice:
         self._slots = [want for want in plan.wants for _ in range(want.claim.cards)]
         self._found: Cover | None = None
         self._effort = effort
-        # Who is on a card: only they can clear it.
+        # The pods on each card: only they can clear it.
         self._on: list[list[Thing]] = [[] for _ in node.cards]
         for thing in things:
             of_cards = [key for key in thing.amounts if isinstance(key, tuple)]
@@ -101,7 +101,7 @@ class _Choice:
             cards = {key[1] for key in of_cards if key[0] == CLIENTS}
             for i in cards | {i for i in range(len(node.cards)) if daemons and node.mps.daemons[i] in daemons}:
                 self._on[i].append(thing)
-        # Cards are cleared independently of each other where nobody is on two of them.
+        # If no pod is on two cards, cards are cleared independently of each other.
         self._apart = sum(map(len, self._on)) == len({thing.name for on in self._on for thing in on})
         self._alone = {want.claim: self._costs(want) for want in plan.wants}
         self._order = {claim: _cheapest_first(costs) for claim, costs in self._alone.items()}
@@ -115,7 +115,7 @@ class _Choice:
         return self._found
 
     def _costs(self, want: Want) -> dict[int, int]:
-        """By position of the card: what it costs at least to clear it for the claim."""
+        """By position of the card, the least cost of clearing it for the claim."""
         costs = {}
         for i, card in enumerate(self._node.cards):
             if not card.takes or not any(kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels):
@@ -138,7 +138,7 @@ class _Choice:
             return {(CLIENTS, i): node.clients[i], **others} if use.mem == 0 and use.clients == 1 else None
         return {
             (MEM, i): use.mem - node.free[i],
-            # Below zero where fewer are given than before, which is nothing to a pod that asks for none.
+            # It may be below zero, where fewer are given than before; a pod that asks for none does not mind.
             (CORE, i): use.core - node.free_core[i] if use.core else 0,
             (CLIENTS, i): node.clients[i] + use.clients - node.most[i],
             **others,
@@ -147,8 +147,8 @@ class _Choice:
     def _choose(
         self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Sequence[Headroom]
     ) -> None:
-        """All choices for the slots from this one on. `start`: in the order of the slot's claim; `spent`: what the
-        cards chosen for this claim so far cost, each alone.
+        """Tries all choices for the slots from this one on. `start`: a place in the order of the slot's claim; `spent`:
+        the sum of the single costs of the cards chosen so far for this claim.
         """
         if slot == len(self._slots):
             self._look(uses)
@@ -160,7 +160,7 @@ class _Choice:
         missing = sum(other is want for other in self._slots[slot:])
         for at in range(start, len(order) - missing + 1):
             i = order[at]
-            # In this order the cards that follow cost no less.
+            # The cards are in order of cost: those that follow cost at least as much.
             if self._apart and not self._worth(sum(spent) + missing * costs[i]):
                 return
             if not self._worth(costs[i]):
@@ -189,7 +189,7 @@ class _Choice:
             if short is None:
                 return
             needs |= short
-        # Where nothing else is short, only those on these cards matter.
+        # If nothing else is short, only pods on these cards matter.
         among = self._things if self._needs else {thing.name: thing for i in uses for thing in self._on[i]}.values()
         below = self._found.cost if self._found is not None else None
         found = setcover.cover(list(among), needs, self._allowed, self._effort, below)

@@ -1,6 +1,6 @@
 """Explains why a pod waits or where it could go, with the names and numbers that refusal texts must not have.
 
-And what would have to change for it to run, by the same search that finds whom preemption evicts.
+It also says what would have to change for the pod to run, by the same search that finds victims of preemption.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,7 @@ from cardwise.core.values.refusals import Refusal
 class CardView:
     """A card with its holders. `short` is how many MiB are missing for the request, 0 where it fits.
 
-    `closed` says why the card is not for the request, whatever is free on it: "type", "mps", "quota", or "" where it
-    is.
+    `closed`: why the request cannot have the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
     """
 
     index: int
@@ -42,7 +41,7 @@ class CardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesView:
-    """The devices of one class on a node, of which the request asks for `asked`, and who holds some of them.
+    """The devices of one class on a node, of which the request asks for `asked`, and the pods that hold some.
 
     A device may be in several classes, and then it is free in each.
     """
@@ -59,8 +58,8 @@ class DevicesView:
 class NodeView:
     """A node for a request: its score under the policy, or the refusal, each card, and each class of devices asked for.
 
-    There are no cards to see for a request that asks for devices only. `roomy`: it has what the pod takes beside cards,
-    as far as anybody has looked.
+    For a request that asks for devices only there are no cards. `roomy`: the node has the cpu and memory for the pod,
+    as far as that was looked at.
     """
 
     name: str
@@ -73,9 +72,9 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The node where least has to go for the request: its cards of these indices, once these pods have ended.
+    """The node where the least has to end for the request: which of its cards, and the pods that would have to end.
 
-    `short`: MiB that are missing on them. Without holders, those that are ending already are enough.
+    `short`: MiB that are missing on these cards. Without holders, the pods that are ending already are enough.
     """
 
     node: str
@@ -86,14 +85,14 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Smaller:
-    """What could be asked for instead: MiB over all its cards, and where that would be placed now."""
+    """A smaller amount that could be placed now: MiB over all cards of the request, and where."""
 
     mem: MiB
     node: str
     cards: tuple[int, ...]
 
 
-_LOOKED_AT: Final = 64  # nodes, those with the least missing on a card, for whom should go
+_LOOKED_AT: Final = 64  # nodes that are searched for pods to end: those with the least missing on a card
 _PLENTY: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
 
 
@@ -142,10 +141,10 @@ def nearest(
     *,
     kept: Collection[str] = (),
 ) -> Nearest | None:
-    """Where the fewest pods would have to end, of equal ones those with the least memory; None where that helps not.
+    """Where the fewest pods would have to end, and of equal choices those with the least memory; None if none helps.
 
-    `views`: of the nodes that have refused it. `kept`: UIDs of those that are not asked. Priorities and disruption
-    budgets play no part: people are asked.
+    `views`: the nodes that have refused the request. `kept`: UIDs of pods that are not to end. Priorities and
+    disruption budgets do not matter: a person decides.
     """
     nothing = Load(0, 0, 0)
     newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
@@ -175,7 +174,7 @@ def nearest(
 def smaller(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Smaller | None:
-    """The most that the request could ask for instead and be placed now; None where it is not for one share alone."""
+    """The most that the request could ask for and be placed now; None if it asks for more than one share."""
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
     (asked,) = request.containers
@@ -206,7 +205,7 @@ def together(
     *,
     kept: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
-    """Who would have to end so that all these requests are placed, one after another; None where that helps not.
+    """The pods that would have to end so that all these requests are placed, one after another; None if none help.
 
     `kept`: as `nearest`. The ledger is as before afterwards.
     """
@@ -238,7 +237,7 @@ def together(
 
 
 def _least_short(view: NodeView) -> int:
-    """Of its cards that may serve the request."""
+    """The least that is missing on one of its cards that may serve the request."""
     return min((card.short for card in view.cards if not card.closed), default=0)
 
 
@@ -294,15 +293,15 @@ def _short(node: NodeState, i: int, claims: Sequence[fitting.Claim]) -> int:
 
 
 def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tuple[Charge, bool] | None:
-    """What the pod would take at least of an entry that has not so much left; and whether it can get no other cards.
+    """What the pod would at least charge to an entry that has less left; and whether the pod can get no other cards.
 
-    None where the entry is not in its way.
+    None where the entry does not keep it waiting.
     """
     bound, loose = NOTHING, []
     for claim in claims:
         if ledger.kinds.allowed(claim.device_class, (headroom.entry,)) == frozenset():
             bound = bound.plus(_least(claim, claim.cards, headroom.entry, ledger))
-        else:  # one of its cards at least would be of the entry, the others need not
+        else:  # at least one of its cards would be of the entry; the others need not
             loose.append(_least(claim, 1, headroom.entry, ledger))
     if not headroom.takes(bound):
         return bound, True
@@ -310,7 +309,7 @@ def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tu
 
 
 def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
-    """What so many cards for the claim charge the entry that counts them; nothing where it can have none of those."""
+    """The least that so many cards for the claim charge the entry; nothing if the claim can have none of its cards."""
     sizes = list(_sizes(claim, entry, ledger, empty=claim.whole)) or list(_sizes(claim, entry, ledger, empty=False))
     if not sizes:
         return NOTHING
@@ -321,7 +320,7 @@ def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
 
 
 def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
-    """MiB of the cards, or of those nobody holds, that the claim may have and the entry counts."""
+    """MiB of the cards that the claim may have and the entry counts. `empty`: only of cards that nobody holds."""
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):
             of_class = not claim.device_class or claim.device_class in card.classes

@@ -1,8 +1,8 @@
 """Preemption on one node: the fewest and least important pods that must go so that a pod fits there.
 
-kube-scheduler counts the sums of a node, so its victims may free no single card. Here cards are looked at one by one,
-and the node's sums beside them. What comes out is checked by the placement engine, and nobody is in it in vain:
-without the going of any one of them the pod does not fit.
+kube-scheduler counts the sums of a node, so its victims may free no single card. Here each card is looked at, and the
+node's sums as well. The placement engine checks the result, and no victim is in it in vain: if any one of them stayed,
+the pod would not fit.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ from cardwise.core.preemption import cardvictims, setcover
 from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Thing
 from cardwise.core.values.refusals import Refusal
 
-_MOST_CLASSES: Final = 6  # of devices in one request: each set of them is a need of its own
+_MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
 
 
 class Resident(NamedTuple):
-    """A pod on the node. `going`: it ends by itself; `fixed`: nobody may evict it. `budgets`: those for disruption.
-    `grouped`: in a PodGroup of Kubernetes, whose pods may have to go together.
+    """A pod on the node. `going`: it is being deleted anyway; `fixed`: it may not be evicted. `budgets`: its disruption
+    budgets. `grouped`: it is in a PodGroup of Kubernetes, whose pods may have to go together.
     """
 
     uid: str
@@ -41,8 +41,8 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
-    """A node. `left`: what it has for further pods beside cards, below 0 where it has too little. `allowed`: how many
-    pods each disruption budget lets go.
+    """A full node. `left`: cpu, memory and pods for further pods, below 0 where it has too little. `allowed`: how many
+    evictions each disruption budget allows.
     """
 
     node: NodeState | None
@@ -53,7 +53,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """The pod that is to fit. `headroom`: what quotas leave to its namespace, whoever goes."""
+    """The pod that is to fit. `headroom`: what quotas leave to its namespace, whichever pods go."""
 
     request: PodRequest | None
     load: Load
@@ -64,9 +64,10 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """Those who must go, by UID; none where what is going already is enough. `violations`: of disruption budgets.
+    """The UIDs of the pods that must go; none if the pods that are being deleted are enough. `violations`: how many
+    evictions exceed disruption budgets.
 
-    `highest`: of their priorities. `assignment`: the cards that the pod has then; None where it asks for none.
+    `highest`: the highest priority among them. `assignment`: the cards that the pod gets; None where it asks for none.
     """
 
     uids: tuple[str, ...]
@@ -76,16 +77,16 @@ class Victims:
 
     @property
     def harm(self) -> tuple[int, bool, int, int]:
-        """The smaller, the better."""
+        """By this the least harmful victims are chosen: the smaller, the better."""
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
 def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victims | None:
-    """The least harmful set of pods whose going makes the newcomer fit; None where there is none.
+    """The least harmful set of victims that makes the newcomer fit; None where there is none.
 
-    `chosen`: kube-scheduler's own victims, each of whom it needs to go. Where no sum of the node says why, the reason
-    is one that only it knows (ports, affinity, a group that goes whole), and they stay in the set. There is no set
-    where one of them is on another node: it takes only pods of this one, so a group would break.
+    `chosen`: kube-scheduler's own victims. If no sum of the node explains such a victim, the reason is one that only
+    kube-scheduler knows (ports, affinity, a group that goes whole), and the victim stays in the set. If one of them is
+    on another node there is no set: the answer may name only pods of this node, so a group would go in part.
     """
     if not {resident.uid for resident in full.residents}.issuperset(chosen):
         return None
@@ -93,7 +94,7 @@ def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victim
 
 
 class _Sums(NamedTuple):
-    """What kube-scheduler counts of a node, as far as it is known here."""
+    """The sums of a node that kube-scheduler counts, those that are known here."""
 
     cpu: int
     memory: int
@@ -106,7 +107,7 @@ class _Sums(NamedTuple):
         return _Sums(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
 
     def short(self, asked: "_Sums") -> dict[object, int]:
-        """What is missing. What is not asked for does not matter, as for kube-scheduler."""
+        """What is missing for `asked`. A sum that is not asked for does not matter, as in kube-scheduler."""
         named = zip(_Sums._fields, self, asked, strict=True)
         return {name: need - left for name, left, need in named if need > max(0, left)}
 
@@ -128,7 +129,7 @@ class _Node:
 
 
 class _Question:
-    """What goes by itself, and what must go whatever is chosen, is out of `node` already."""
+    """The search for one newcomer. `node` is without the pods that go in any case."""
 
     def __init__(self, full: Full, newcomer: Newcomer, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
@@ -154,7 +155,7 @@ class _Question:
         found = self._cheapest(candidates)
         if found is None:
             return None
-        # With as few violations, the lowest priorities: whoever is above them stays.
+        # Of the sets with as few violations, one with the lowest priorities: pods above these stay.
         priorities = sorted({resident.priority for resident in candidates})
         low, high = 0, len(priorities) - 1
         while low < high:
@@ -167,9 +168,9 @@ class _Question:
         return self._told([self._residents[thing.name] for thing in found.things])
 
     def _unexplained(self, now: _Node, chosen: Collection[str]) -> tuple[str, ...]:
-        """Those of the chosen without whose going the node's sums would do as well, so that something else is short.
+        """Those of the chosen that the node's sums do not need to go, so that something else must be short.
 
-        kube-scheduler counts pods that are going like others, but none whose object is gone.
+        kube-scheduler counts pods that are being deleted like others, but no pod whose object is gone.
         """
         vanished = [resident for resident in self._residents.values() if resident.going and resident.fixed]
         known = [self._residents[uid] for uid in chosen]
@@ -187,7 +188,7 @@ class _Question:
         return tuple(forced)
 
     def _short(self, node: _Node) -> dict[object, int]:
-        """What is missing beside cards."""
+        """What is missing besides cards."""
         asked = self._newcomer.request
         short = node.left.short(self._asked)
         if asked is not None and asked.devices and node.state is not None:
@@ -200,7 +201,7 @@ class _Question:
         return fitting.plan(fitting.claims(self._newcomer.request), state.registry, self._newcomer.headroom)
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
-        """Of all ways to make room, whatever the priorities of these."""
+        """The cheapest way to make room with these candidates, whatever their priorities."""
         things = [Thing(r.uid, self._amounts(r), r.budgets) for r in candidates]
         short, left = self._short(self._node), self._left_of_budgets()
         if self._newcomer.request is None:
@@ -232,7 +233,7 @@ class _Question:
         return self._fits([self._residents[thing.name] for thing in found.things]) is not None
 
     def _fits(self, gone: Sequence[Resident]) -> Assignment | bool | None:
-        """The cards that the newcomer has when these are gone, True where it asks for none; None: it does not fit."""
+        """The newcomer's cards when these are gone; True where it asks for none; None: it does not fit."""
         node = self._node.without(gone)
         if node.left.short(self._asked):
             return None
@@ -243,7 +244,7 @@ class _Question:
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _told(self, gone: list[Resident]) -> Victims | None:
-        """Nobody goes in vain, also where the search has ended before it had found the cheapest."""
+        """The result without victims that are not needed: the search may have ended before it found the cheapest."""
         for one in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
             others = [resident for resident in gone if resident is not one]
             if self._fits(others) is not None:
@@ -276,7 +277,7 @@ def _sums(load: Load, holding: Holding | None) -> _Sums:
 
 
 def _left(full: Full) -> _Sums:
-    """As kube-scheduler has it: the sums of all cards, less what the pods ask of them."""
+    """The sums as kube-scheduler counts them: of all cards, minus what the pods ask."""
     cards = full.node.cards if full.node is not None else []
     held = _Sums(0, 0, 0, 0, 0, 0)
     for resident in full.residents:

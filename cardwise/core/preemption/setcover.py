@@ -1,19 +1,20 @@
 """Set cover: the cheapest set of pods that frees enough of everything that is short.
 
-Each thing gives an amount in one or more dimensions, and all needs must be met. The cost is what exceeds budgets, then
-the number of things. Exact in one dimension, which nearly all cases are; in several it searches with bounds, and only
-as long as its effort lasts: what it has found by then is right, but there may be something cheaper.
+Each *thing* (a pod) gives an amount in one or more dimensions, and all needs must be met. The cost is first how far
+budgets are exceeded, then the number of things. In one dimension, which is nearly every case, the result is exact. In
+several it is a search with bounds that ends when its effort is spent: its result meets the needs, but there may be a
+cheaper one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-MOST: Final = 1 << 20  # things: how much one more excess outweighs one more of them
+MOST: Final = 1 << 20  # the cost of exceeding a budget by one, in things
 _EFFORT: Final = 100_000  # some 0.1 s
 
 
 class Thing(NamedTuple):
-    """`amounts` by dimension; those that are missing are 0. `budgets`: those it is charged to when it is taken."""
+    """`amounts` by dimension; a missing one is 0. `budgets`: the budgets that it is charged to when it is taken."""
 
     name: str
     amounts: Mapping[object, int]
@@ -28,14 +29,14 @@ class Cover(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A thing, with its amounts in the order of the dimensions, none more than is needed."""
+    """A thing with its amounts in the order of the dimensions; no amount is more than is needed."""
 
     thing: Thing
     amounts: tuple[int, ...]
 
 
 class CoverEffort:
-    """How much may still be looked at, in several covers together."""
+    """How much may still be looked at; several covers can share it."""
 
     def __init__(self, left: int = _EFFORT) -> None:
         self._left = left
@@ -55,9 +56,9 @@ def cover(
     effort: CoverEffort,
     below: int | None = None,
 ) -> Cover | None:
-    """The cheapest of the sets that meet the needs; None where none does, or none that costs less than `below`.
+    """The cheapest set that meets the needs; None if there is none, or none that costs less than `below`.
 
-    `allowed`: how many things each budget allows. Nothing is left to chance: the same question has the same answer.
+    `allowed`: how many things each budget allows. Deterministic: the same question has the same answer.
     """
     dimensions = [dimension for dimension, need in needs.items() if need > 0]
     effort.spend(len(things) * (1 + len(dimensions)))
@@ -81,7 +82,7 @@ def cover(
 
 
 def exceeded(things: Collection[Thing], allowed: Mapping[str, int]) -> int:
-    """By how many the budgets are exceeded when these are taken."""
+    """By how much the budgets are exceeded, in sum, when these are taken."""
     counts: dict[str, int] = {}
     for thing in things:
         for budget in thing.budgets:
@@ -96,7 +97,7 @@ def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None
 
 
 def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], list[_Part], tuple[int, ...]]:
-    """What every cover has, and what is left and short beside it."""
+    """The parts that are in every cover, the other parts, and what is still short."""
     taken: list[_Part] = []
     while True:
         sums = [sum(part.amounts[d] for part in parts) for d in range(len(short))]
@@ -127,7 +128,7 @@ def _after(allowed: Mapping[str, int], taken: Sequence[_Part]) -> dict[str, int]
 
 
 def _in_one(parts: Sequence[_Part], dimension: int, need: int, left: Mapping[str, int]) -> list[_Part]:
-    """The cheapest cover of one need, which can be met: the biggest first, those within the budgets before others."""
+    """The cheapest cover of one need that can be met: big parts first, and parts within their budgets before others."""
     within, beyond = _split(parts, dimension, left)
     rest = need - sum(part.amounts[dimension] for part in within)
     taken = []
@@ -140,7 +141,7 @@ def _in_one(parts: Sequence[_Part], dimension: int, need: int, left: Mapping[str
     for i, part in enumerate(within):
         if need <= 0:
             break
-        # The last one is the smallest of those that are enough.
+        # As the last part, the smallest that is enough.
         enough = [other for other in within[i:] if other.amounts[dimension] >= need]
         taken.append(enough[-1] if enough else part)
         need -= taken[-1].amounts[dimension]
@@ -148,7 +149,7 @@ def _in_one(parts: Sequence[_Part], dimension: int, need: int, left: Mapping[str
 
 
 def _split(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
-    """Those that their budgets allow, taken in the order of their size, and the others."""
+    """The parts that their budgets allow, taken by size, and the other parts."""
     within, beyond = [], []
     still = dict(left)
     for part in sorted(parts, key=lambda part: -part.amounts[dimension]):
@@ -162,7 +163,7 @@ def _split(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> t
 
 
 class _Search:
-    """Takes or leaves the part that gives most of what is hardest to meet, while it may become cheaper."""
+    """Branch and bound: takes or leaves the part that gives most of the need that is hardest to meet."""
 
     def __init__(self, allowed: Mapping[str, int], effort: CoverEffort, below: int | None) -> None:
         self.best: Cover | None = None
@@ -184,7 +185,7 @@ class _Search:
             parts = [part for part in parts if part is not first]
             after = tuple([max(0, need - amount) for need, amount in zip(short, first.amounts, strict=True)])
             self.go(parts, after, _after(left, [first]), [*taken, first])
-            # Without it, whatever it could stand for is not taken either.
+            # A cover without this part need not have a part that this one could replace.
             parts = [part for part in parts if not _stands_for(first, part)]
 
     def _found(self, taken: Sequence[_Part]) -> None:
@@ -214,8 +215,8 @@ class _Search:
 
 
 def _split_for_bound(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> tuple[list[int], list[int]]:
-    """As `_split`, the amounts alone. A part of several budgets is beyond where the first of them is exceeded, so that
-    what is beyond is never overrated.
+    """As `_split`, only the amounts. A part with several budgets counts as beyond them only where the first of them is
+    exceeded, so the cost of parts beyond budgets is never estimated too high.
     """
     one = [_Part(Thing("", {}, part.thing.budgets[:1]), part.amounts) for part in parts]
     within, beyond = _split(one, dimension, left)
@@ -223,7 +224,7 @@ def _split_for_bound(parts: Sequence[_Part], dimension: int, left: Mapping[str, 
 
 
 def _count(amounts: Sequence[int], need: int) -> int | None:
-    """How many of these, the biggest first, meet the need."""
+    """How many of these amounts, the biggest first, meet the need; None: all together do not."""
     count = 0
     for amount in amounts:
         if need <= 0:
@@ -234,6 +235,6 @@ def _count(amounts: Sequence[int], need: int) -> int | None:
 
 
 def _stands_for(one: _Part, other: _Part) -> bool:
-    """Whether the one may be taken in place of the other, at no higher cost."""
+    """Whether the one can replace the other at no higher cost."""
     gives = all(mine >= theirs for mine, theirs in zip(one.amounts, other.amounts, strict=True))
     return gives and set(one.thing.budgets) <= set(other.thing.budgets)
