@@ -22,16 +22,10 @@ IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
 _BUSYBOX_BINARY = Path("/bin/busybox")
 
 
-def write_all(folder: Path) -> list[Path]:
-    """Archives of the images that every node has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    layer = _busybox_layer()
-    archives = []
-    for file, name in (("busybox", BUSYBOX), ("example", EXAMPLE), ("pause", PAUSE)):
-        path = folder / f"{file}.tar"
-        write(path, name, layer, ["/bin/sh", "-c", IDLE])
-        archives.append(path)
-    return archives
+def write_usual(path: Path) -> None:
+    """The archive of the image that every node has, by all its names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, [BUSYBOX, EXAMPLE, PAUSE], _busybox_layer(), ["/bin/sh", "-c", IDLE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +54,13 @@ class Layer:
         return self.blob.stat().st_size if isinstance(self.blob, Path) else len(self.blob)
 
 
-def write(path: Path, name: str, layer: bytes, command: Sequence[str], **env: str) -> None:
+def write(path: Path, names: Sequence[str], layer: bytes, command: Sequence[str], **env: str) -> None:
     """An OCI archive of one image with one layer (a tar, not compressed), and this environment."""
-    write_layers(path, name, [Layer.packed(layer)], command, **env)
+    write_layers(path, names, [Layer.packed(layer)], command, **env)
 
 
-def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequence[str], **env: str) -> None:
-    """An OCI archive of one image."""
+def write_layers(path: Path, names: Sequence[str], layers: Sequence[Layer], command: Sequence[str], **env: str) -> None:
+    """An OCI archive of one image, which has all these names."""
     variables = {"PATH": "/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin"} | env
     config = {
         "architecture": "amd64",
@@ -83,8 +77,9 @@ def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequen
     }
     manifest_blob = json.dumps(manifest).encode()
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob)
-    entry |= {"annotations": {"io.containerd.image.name": name}, "platform": {"architecture": "amd64", "os": "linux"}}
-    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
+    entry |= {"platform": {"architecture": "amd64", "os": "linux"}}
+    entries = [entry | {"annotations": {"io.containerd.image.name": name}} for name in names]
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
     with tarfile.open(path, "w") as archive:
         add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
         add(archive, "index.json", json.dumps(index).encode())
@@ -101,7 +96,7 @@ def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequen
 def busybox_with(folder: Path, name: str, **env: str) -> Path:
     """The archive of an image like busybox's with this environment, as images of CUDA have."""
     archive = folder / f"{name.replace('/', '_').replace(':', '_')}.tar"
-    write(archive, name, _busybox_layer(), ["/bin/sh", "-c", IDLE], **env)
+    write(archive, [name], _busybox_layer(), ["/bin/sh", "-c", IDLE], **env)
     return archive
 
 

@@ -145,7 +145,9 @@ class Node:
                 (hierarchy / self.cgroup).mkdir(exist_ok=True)
         self._hold_namespace(hosts_parts=hosts_parts)
         self._start_containerd(node_bin, nvidia)
-        for archive in [*images.write_all(self.state / "images"), *archives]:
+        usual = self.state / "images" / "usual.tar"
+        images.write_usual(usual)
+        for archive in [usual, *archives]:
             self.load_image(archive)
 
     def load_image(self, archive: Path) -> None:

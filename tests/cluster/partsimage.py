@@ -46,7 +46,7 @@ _SONAME = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 
 def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG) -> None:
     """The OCI archive of the image `NAME:tag` with the code that lies in `root`."""
-    images.write_layers(path, f"{NAME}:{tag}", [Layer.plain(_base(say)), Layer.packed(_code(root))], [f"/{_PYTHON}"])
+    images.write_layers(path, [f"{NAME}:{tag}"], [Layer.plain(_base(say)), Layer.packed(_code(root))], [f"/{_PYTHON}"])
 
 
 def write_agent(path: Path, root: Path = _ROOT) -> None:
@@ -55,7 +55,7 @@ def write_agent(path: Path, root: Path = _ROOT) -> None:
         agentroot.make(Path(scratch), root)
         with tarfile.open(fileobj=buffer, mode="w") as layer:
             layer.add(scratch, ".", filter=_of_root)
-        images.write(path, AGENT, buffer.getvalue(), ["/usr/local/bin/cardwise-agent"])
+        images.write(path, [AGENT], buffer.getvalue(), ["/usr/local/bin/cardwise-agent"])
 
 
 def write_scheduler(path: Path, kube_bin: Path) -> None:
@@ -64,7 +64,7 @@ def write_scheduler(path: Path, kube_bin: Path) -> None:
         with tarfile.open(scratch.name, "w") as layer:
             _folders(layer, [f"{_BIN}/kube-scheduler"])
             layer.add((kube_bin / "kube-scheduler").resolve(), f"{_BIN}/kube-scheduler", filter=_of_root)
-        images.write_layers(path, SCHEDULER, [Layer.plain(Path(scratch.name))], ["/usr/local/bin/kube-scheduler"])
+        images.write_layers(path, [SCHEDULER], [Layer.plain(Path(scratch.name))], ["/usr/local/bin/kube-scheduler"])
 
 
 def _base(say: binaries.Say) -> Path:
