@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Seconds between two looks: at first, and after some seconds. A look takes 2 to 5 ms of CPU, its answer included.
-POLL = 0.04, 0.25
+POLL = 0.04, 0.5
 # The one deadline of all waits, in seconds. It only decides how late a broken test fails.
 PATIENCE = 120.0
 MARK = "CARDWISE_TEST_CLUSTER"  # environment variable of every process of a cluster: its state folder
@@ -173,7 +173,7 @@ def wait_for(ready: Callable[[], bool], timeout: float = PATIENCE, while_: Calla
         waited = time.monotonic() - began
         if waited > timeout or not while_():
             return ready()
-        time.sleep(min(last, max(first, waited / 12)))
+        time.sleep(min(last, max(first, waited / 8)))
     return True
 
 

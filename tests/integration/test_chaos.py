@@ -149,8 +149,8 @@ class Chaos:
 
 
 @pytest.mark.timeout(420)
-def test_thirty_steps_of_chaos(space):
-    chaos(space, 30)
+def test_twenty_steps_of_chaos(space):
+    chaos(space, 20)
 
 
 @pytest.mark.soak

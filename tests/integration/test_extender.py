@@ -59,9 +59,9 @@ def bound(space: Space) -> list[dict]:
     return [pod for pod in space.pods() if pod["spec"].get("nodeName")]
 
 
-def test_a_hundred_pods_that_race_for_little_memory_never_fill_a_card_over(cluster: Cluster, space: Space):
+def test_forty_pods_that_race_for_little_memory_never_fill_a_card_over(cluster: Cluster, space: Space):
     mem = 6000  # two on a card; what is left of two cards would be enough, so only the extender can refuse
-    create_at_once(space, [workload(f"p{i}", gpu_mem=mem) for i in range(100)])
+    create_at_once(space, [workload(f"p{i}", gpu_mem=mem) for i in range(40)])
     space.wait(lambda: len(bound(space)) == 2 * CARDS, "every card has two pods")
     waiting = {pod["metadata"]["name"] for pod in space.pods()} - {pod["metadata"]["name"] for pod in bound(space)}
     for name in waiting:

@@ -188,7 +188,7 @@ def freezes(space: Space, pair: Pair, count: int) -> None:
     """The leader stands still so often until the other gives cards away, and then goes on where it was."""
     with (
         Rules(space) as rules,
-        Load(space, 25, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
+        Load(space, 12, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
     ):
         for number in range(count):
             leader = pair.leader()
@@ -217,7 +217,7 @@ def rotates(space: Space, replicas: list[Process], seconds: float) -> None:
     api, secret = space.cluster.api, paths.secrets(names.NAMESPACE, "cardwise-webhook-tls")
     leafs, authorities = set(), set()
     began, restarts = time.monotonic(), 0
-    with Load(space, 20, dry=True) as load:
+    with Load(space, 8, dry=True) as load:
 
         def seen() -> bool:
             data = api.get(secret)["data"]

@@ -272,8 +272,8 @@ def test_anti_affinity_may_be_what_is_short(space):
 
 
 def test_a_big_gang_does_not_keep_others_waiting(space):
-    """While two hundred wait in bind for the last one, a single pod is bound."""
-    size = 200
+    """While eighty wait in bind for the last one, a single pod is bound."""
+    size = 80
     create_at_once(space, [member(f"g-{i}", "g", size, gpu_mem=500) for i in range(size - 1)])
     space.create(member("g-last", "g", size, gpu_mem=500, node="nowhere"))
     space.wait(lambda: groups(space)["g"].get("waitingFor") == ["g-last"], "all but one wait in bind")

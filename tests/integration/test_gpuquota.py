@@ -88,7 +88,7 @@ def replicas(cluster: Cluster) -> Iterator[Process]:
 
 class TestReplicasThatAreKilled:
     def test_never_above_the_quota(self, space, replicas):
-        never_above(space, replicas, "shares", pods=120, shares=24)
+        never_above(space, replicas, "shares", pods=60, shares=24)
 
     @pytest.mark.soak
     @pytest.mark.timeout(3600)

@@ -52,7 +52,7 @@ def stands_still(space: Space, pair: Pair, whom: Callable[[Pair], Sequence[Proce
     """Where `extender-b` leads by its own API server, they stand still until the other gives cards away."""
     with (
         Rules(space) as rules,
-        Load(space, 40, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
+        Load(space, 15, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
     ):
         for number in range(count):
             b_leads(space, pair)
