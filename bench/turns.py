@@ -3,6 +3,7 @@
 Between the calls pods end, so that whoever waits may have a chance each time.
 """
 
+import gc
 import json
 import sys
 import time
@@ -20,14 +21,17 @@ from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Entry, GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import GangPatience
+from extender.api import verbs
+from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
-from extender.records import nodeinfo, objects, podinfo
+from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
 
 SIZE = 8  # of a gang
+PREEMPTED = 500  # nodes on which kube-scheduler would preempt: a tenth of all at most
 
 
 def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
@@ -42,6 +46,7 @@ def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
         state.set_pod(each)
     with state.view():
         pass  # the first count of all cards, which happens before the extender is ready
+    gc.freeze()  # as there
     return state, bound
 
 
@@ -59,6 +64,22 @@ def _member(gang: int, i: int, *, fits: bool = False) -> dict:
     wanted = asked | {names.SHARE: "1", "cpu": str(1 + gang % 5)}
     made["spec"]["containers"][0]["resources"] = {"limits": wanted, "requests": wanted}
     return made
+
+
+def _preempts(state: State, gang: int, everywhere: list[str]) -> None:
+    """kube-scheduler asks who is to go for the first member of a new gang, which is deleted then."""
+    made = [_member(gang, i, fits=gang % 2 == 0) for i in range(SIZE)]
+    for each in made:
+        each["spec"]["priority"] = 1000
+    records = [podinfo.pod(json.dumps(each).encode())[1] for each in made]
+    for record in records:
+        state.set_pod(record)
+    state.gangs.filter(made[0]["metadata"]["uid"], everywhere)
+    chosen = {node: {"Pods": []} for node in everywhere[gang % 7 :: max(1, len(everywhere) // PREEMPTED)]}
+    args = wire.preempt_args(json.dumps({"Pod": made[0], "NodeNameToMetaVictims": chosen}).encode())
+    verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+    for record in records:
+        state.remove_pod(record)
 
 
 def _ask(name: str, asked: PodRequest, nodes: list[str]) -> Ask:
@@ -118,6 +139,8 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
                 for made in [_member(gangs + i, j, fits=True) for j in range(SIZE)]:
                     state.set_pod(podinfo.pod(json.dumps(made).encode())[1])
                     state.gangs.filter(made["metadata"]["uid"], everywhere)
+            if i % 20 == 10:
+                _preempts(state, 10 * gangs + i // 20, everywhere)
             if i % 5 == 0:
                 state.gangs.step()
                 state.tick()

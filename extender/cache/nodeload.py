@@ -70,18 +70,23 @@ class NodeLoads:
                 self.remove_pod(key)
 
     @contextmanager
-    def what_if(self, *, unplanned: Iterable[str]) -> Iterator[None]:
-        """Context: these pods take nothing where they are planned. Afterwards all is as before, also after an
-        exception. Nothing else may happen to these pods inside.
+    def what_if(
+        self, *, unplanned: Iterable[str] = (), gone: Iterable[str] = (), there: Iterable[Placed] = ()
+    ) -> Iterator[None]:
+        """Context: these pods take nothing, `unplanned` where they are planned and `gone` wherever they are; the pods
+        of `there` are there too. Afterwards all is as before, also after an exception. Nothing else may happen to these
+        pods inside.
         """
-        placed = [self._pods[key] for key in unplanned if key in self._planned]
-        for one in placed:
-            self._count(one, -1)
+        changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
+        changes += [(self._pods[key], -1) for key in gone]
+        changes += [(one, 1) for one in there]
+        for one, sign in changes:
+            self._count(one, sign)
         try:
             yield
         finally:
-            for one in placed:
-                self._count(one, 1)
+            for one, sign in reversed(changes):
+                self._count(one, -sign)
 
     def left(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""

@@ -95,13 +95,14 @@ class NominatedPods:
         chosen: Collection[str] = (),
         *,
         own: Collection[str] = (),
+        gone: Collection[str] = (),
     ) -> Victims | None:
         """The victims on the node for the pod; None where no eviction helps. `chosen`: kube-scheduler's own victims;
-        `own`: pods whose kept cards this pod may use.
+        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway.
         """
         priority = claimant.request.priority
         kept = self.kept_on(node, {claimant.uid, *own}, priority)
-        there = self._full(claimant, node, kept=kept, budgets=self.budgets)
+        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets)
         if there is None:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)

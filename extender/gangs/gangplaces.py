@@ -11,7 +11,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.gangs.vacancy import MemberShape, Vacancies, shapes
@@ -199,15 +199,26 @@ class GangPlaces:
             return None
         return gangplan.plan(self._ledger, self._loads, planned, self._terms(gang, {**offers, **own}, now))
 
+    def look(self, members: Sequence[Member], until: float) -> bool:
+        """Looks at nodes until `until`, by the thread's CPU, so that a plan of these members has to ask few. Returns
+        whether all were known before.
+        """
+        known = True
+        while not all(self._vacancies.most(shape)[1] for shape in shapes(members)):
+            known = False
+            if self._clock.cpu() >= until:
+                break
+        return known
+
     def would_place(
-        self, gang: Gang, members: Sequence[Member], nodes: Nodes, now: float, *, shape: str, also: Iterable[str]
+        self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
+        if self._short(members)[0] is not None:
+            return None
         offers = dict(self._offers.get(gang.key, {}))
         offers[shape] = offers.get(shape, frozenset()).union(also)
-        # Vacancies are of the nodes as they are, not of these.
-        terms = replace(self._terms(gang, offers, now), vacant=None)
-        found = gangplan.plan(self._ledger, nodes, members, terms)
+        found = gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now))
         return found if isinstance(found, Planned) else None
 
     def broken(self, gang: Gang) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.gangs.gangplan import Nodes, Planned
+from cardwise.core.gangs.gangplan import Planned
 from cardwise.core.gangs.gangs import Foreign, GangPhase, Group, Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
@@ -190,11 +190,13 @@ class Gangs:
         if gang is not None:
             self._stand_back(gang, self._clock.now())
 
-    def would_place(
-        self, gang: Gang, members: Sequence[Member], nodes: Nodes, *, shape: str, also: Iterable[str]
-    ) -> Planned | None:
+    def look(self, members: Sequence[Member], until: float) -> bool:
+        """See `GangPlaces.look`."""
+        return self._places.look(members, until)
+
+    def would_place(self, gang: Gang, members: Sequence[Member], *, shape: str, also: Iterable[str]) -> Planned | None:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
-        return self._places.would_place(gang, members, nodes, self._clock.now(), shape=shape, also=also)
+        return self._places.would_place(gang, members, self._clock.now(), shape=shape, also=also)
 
     # What time and leaders do.
 

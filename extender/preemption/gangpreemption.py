@@ -2,23 +2,27 @@
 
 kube-scheduler preempts for one pod after the other, and knows no gangs. So with each answer the whole gang is looked
 at: what is free or becomes so, for whom somebody goes already, and who else would have to go for the others. Only who
-must go for the pod that was asked for is answered; the places of the others are kept, and their turn comes. Under the
-lock of the state.
+must go for the pod that was asked for is answered; the places of the others are kept, and their turn comes.
+
+The search may need several plans, and takes a turn at the state for each. What one turn has found may not hold in the
+next. So each turn plans anew, with more nodes where pods would go, and the answer is right when it is kept.
 """
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cardwise.clock import Clock
-from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
-from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, NominatedPlace
-from extender.gangs.gangs import Gangs
+from extender.gangs.gangs import TURN, Gangs
+from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -30,6 +34,21 @@ class Together:
     node: str
     victims: Victims
     rest: tuple[Kept, ...]
+
+
+@dataclass(slots=True)
+class GangSearch:
+    """The search for one answer: what was asked, and what one turn passes on to the next.
+
+    `chosen`: kube-scheduler's own victims, by node. `found`: the victims there for this pod alone, as seen last.
+    `takes`: how many members the next turn puts where pods go; 0: it only asks whether waiting is enough.
+    """
+
+    claimant: WaitingPod
+    policy: str
+    chosen: Mapping[str, Collection[str]]
+    found: dict[str, Victims]
+    takes: int = 0
 
 
 class GangPreemption:
@@ -52,65 +71,94 @@ class GangPreemption:
         """All of the pod's gang who have no place yet, and for whom nobody goes."""
         return [member.uid for member in self._lacking(uid)]
 
-    def answer(self, claimant: WaitingPod, policy: str, found: Mapping[str, Victims], until: float) -> Together | None:
-        """None where nobody is to go: the gang only has to wait, or would not be complete. `found`: who would have to
-        go for this pod alone, by node; `until`: when the search ends.
+    def turn(self, search: GangSearch) -> tuple[Together | None, bool]:
+        """One turn of the search. None where nobody is to go: the gang only has to wait, or would not be complete. Also
+        returns whether another turn may find more.
         """
+        uid = search.claimant.uid
         with self._nominations.tried():
-            self._nominations.drop(claimant.uid)
-            lacking = self._lacking(claimant.uid)
-            return self._search(claimant, policy, dict(found), lacking, until)
+            self._nominations.drop(uid)
+            gang, lacking = self._gangs.of(uid), self._lacking(uid)
+            if gang is None or all(member.uid != uid for member in lacking):
+                return None, False
+            if not self._gangs.look(lacking, self._clock.cpu() + TURN):
+                return None, True
+            if not search.takes:
+                search.takes = 1
+                return None, not self._suffices(search, gang, lacking)
+            together, more = self._take(search, gang, lacking)
+            if together is not None and self._suffices(search, gang, lacking):
+                return None, False  # room has come since the first turn
+            search.takes = 2 * search.takes + 1  # a plan costs more than a look, and who is looked at in vain stays
+            return together, more
 
-    def _search(
-        self,
-        claimant: WaitingPod,
-        policy: str,
-        found: dict[str, Victims],
-        lacking: Sequence[Member],
-        until: float,
-    ) -> Together | None:
-        asker = next((member for member in lacking if member.uid == claimant.uid), None)
-        nodes = {node for node, victims in found.items() if not victims.uids}  # where it is enough to wait
-        if asker is None or self._places(claimant, lacking, nodes) is not None:
-            return None
-        # Who is alike may have the same nodes; what others lack must be free.
-        fellows = [member for member in lacking if member.shape == asker.shape and member is not asker]
+    def _suffices(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
+        """Whether the gang only has to wait."""
+        return self._places(search, gang, lacking, _enough(search)) is not None
+
+    def _take(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
+        """Plans the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape;
+        for all other members there must be room. Also returns whether there are more such nodes and members.
+        """
+        claimant, found = search.claimant, search.found
+        shape = gang.members[claimant.uid].shape
+        alike = [member for member in lacking if member.shape == shape and member.uid != claimant.uid]
+        fellows = [_claimant(gang.namespace, member) for member in alike]
         own: tuple[str, Victims] | None = None
         others: list[Kept] = []
-        at_once = 1
-        while found and self._clock.now() <= until:
-            for _ in range(at_once):
-                node, victims = min(found.items(), key=lambda item: (item[1].harm, item[0]))
+        taken: list[str] = []
+        now: dict[str, Victims] = {}  # by node, with all who have been put there
+        queue = [(victims.harm, node) for node, victims in found.items()]
+        heapq.heapify(queue)
+        with self._nominations.tried():
+            while queue and (own is None or (fellows and len(taken) < search.takes)):
+                harm, node = heapq.heappop(queue)
+                if node not in now:
+                    taker = claimant if own is None else fellows[0]
+                    victims = self._who_goes(search, taker, node, lacking, first=node not in taken)
+                    if victims is not None:
+                        now[node] = victims
+                        heapq.heappush(queue, (victims.harm, node))
+                    continue
+                victims = now.pop(node)
                 if victims.uids and own is None:
                     taker, own = claimant, (node, victims)
                 elif fellows:
-                    taker = _claimant(claimant.ref.namespace, fellows.pop(0))
+                    taker = fellows.pop(0)
                     if victims.assignment is not None:
                         others.append(Kept(taker, node, victims.assignment))
                 else:
-                    found.clear()
                     break
-                self._nominations.answered(
-                    taker, {node: NominatedPlace(victims.assignment, victims.uids)}, self._clock.now()
-                )
-                nodes.add(node)
-                del found[node]
-                taker = _claimant(claimant.ref.namespace, fellows[0]) if fellows else claimant
-                again = self._nominated.who_goes(
-                    taker, policy, node, own=[m.uid for m in lacking if not self._is_helped(m.uid)]
-                )
-                if again is not None:
-                    found[node] = again
-                if not found:
-                    break
-            at_once *= 2  # a plan costs more than a look, and who is looked at in vain stays
+                place = NominatedPlace(victims.assignment, victims.uids)
+                self._nominations.answered(taker, {node: place}, self._clock.now())
+                taken.append(node)
+                heapq.heappush(queue, (harm, node))
             if own is None:
-                continue
+                return None, False
             rest = [member for member in lacking if not self._is_helped(member.uid)]
-            places = self._places(claimant, rest, nodes)
-            if places is not None:
-                return Together(*own, (*others, *places))
-        return None
+            places = self._places(search, gang, rest, {*_enough(search), *taken})
+        if places is None:
+            return None, bool(queue and fellows)
+        return Together(*own, (*others, *places)), False
+
+    def _who_goes(
+        self, search: GangSearch, taker: WaitingPod, node: str, lacking: Sequence[Member], *, first: bool
+    ) -> Victims | None:
+        """The victims on the node as it is now. `first`: no member has been put there yet."""
+        own, found = [member.uid for member in lacking if not self._is_helped(member.uid)], search.found
+        if first and taker is not search.claimant:
+            # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
+            seen = found[node]
+            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids)
+            if rest is not None and not rest.uids:
+                return replace(seen, assignment=rest.assignment)
+        chosen = search.chosen[node] if first else ()
+        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own)
+        if victims is None and first:
+            del found[node]
+        elif victims is not None and first:
+            found[node] = victims
+        return victims
 
     def _lacking(self, uid: str) -> list[Member]:
         """The same; none where nothing can be planned for the gang now."""
@@ -123,55 +171,47 @@ class GangPreemption:
         """Whether somebody goes for the pod already."""
         return bool(self._nominations.node(uid))
 
-    def _places(self, claimant: WaitingPod, members: Sequence[Member], nodes: Iterable[str]) -> list[Kept] | None:
+    def _places(
+        self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
+    ) -> list[Kept] | None:
         """Places for all of these, once all are gone who go; what they hold there of cards."""
-        gang = self._gangs.of(claimant.uid)
-        if gang is None:
-            return None
-        with self._later(claimant, {member.uid for member in members}, nodes) as later:
-            shape = gang.members[claimant.uid].shape
-            planned = self._gangs.would_place(gang, members, later, shape=shape, also=nodes)
+        shape = gang.members[search.claimant.uid].shape
+        with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
+            planned = self._gangs.would_place(gang, members, shape=shape, also=nodes)
         if planned is None:
             return None
         return [
-            Kept(_claimant(claimant.ref.namespace, member), planned.nodes[member.uid], assignment)
+            Kept(_claimant(gang.namespace, member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
 
     @contextmanager
-    def _later(self, claimant: WaitingPod, own: Collection[str], nodes: Iterable[str]) -> Iterator["_Later"]:
+    def _later(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
         """Meanwhile all who go are gone, and for whom they go is there."""
         going = self._nominations.all_victims()
-        more: dict[str, Load] = {}
+        gone: list[str] = []
         for node in {*nodes, *going.values()}:
-            for _, one in self._loads.on(node):
+            for key, one in self._loads.on(node):
                 if one.going or one.uid in going:
                     going[one.uid] = node
-                    more[node] = more.get(node, _NOTHING).plus(one.load)
-        for who, node, _ in self._nominations.before(own, claimant.request.priority):
-            if self._loads.get(who.uid) is None:
-                more[node] = more.get(node, _NOTHING).plus(who.load, -1)
-        with self._nominated.kept(own, claimant.request.priority), self._ledger.what_if(released=going):
-            yield _Later(self._loads, more)
+                    gone.append(key)
+        coming = [
+            Placed(node, who.load)
+            for who, node, _ in self._nominations.before(own, priority)
+            if self._loads.get(who.uid) is None
+        ]
+        with (
+            self._nominated.kept(own, priority),
+            self._ledger.what_if(released=going),
+            self._loads.what_if(gone=gone, there=coming),
+        ):
+            yield
 
 
-class _Later:
-    """What nodes will have left."""
-
-    def __init__(self, loads: NodeLoads, more: Mapping[str, Load]) -> None:
-        self._loads = loads
-        self._more = more
-
-    def left(self, node: str) -> Load | None:
-        left = self._loads.left(node)
-        return left if left is None else left.plus(self._more.get(node, _NOTHING))
-
-    def names(self) -> Collection[str]:
-        return self._loads.names()
-
-
-_NOTHING = Load(0, 0, 0)
+def _enough(search: GangSearch) -> set[str]:
+    """Nodes where it is enough to wait, for the pod alone."""
+    return {node for node, victims in search.found.items() if not victims.uids}
 
 
 def _claimant(namespace: str, member: Member) -> WaitingPod:

@@ -16,14 +16,15 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import slices
+from extender.cache.yielding import give_way, slices
 from extender.gangs.gangs import Gangs
-from extender.preemption.gangpreemption import GangPreemption
+from extender.preemption.gangpreemption import GangPreemption, GangSearch
 from extender.queue.schedulingqueue import Fragmented
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
+_PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, until it is known what became of the answers before
 _LOOK: Final = 0.005  # seconds between two looks whether it is
 _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
@@ -75,21 +76,22 @@ class Preemption:
         self._hear()
         with self._lock:
             self._cache.count_cards()
-            if self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy):
+            if self._is_answered(claimant, policy):
                 return {}
             own = self._together.unhelped(claimant.uid) if member else []
         found: dict[str, Victims] = {}
+        looks_until = until - _PLANNING if member else until
         for node in sorted(chosen):
-            if self._clock.now() > until:
+            if self._clock.now() > looks_until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
                 victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
                     found[node] = victims
         with self._lock:
-            if member and self._together.concerns(claimant.uid):
-                return self._for_gang(claimant, policy, found, until)
-            return self._answered(claimant, found)
+            if not (member and self._together.concerns(claimant.uid)):
+                return self._answered(claimant, found)
+        return self._for_gang(GangSearch(claimant, policy, chosen, found), until)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
@@ -145,6 +147,23 @@ class Preemption:
             self._nominations.drop(claimant.uid)
             self._cache.free()
 
+    def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
+        """A turn for each plan."""
+        more = True
+        while more and self._clock.now() <= until:
+            give_way(self._clock)
+            with self._lock:
+                self._cache.count_cards()
+                if self._is_answered(search.claimant, search.policy):
+                    return {}
+                together, more = self._together.turn(search)
+                if together is not None:
+                    victims = together.victims
+                    place = NominatedPlace(victims.assignment, victims.uids, together.rest)
+                    self._nominations.answered(search.claimant, {together.node: place}, self._clock.now())
+                    return {together.node: victims}
+        return {}
+
     def _hear(self) -> None:
         """Waits until it is known which nodes kube-scheduler has taken of the last answers, but not for long.
 
@@ -177,6 +196,10 @@ class Preemption:
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
+    def _is_answered(self, claimant: WaitingPod, policy: str) -> bool:
+        """Whether pods go for it already, or may."""
+        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy)
+
     def _waits(self, claimant: WaitingPod, policy: str) -> bool:
         """Whether somebody goes for the pod already, and that is enough."""
         nomination = self._nominations.get(claimant.uid)
@@ -186,17 +209,6 @@ class Preemption:
             self._nominated.once_gone(claimant, policy, node, place.victims) is not None
             for node, place in nomination.places.items()
         )
-
-    def _for_gang(
-        self, claimant: WaitingPod, policy: str, found: Mapping[str, Victims], until: float
-    ) -> dict[str, Victims]:
-        together = self._together.answer(claimant, policy, found, until)
-        if together is None:
-            return {}
-        victims = together.victims
-        place = NominatedPlace(victims.assignment, victims.uids, together.rest)
-        self._nominations.answered(claimant, {together.node: place}, self._clock.now())
-        return {together.node: victims}
 
     def _answered(self, claimant: WaitingPod, found: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in found.values()):

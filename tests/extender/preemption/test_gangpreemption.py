@@ -1,14 +1,17 @@
 """Who goes for a gang: as many as it lacks cards for and nobody in vain, and what is free is kept for it meanwhile."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cardwise.core.gangs.vacancy import LOOKS, Vacancies
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.gangs.gangs import Gangs
+from extender.gangs.gangs import TURN, Gangs
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -59,8 +62,10 @@ class Full(World):
             node for node in super().offered(pod) if not has_card(pod) or taken.get(node, 0) < self.nodes[node].cards
         ]
 
-    def asks(self, name: str) -> dict[str, list[str]]:
-        """kube-scheduler brings the pod, and would preempt on each node where it may; who goes, by node."""
+    def asks(self, name: str, before: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
+        """kube-scheduler brings the pod, and would preempt on each node where it may; who goes, by node. `before`: what
+        happens before we are asked.
+        """
         pod = self.pods[name]
         assert not self.filter(name)[0]
         chosen = {
@@ -70,6 +75,7 @@ class Full(World):
         }
         if not chosen:
             return {}
+        before()
         args = wire.preempt_args(json.dumps({"Pod": pod, "NodeNameToMetaVictims": chosen}).encode())
         answer = verbs.preempt(self.state, PREFERENCES, args).node_name_to_meta_victims
         return {node: sorted(one.uid[4:] for one in said.pods) for node, said in answer.items()}
@@ -103,6 +109,30 @@ class Full(World):
             for name, on in self.bound().items()
             if on == node and self.pods[name]["spec"].get("priority", 0) < HIGH
         ]
+
+    def meanwhile(self, pause: int, change: Callable[[], None]) -> list[float]:
+        """It happens in that pause between two turns at the state. The pauses, as they come."""
+        pauses: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            self.clock.advance(seconds)
+            pauses.append(seconds)
+            if len(pauses) == pause:
+                change()
+
+        self.clock.sleep = sleep
+        return pauses
+
+    def nominated(self, name: str, node: str) -> None:
+        """The pod's status says so: another extender has answered for it."""
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        self.pods[name]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
+        self.tell(self.pods[name])
+
+    def nominated_other(self, node: str) -> None:
+        """The same of a pod of high priority that comes now."""
+        self.create(single("other", created=9, priority=HIGH, whole_gpu=1))
+        self.nominated("other", node)
 
 
 def has_card(pod: dict) -> bool:
@@ -154,10 +184,7 @@ def test_the_cards_of_another_nominated_pod_are_not_found_out_in_a_try():
     would have the card of one of them, and not the card that is freed for it.
     """
     world = Full(n1=[LOW, LOW], n2=[HIGH])
-    world.create(single("other", created=9, priority=HIGH, whole_gpu=1))
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    world.pods["other"]["status"] |= {"nominatedNodeName": "n1", "conditions": [refused]}
-    world.tell(world.pods["other"])
+    world.nominated_other("n1")
     assert [world.asks(name) for name in gang(world, 3)] == [{}, {}, {}], "it would not be complete"
     world.delete("n1-1")
     world.create(single("late", created=10, whole_gpu=1))
@@ -249,6 +276,30 @@ def test_a_member_of_a_gang_that_runs_preempts_alone():
     assert world.preempts("more") == ["n2-0"]
 
 
+# Each plan is a turn at the state, and others come in between.
+
+CHANGES: dict[str, Callable[[Full], object]] = {
+    "a pod is bound": lambda world: world.runs("late", 0, "n3", HIGH),
+    "a node goes": lambda world: world.state.remove_node("n2"),
+    "another is nominated": lambda world: world.nominated_other("n2"),
+    "a member goes": lambda world: world.delete("g4"),
+    "the pod goes": lambda world: world.delete("g0"),
+    "the victims have gone": lambda world: world.delete("n1-0", "n1-1", "n2-0", "n2-1"),
+    "the victims are going": lambda world: [world.terminate(name) for name in ("n1-0", "n1-1", "n2-0", "n2-1")],
+    "somebody goes for it": lambda world: [world.nominated("g0", "n2"), world.terminate("n2-0")],
+}
+
+
+@pytest.mark.parametrize("pause", [1, 2, 3, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_nobody_goes_for_what_is_over_by_the_last_turn(change, pause):
+    world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
+    gang(world, 5)
+    pauses = world.meanwhile(pause, lambda: CHANGES[change](world))
+    assert world.asks("g0") == {}
+    assert len(pauses) >= pause
+
+
 on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_size=3)
 
 
@@ -278,3 +329,80 @@ def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, data)
     if not any(None in on and LOW in on for on in nodes):
         assert ran == (size <= free + low)
     assert world.over_full() == []
+
+
+def test_each_plan_is_a_turn_at_the_state(monkeypatch):
+    """What is to be answered is asked of two: that the gang is complete, and that it is not enough to wait."""
+    plans = Counter[int]()
+    would_place = Gangs.would_place
+
+    def counted(*args, **how):
+        plans[len(pauses)] += 1
+        return would_place(*args, **how)
+
+    monkeypatch.setattr(Gangs, "would_place", counted)
+    world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
+    gang(world, 5)
+    pauses = world.meanwhile(0, lambda: None)
+    assert world.asks("g0")
+    assert [plans[turn] for turn in range(1, len(pauses) + 1)] == [1, 1, 1, 2]
+
+
+def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
+    most = Vacancies.most
+
+    def costly(*args):
+        world.clock.worked += TURN
+        return most(*args)
+
+    world = Full(**{f"n{i}": [LOW] for i in range(2 * LOOKS)})
+    gang(world, 2)
+    monkeypatch.setattr(Vacancies, "most", costly)
+    pauses = world.meanwhile(0, lambda: None)
+    assert len(world.asks("g0")) == 1
+    assert len(pauses) > 3
+
+
+happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending"])
+
+
+@settings(max_examples=examples(25, soak=400), deadline=None)
+@given(
+    nodes=st.lists(on_cards, min_size=1, max_size=4),
+    size=st.integers(1, 5),
+    what=happens,
+    pause=st.integers(1, 4),
+    data=st.data(),
+)
+def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, what, pause, data):
+    """Whatever happens between two turns: as if it had happened before the call."""
+    assume(sum(on.count(None) for on in nodes) < size)
+    node = f"n{data.draw(st.integers(0, len(nodes) - 1))}"
+    card = data.draw(st.integers(0, 2))
+
+    def change(world: Full) -> None:
+        there = world.pods.get(f"{node}-{card}")
+        if what == "bound" and there is None and card < world.nodes[node].cards:
+            world.runs("late", card, node, HIGH)
+        elif what == "node":
+            world.state.remove_node(node)
+        elif what == "nominated":
+            world.nominated_other(node)
+        elif what == "member":
+            world.delete(f"g{size - 1}")
+        elif what == "ended" and there is not None:
+            world.delete(f"{node}-{card}")
+        elif what == "ending" and there is not None:
+            world.terminate(f"{node}-{card}")
+
+    def answer(*, between: bool) -> tuple[dict[str, list[str]], bool]:
+        world = Full(**{f"n{i}": on for i, on in enumerate(nodes)})
+        gang(world, size)
+        if not between:
+            return world.asks("g0", before=lambda: change(world)), True
+        pauses = world.meanwhile(pause, lambda: change(world))
+        return world.asks("g0"), len(pauses) >= pause
+
+    found, happened = answer(between=True)
+    assume(happened)
+    assert found == answer(between=False)[0]
