@@ -187,10 +187,8 @@ def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
 
 
 def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
-    failed: dict[str, str] = {}
-    hopeless: dict[str, str] = {}
-    for name, refusal in refusals.items():
-        (failed if refusal.resolvable else hopeless)[name] = refusal.text
+    failed = {name: refusal.text for name, refusal in refusals.items() if refusal.resolvable}
+    hopeless = {name: refusal.text for name, refusal in refusals.items() if not refusal.resolvable}
     return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
 
 

@@ -4,6 +4,7 @@ Pure. Counted node by node: the state is locked for one node's cards at a time, 
 counted again. `statuswriter` writes what differs.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -76,48 +77,59 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
     sums: dict[frozenset[str], Cards] = {}
     for i, card in enumerate(state.cards):
         free = state.free_mib(i)
-        allocated = held.pop(card.uuid, NOTHING_ALLOCATED)
-        cards[names.extended_resource_name(card.uuid)] = allocated._replace(
-            free=free, classes=_in_order(card.classes)[:_MOST_CLASSES]
-        )
+        allocated = held.pop(card.uuid, _Held())
+        cards[names.extended_resource_name(card.uuid)] = allocated.status(free, _in_order(card.classes))
         one = Cards(1, int(card.healthy), card.mem, allocated.memory, free)
         before = sums.get(card.classes)
         sums[card.classes] = one if before is None else before.plus(one)
     for device in state.devices:
-        allocated = held.pop(device.uuid, NOTHING_ALLOCATED)
-        cards[names.extended_resource_name(device.uuid)] = allocated._replace(
-            classes=_in_order(device.classes)[:_MOST_CLASSES]
-        )
+        allocated = held.pop(device.uuid, _Held())
+        cards[names.extended_resource_name(device.uuid)] = allocated.status(0, _in_order(device.classes))
         sums[device.classes] = sums.get(device.classes, Cards()).plus(Cards(1, int(device.healthy)))
     for uuid, allocated in held.items():
-        cards[names.extended_resource_name(uuid)] = allocated
+        cards[names.extended_resource_name(uuid)] = allocated.status(0, ())
     return NodeCount(cards, sums)
 
 
-def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, CardStatus]:
+@dataclass(slots=True)
+class _Held:
+    """What is held of one card or device, while it is added up."""
+
+    memory: int = 0
+    core: int = 0
+    shares: int = 0
+    whole: bool = False
+    pods: int = 0
+    terminating: tuple[HeldRecord, ...] = ()
+
+    def status(self, free: int, classes: tuple[str, ...]) -> CardStatus:
+        return CardStatus(self.memory, self.core, self.shares, self.whole, self.pods, free, classes, self.terminating)
+
+
+def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Held]:
     """What is held of each card or device, by its UUID."""
-    found: dict[str, CardStatus] = {}
+    found: dict[str, _Held] = defaultdict(_Held)
     for holding in ledger.holdings(node):
         counted = set()
         for share in holding.assignment.shares():
             uuid = share.uuid_by(uuid_of)
             if not uuid:
                 continue  # a pod of gpushare, on a card that no node reports
-            before = found.get(uuid, NOTHING_ALLOCATED)
-            found[uuid] = before._replace(
-                memory=before.memory + share.mem,
-                core=before.core + share.core,
-                shares=before.shares + 1,
-                whole=before.whole or share.whole,
-                pods=before.pods + (uuid not in counted),
-            )
+            one = found[uuid]
+            one.memory += share.mem
+            one.core += share.core
+            one.shares += 1
+            one.whole |= share.whole
+            one.pods += uuid not in counted
             counted.add(uuid)
         for device in holding.assignment.device_shares():
-            before = found.get(device.uuid, NOTHING_ALLOCATED)
-            found[device.uuid] = before._replace(shares=before.shares + 1, whole=True, pods=before.pods + 1)
+            one = found[device.uuid]
+            one.shares += 1
+            one.whole = True
+            one.pods += 1
         if holding.mark in _OF_THE_GONE and holding.charged:
             for uuid, record in _terminating(holding, uuid_of):
-                found[uuid] = found[uuid]._replace(terminating=(*found[uuid].terminating, record))
+                found[uuid].terminating += (record,)
     return found
 
 
@@ -135,7 +147,7 @@ def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple
 
 @lru_cache(maxsize=4096)
 def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
-    return tuple(sorted(classes))
+    return tuple(sorted(classes))[:_MOST_CLASSES]
 
 
 class ClassSums:

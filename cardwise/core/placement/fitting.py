@@ -263,6 +263,11 @@ def admits(node: NodeState, i: int, claim: Claim) -> bool:
     return node.mps.admits(i, claim.untolerated, claim.user)
 
 
+def asks_for_memory_alone(claim: Claim) -> bool:
+    """Whether nothing else decides on a node where no card has so much."""
+    return claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD
+
+
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
     """Why the claim found no card of its class, from the most to the least permanent reason."""
     if not node.cards:
@@ -272,7 +277,7 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         among = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not among:
             return Refusal.NO_SUCH_TYPE
-    elif claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD:
+    elif asks_for_memory_alone(claim):
         # The common cases of a full cluster, where thousands of nodes are asked.
         if node.largest < claim.mem:
             return Refusal.CARD_TOO_SMALL

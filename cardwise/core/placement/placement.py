@@ -233,11 +233,17 @@ class Scorer:
         plan = self._plan_on(ledger.kinds)
         claim, _, typed = want = plan.wants[0]
         limited = plan.unlimited is not None
+        mem = claim.mem
+        by_memory = not limited and typed is None and fitting.asks_for_memory_alone(claim)
         refusals: dict[str, Refusal] = {}
         for name in nodes:
             node = by_name.get(name)
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
+            elif by_memory and 0 < node.largest < mem:
+                refusals[name] = Refusal.CARD_TOO_SMALL  # this and the next as `refusal`, without its call
+            elif by_memory and node.largest and max(node.free) < mem:
+                refusals[name] = Refusal.NO_MEMORY
             elif limited:
                 refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
             else:
