@@ -28,9 +28,9 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
-_UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
-_MOMENT = 1.0  # seconds after which the watch has mostly shown it
-_PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
+_NAMING_SECONDS = 5.0  # for kube-scheduler to say which node it has chosen
+_WATCH_LAG_SECONDS = 1.0  # after which the watch has mostly shown it
+_KEEP_SECONDS = 60.0  # for which cards are kept once the victims are gone
 
 KEPT = "nominated"  # the mark of what is kept
 
@@ -90,7 +90,8 @@ class Nominations:
     def untold(self, now: float) -> bool:
         """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
         return any(
-            not one.told and len(one.places) > 1 and one.until - now > _UNTOLD - _MOMENT for one in self._of.values()
+            not one.told and len(one.places) > 1 and one.until - now > _NAMING_SECONDS - _WATCH_LAG_SECONDS
+            for one in self._of.values()
         )
 
     def asks_again(self, claimant: WaitingPod, now: float) -> bool:
@@ -118,11 +119,11 @@ class Nominations:
         before = self._of.get(claimant.uid)
         told = before.told if before is not None and before.told in places else ""
         self._over.pop(claimant.uid, None)
-        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told)
+        self._of[claimant.uid] = Nomination(claimant, now + _NAMING_SECONDS, dict(places), told)
 
     def decided(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """The extender itself has chosen the node."""
-        self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: place}, node)
+        self._of[claimant.uid] = Nomination(claimant, now + _KEEP_SECONDS, {node: place}, node)
 
     def heard(self, claimant: WaitingPod, now: float) -> None:
         """The pod waits, and its status names the node where it is nominated, or none.
@@ -134,11 +135,11 @@ class Nominations:
         if not node or self._over.get(claimant.uid) == node:
             return
         if nomination is None:
-            nomination = self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: NominatedPlace()})
+            nomination = self._of[claimant.uid] = Nomination(claimant, now + _KEEP_SECONDS, {node: NominatedPlace()})
         if nomination.told != node:
             nomination.told = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
-            nomination.until = now + _PATIENCE
+            nomination.until = now + _KEEP_SECONDS
 
     def drop(self, uid: str) -> None:
         """The pod is bound, or gone."""
@@ -159,7 +160,7 @@ class Nominations:
         for uid, nomination in list(self._of.items()):
             victims = [victim for place in nomination.places.values() for victim in place.victims]
             if nomination.told and any(self._loads.get(victim) is not None for victim in victims):
-                nomination.until = now + _PATIENCE
+                nomination.until = now + _KEEP_SECONDS
             elif now >= nomination.until:
                 del self._of[uid]
                 if nomination.told:

@@ -31,13 +31,13 @@ from extender.records.podref import PodRef
 
 _MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
 _SLACK: Final = 1024  # of what is in order, for pods that are not to be decided about any more
-_FORGET: Final = 600.0  # seconds; kube-scheduler tries a waiting pod again after five minutes at the latest
-_RACE: Final = 2.0  # seconds before a change in which a pod may have been refused without it
-_EVERY: Final = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
+_FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
+_WATCH_LAG_SECONDS: Final = 2.0  # before a change: a pod may have been refused without knowing of it
+_TOUCH_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
-_TURNS: Final = 12.0  # seconds: kube-scheduler's longest back-off, and two more
-_SETTLED: Final = 3.0  # seconds that a pod waits before other pods are evicted for it
-_LOOK_AGAIN: Final = 15.0  # seconds between two looks for victims
+_TURNS_SECONDS: Final = 12.0  # kube-scheduler's longest back-off, and two more
+_SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
+_LOOK_AGAIN_SECONDS: Final = 15.0  # between two looks for victims
 
 
 @dataclass(slots=True, eq=False)
@@ -247,7 +247,7 @@ class SchedulingQueue:
         """There may be room on this node. `seen`: kube-scheduler sees the cause and tries pods again by itself."""
         now = self._clock.now()
         self._forget(now)
-        if self._unschedulable and (not seen or now - self._last_refusal < _RACE):
+        if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._move = node
 
     def move_all_at(self, when: float) -> None:
@@ -267,7 +267,7 @@ class SchedulingQueue:
         if passed:
             self._moves_at -= passed
             self.move_all()
-        if self._move is None or now - self._touched < _EVERY:
+        if self._move is None or now - self._touched < _TOUCH_SECONDS:
             return None
         node, self._move = self._move, None
         self._forget(now)
@@ -298,7 +298,7 @@ class SchedulingQueue:
         and it would preempt again. So pods of lower priority wait until it has been here once, but not for long.
         """
         self._term = self._clock.now()
-        self._turns_until = self._term + _TURNS
+        self._turns_until = self._term + _TURNS_SECONDS
 
     def has_turn(self, priority: int) -> bool:
         """Whether a pod of this priority may be placed now. If not, it is noted, and woken later (`end_turns`)."""
@@ -324,7 +324,7 @@ class SchedulingQueue:
         if not nodes:
             row.fragmented = None
             return
-        not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED
+        not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED_SECONDS
         row.fragmented = Fragmented(claimant, policy, tuple(sorted(nodes)), now, not_before)
 
     def is_fragmented(self, uid: str) -> bool:
@@ -340,14 +340,14 @@ class SchedulingQueue:
             one = row.fragmented
             if one is None or one.not_before > now:
                 continue
-            if now - one.heard > _FORGET:
+            if now - one.heard > _FORGET_SECONDS:
                 row.fragmented = None
             elif not helped(row.uid):
                 due.append(one)
         if not due:
             return None
         first = min(due, key=lambda one: (-one.claimant.request.priority, one.not_before, one.claimant.uid))
-        first.not_before = now + _LOOK_AGAIN
+        first.not_before = now + _LOOK_AGAIN_SECONDS
         return first
 
     def forget_fragmented(self) -> None:
@@ -392,7 +392,7 @@ class SchedulingQueue:
         """Drops rows that were refused long ago: of pods that vanished while filter worked on them."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
-            if now - row.refused <= _FORGET:
+            if now - row.refused <= _FORGET_SECONDS:
                 return
             del self._unschedulable[uid]
             row.reason = ""

@@ -33,7 +33,7 @@ _RATE = 50.0  # writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # until what the API server refused is tried again
-_ODD_SECONDS = 2.0  # in which the watch shows an object that was made or deleted
+_CONFLICT_SECONDS = 2.0  # in which the watch shows an object that was made or deleted
 _SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
 
 
@@ -110,7 +110,7 @@ class PodGroupWriter:
         try:
             write()
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will show what has happened
+            self._schedule.failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show what has happened
         except errors.KubeError as error:
             _log.warning("cannot write a PodGroup; it is tried again", name=key.key, error=str(error))
             self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)

@@ -44,7 +44,7 @@ _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
-_ODD_SECONDS = 2.0  # until one is tried again whose object was gone, or has changed since it was read
+_CONFLICT_SECONDS = 2.0  # until one is tried again whose object was gone, or has changed since it was read
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
@@ -197,7 +197,7 @@ class StatusWriter:
         try:
             self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will show what has happened
+            self._schedule.failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show what has happened
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
             self._complain(key, error)
             self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)

@@ -1,8 +1,8 @@
-"""The planner of gangs: nodes and cards for all members of one at once, or for none.
+"""The planner of gangs: nodes and cards for all members of a gang at once, or for none.
 
-Cards are chosen by the placement engine, with the plan so far held in the ledger; what a node has left of CPU, memory
-and pods is asked of who counts the pods. A limited search: members in an order, each on the best node of the moment,
-and a second order where the first leaves somebody out. What it finds is right; what it does not find may still be.
+The placement engine chooses cards, with the plan so far held in the ledger; what a node has left of CPU, memory and
+pods is asked of `Nodes`. The search is limited: members are placed in an order, each on the best node of the moment,
+and in a second order if the first leaves a member out. A plan that is found is right; another may be missed.
 """
 
 import heapq
@@ -22,18 +22,18 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
-_MOST_SCORED: Final = 500  # nodes for members who are alike
-_MOST_SEARCHED: Final = 256  # nodes for all members of several claims, each of which is searched by itself, but
-_AT_LEAST: Final = 2  # so many for each member
-_STEPS: Final = 1024  # of such searches, see `SearchEffort`
-_CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
+_MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
+_MOST_SEARCHED: Final = 256  # nodes that are searched for all members of several claims together, but
+_AT_LEAST: Final = 2  # at least so many for each member
+_STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
+_CHEAPER: Final = 40  # so many nodes can be scored in the time in which the index finds the best one
 
 
 class Nodes(Protocol):
-    """What nodes have left beside cards."""
+    """What nodes have left of cpu, memory and pods."""
 
     def left(self, node: str) -> Load | None:
-        """For further pods; None where there is no such node."""
+        """What the node has for further pods; None where there is no such node."""
 
     def names(self) -> Collection[str]:
         """All nodes that pods may be put on."""
@@ -41,7 +41,7 @@ class Nodes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Every member with its node, and with its cards where it asks for some. Nothing is held."""
+    """A plan: each member with its node, and its cards if it asks for some. Nothing is held."""
 
     nodes: Mapping[str, str]
     assignments: Mapping[str, Assignment]
@@ -49,19 +49,19 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """`member`: for whom there was no place, beside all that came before it."""
+    """No plan was found. `member`: the first without a place, with all members before it placed."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a plan must keep to, and how it chooses.
+    """The limits of a plan, and how it chooses.
 
-    `offers`: by shape, the nodes that the scheduler allows; a shape that is not in it may have any. `avoided`: shapes
-    and nodes that do not go together. `closed`: why a member must not have a node, for what is none of its own.
-    `vacant`: by node, how many pods of this request and load it could take at most, where that is any; None: that
-    is not known. `headroom`: what quotas leave to the namespace, for what is held now.
+    `offers`: by shape, the nodes that kube-scheduler allows; a shape that is not in it may have any node. `avoided`:
+    pairs of shape and node that do not go together. `closed`: whether a node is kept from a member for somebody else.
+    `vacant`: by node, how many pods of this request and load it could take at most; None: not known. `headroom`: what
+    quotas leave to the namespace now.
     """
 
     namespace: str
@@ -74,9 +74,9 @@ class Terms:
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
-    """Places for all of the members. Who has a place already is not among them, and is held and counted.
+    """Places for all of the members. Members that have a place already are not among them; their cards are held.
 
-    The ledger has the plan while it grows, and is as before afterwards, whatever was raised.
+    The ledger holds the plan while it grows, and is as before afterwards, also after an exception.
     """
     beyond = _beyond_quotas(ledger, members, terms)
     if beyond is not None:
@@ -98,7 +98,7 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
 
 
 def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
-    """The first with whom the quotas do not allow all, whichever cards they get: without a look at any node."""
+    """The first member that exceeds the quotas, whichever cards the members get. No node is looked at."""
     headroom = terms.headroom()
     for member in members if headroom else ():
         if member.request is None:
@@ -111,7 +111,7 @@ def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> M
 
 
 def _size(request: PodRequest | None) -> tuple[int, int, int]:
-    """Sorts who is hard to place before who is not."""
+    """A sort key: members that are hard to place come first."""
     if request is None:
         return 0, 0, 0
     whole = sum(container.cards for container in request.containers if container.whole)
@@ -119,9 +119,9 @@ def _size(request: PodRequest | None) -> tuple[int, int, int]:
 
 
 class _Kind(NamedTuple):
-    """Members who are alike to the planner, and the nodes that may do for one of them when the plan begins.
+    """Members that are alike to the planner, and the nodes that may take one of them when the plan begins.
 
-    `scores`: how good each candidate is; None where the index of all cards tells the best one without.
+    `scores`: how good each candidate is; None if the index of all cards finds the best one without scores.
     """
 
     load: Load
@@ -132,7 +132,7 @@ class _Kind(NamedTuple):
 
 
 class _Ground:
-    """What holds for all attempts: the nodes before anything is planned."""
+    """What is the same for all attempts: the nodes before anything is planned."""
 
     def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms) -> None:
         self.ledger = ledger
@@ -144,7 +144,7 @@ class _Ground:
         self._roomy: dict[tuple[int, Load], list[str]] = {}
 
     def kinds(self, members: Iterable[Member]) -> Mapping[str, _Kind]:
-        """By member; those who are alike have the same."""
+        """The kind of each member; members that are alike have the same."""
         alike: dict[object, list[Member]] = {}
         for member in members:
             told = member.shape in self.terms.offers or self.terms.avoided or self.terms.closed is not None
@@ -164,14 +164,14 @@ class _Ground:
             return left
 
     def score(self, kind: _Kind, node: str) -> int | None:
-        """How good the node is for one of this kind, as it is now; None where it has no cards for it."""
+        """How good the node is now for a member of this kind; None if it has no cards for it."""
         if kind.scorer is None:
             return self._harm(node)
         score = kind.scorer.score(self.ledger.node(node))
         return None if isinstance(score, Refusal) else score
 
     def options(self, kind: _Kind) -> int:
-        """How many nodes could take one of this kind; where nothing is planned."""
+        """How many nodes could take a member of this kind before anything is planned."""
         if kind.scores is None and kind.scorer is not None:
             return len(kind.scorer.score_all(self.ledger, kind.candidates)[0])
         return len(kind.candidates)
@@ -180,12 +180,12 @@ class _Ground:
         return Scorer(request, request.policy or self.terms.policy, self.terms.headroom(), self.effort)
 
     def _harm(self, node: str) -> int:
-        """For a pod that needs no card: nodes with cards are for others as long as there are other nodes."""
+        """The penalty of a node for a pod that needs no card: nodes with cards come last."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
     def _look(self, member: Member, count: int, searches: int) -> _Kind:
-        """For so many members like this one. `searches`: nodes that may be searched for several claims."""
+        """The kind of `count` members like this one. `searches`: nodes that may be searched for several claims."""
         offers = self.terms.offers.get(member.shape)
         avoided, closed, shape = self.terms.avoided, self.terms.closed, member.shape
 
@@ -222,8 +222,8 @@ class _Ground:
     def _scores(
         self, scorer: Scorer, candidates: Sequence[str], vacant: Mapping[str, int] | None, count: int, *, spreads: bool
     ) -> Mapping[str, int]:
-        """Of thousands only those are asked that the policy likes best as far as is known: a look at all takes longer
-        than others may wait for. All, where these are too few after all.
+        """The scores of the candidates. Of thousands only those are scored that the policy seems to prefer: scoring all
+        takes longer than others may wait. If these are too few, all are scored.
         """
         if vacant is not None and len(candidates) > _MOST_SCORED:
             sign = -1 if spreads else 1
@@ -245,27 +245,27 @@ class _Ground:
 
 
 def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int, *, spreads: bool) -> list[str]:
-    """So many: half of them those that the policy likes, as far as is known, and half of them the emptiest, since the
-    others may have cards for each claim and not for all together.
+    """`count` candidates: half of them those that the policy seems to prefer, and half the emptiest, since the former
+    may have cards for each claim and not for all together.
     """
     in_order = sorted(candidates, key=lambda node: (-vacant.get(node, 0), node))
     return sorted(in_order[:count] if spreads else [*in_order[: count // 2], *in_order[count // 2 - count :]])
 
 
 class _Queue(Protocol):
-    """The nodes for one kind of members, kept true while the plan grows."""
+    """The nodes for one kind of members, kept up to date while the plan grows."""
 
     kind: _Kind
 
     def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
-        """The best node now. `touched`: all that the plan has put something on, in that order."""
+        """The best node now. `touched`: the nodes that the plan has used so far, in that order."""
 
     def drop(self, node: str) -> None:
-        """It will not do, whatever its score says."""
+        """The node does not fit, whatever its score says."""
 
 
 class _Walked:
-    """By the ledger's index of all cards, which knows the best node of thousands without asking each."""
+    """By the ledger's index of all cards, which finds the best node of thousands without asking each."""
 
     def __init__(self, ground: _Ground, kind: _Kind) -> None:
         self._ground = ground
@@ -287,8 +287,8 @@ class _Walked:
 
 
 class _Sorted:
-    """By their scores. Those that the plan has put nothing on stay in the order of the beginning, equally good ones by
-    name; the others are few.
+    """By scores. Nodes that the plan does not use stay in their first order, equally good ones by name; the others are
+    few.
     """
 
     def __init__(self, ground: _Ground, kind: _Kind, scores: Mapping[str, int]) -> None:
@@ -339,7 +339,7 @@ class _Attempt:
         self._undo: list[Undo] = []
 
     def place(self, members: Iterable[Member]) -> Planned | Unplanned:
-        """Places for each, or the first for whom there is none."""
+        """Places for all these members, or the first without one."""
         try:
             for member in members:
                 if not self._place(member):
@@ -353,7 +353,7 @@ class _Attempt:
         queue = self._queue(self._kinds[member.uid])
         scorer = queue.kind.scorer
         if scorer is not None and member.request is not None and self._ground.limited:
-            scorer = self._ground.scorer(member.request)  # what quotas leave is less with every member
+            scorer = self._ground.scorer(member.request)  # quotas leave less with every member
             if scorer.exhausted(self._ground.ledger):
                 return False
         while (node := queue.best(self._touched, self._taken)) is not None:
@@ -389,7 +389,7 @@ class _Attempt:
 
 
 def takes(left: Load | None, taken: Load, load: Load) -> bool:
-    """Whether there is room for one more. What is not asked for does not matter, as for kube-scheduler."""
+    """Whether there is room for one more pod. What it does not ask for does not matter, as in kube-scheduler."""
     if left is None:
         return False
     return (
