@@ -21,7 +21,7 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
 from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
 
@@ -256,7 +256,7 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=MiB(spec.memory_mib),
+        mem=MiB(max(0, min(spec.memory_mib, MOST_MIB))),  # in older clusters the schema knows no maximum
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,

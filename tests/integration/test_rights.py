@@ -14,6 +14,7 @@ import yaml
 
 from cardwise.core.api import classes, names
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.quantity import MOST_MIB
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes, versions
@@ -374,9 +375,17 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
         space.wait(lambda: not made(), "what is invented no more is gone", 60)
 
 
+def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:
+    with Space(accounts, "huge") as space:
+        (liar,) = space.nodes(1)
+        spec = {"node": liar, "index": 0, "uuid": f"GPU-{liar}-0", "model": "Tesla T4", "memoryMiB": MOST_MIB + 1}
+        with acting(accounts, "deviceplugin", liar) as client, pytest.raises(errors.Invalid, match="memoryMiB"):
+            client.create(paths.extendedresources(), of_ours("ExtendedResource", f"gpu-{liar}-0", spec))
+
+
 def test_the_page_lists_what_a_node_tries() -> None:
     rows = re.findall(r"^\| (N\d+) \|", PAGE.read_text(), re.MULTILINE)
-    assert rows == ["N01", "N02", "N03", "N04"]  # the first is test_no_part_writes_another
+    assert rows == ["N01", "N02", "N03", "N04", "N05"]  # the first is test_no_part_writes_another
 
 
 def test_the_page_lists_the_fields() -> None:

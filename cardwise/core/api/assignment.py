@@ -14,7 +14,7 @@ from typing import Any
 
 from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
@@ -189,7 +189,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
 
 def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
     integers = type(index) is type(mem) is type(core) is type(total) is int
-    if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
+    if not integers or index < 0 or core < 0 or not (0 < mem <= MOST_MIB and 0 < total <= MOST_MIB):
         raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
@@ -213,6 +213,8 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
         total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
     except (KeyError, ValueError) as error:
         raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
+    if max(mem, total) * unit > MOST_MIB:
+        raise InvalidAssignment(f"{names.POD_MEM}={mem} of {total}: no card has so much")
     if index < 0 or mem <= 0:
         raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
     share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
@@ -239,4 +241,6 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
     )
     if not shares:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no card")
+    if any(share.mem > MOST_MIB for share in shares):
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION}: no card has so much")
     return Assignment({_LEGACY_KEY: shares})

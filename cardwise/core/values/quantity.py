@@ -9,7 +9,7 @@ import math
 import re
 from enum import StrEnum
 from fractions import Fraction
-from typing import NewType
+from typing import Final, NewType
 
 from cardwise.core.values.wording import shortened
 
@@ -27,7 +27,9 @@ _KIB = 1024
 _MIB = 1024**2
 _LEAST_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amount below 1Mi
 _LONGEST = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
-_MOST = 2**31  # MiB; beyond it the API server refuses the rewritten amount with a worse message
+# MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
+# message; and sums of what a liar may write stay within 64 bits.
+MOST_MIB: Final = 2**31
 
 
 class Unit(StrEnum):
@@ -80,7 +82,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
     if is_bytes or value <= 0:
         return str(text)
     mib = value * unit.mib
-    if mib > _MOST:
+    if mib > MOST_MIB:
         raise InvalidQuantity(f"{text} means GiB here, more than any card has", "write a unit, as in 8138Mi or 8Gi")
     if mib.denominator != 1:
         raise InvalidQuantity(f"{text} means GiB here, and is not a whole number of MiB", "write a unit, as in 512Mi")
@@ -103,7 +105,7 @@ def memory(text: str | int) -> MiB:
         raise InvalidQuantity(f"{text} is not above zero", "write at least 1Mi, or leave it out")
     if value.denominator != 1:
         raise _no_whole_number(str(text), value, "Mi" if is_bytes else "")
-    if value > _MOST:
+    if value > MOST_MIB:
         raise _too_many(str(text), value)
     return MiB(value.numerator)
 
@@ -128,7 +130,7 @@ def _too_many(text: str, value: Fraction) -> InvalidQuantity:
     """`value` is in MiB, often because bytes were meant."""
     problem = f"{text} is {value if value < 10**18 else 'too many'} MiB, more than any card has"
     meant = value // _MIB
-    if meant > _MOST:
+    if meant > MOST_MIB:
         return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
     suffixed = f", or {text}i" if text[-1] in "GT" else ""
     return InvalidQuantity(problem, f"without Mi or Gi it counts MiB; write {meant} for so many bytes{suffixed}")

@@ -56,6 +56,16 @@ def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
     assert answer.failed_nodes == {}
 
 
+@pytest.mark.parametrize("preferences", [ONE, ALL])
+def test_a_card_of_more_than_any_card_has_keeps_no_pod_from_its_node(preferences):
+    made = with_cards(state(), n1=1)
+    liar = resource(0, node="n2")
+    liar["spec"]["memoryMiB"] = 2**60
+    made.set_node("n2")
+    made.set_card(*as_card(liar))
+    assert "n1" in ask(made, asking("p", gpu_mem=8138), preferences).node_names
+
+
 def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_apart():
     made = world(n1=[4069, 4069])
     with_cards(made, n2=0)
