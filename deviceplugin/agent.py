@@ -226,7 +226,7 @@ class NodeAgent:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
-        """By UUID. A card that no container can be given is as good as sick, and one that another plugin gives too."""
+        """The health of cards, by UUID. A card is sick, too, if no container can get it or another plugin serves it."""
         living = (pod.uid for pod in self.pods.all() if not pod.finished)
         of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self._unwritable
         if of_all:
@@ -239,7 +239,7 @@ class NodeAgent:
         return known
 
     def _device_health(self, devices: list[OtherDevice]) -> dict[str, Health]:
-        """By UUID. As with cards, one that no container can be given is as good as sick."""
+        """The health of devices, by UUID. A device counts as sick if no container can get it."""
         troubles = {
             device.uuid: self._unwritable or card_access.device_trouble(device, self._access) for device in devices
         }

@@ -237,7 +237,7 @@ def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
 
 
 def _serve(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> None:
-    """Until it is told to stop. Without its lock it ends as after a crash: the next manager takes the daemons over."""
+    """Serves until it is told to stop. If it loses its lock, it ends as in a crash: the next manager takes over."""
     while not clock.wait(stopped, _LOOK_SECONDS):
         if lock.lost():
             _log.error("the lock was removed from the root, so nobody believes this manager; it ends for the next one")

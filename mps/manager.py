@@ -179,7 +179,7 @@ class Manager:
         self.pods.stop()
 
     def statuses(self) -> dict[str, Status]:
-        """By UUID."""
+        """The status of each card, by UUID."""
         found = {uuid: daemon.status for daemon in self.daemons() for uuid in daemon.status.uuids}
         if not self._stopped:
             return found

@@ -401,7 +401,7 @@ def _certificates(
     bundle: CaBundle,
     period: timedelta | None,
 ) -> tls.Checks:
-    """Who keeps the certificates good: we, but where somebody else has put them into the directory."""
+    """Renews the certificates, or only watches them if somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, *secret)

@@ -22,7 +22,7 @@ def data(text: str, *, nl: bool = True) -> None:
 
 
 def columns() -> int | None:
-    """Of the terminal; None where the output is no terminal."""
+    """The width of the terminal; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

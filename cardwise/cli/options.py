@@ -124,7 +124,7 @@ def kubeconfig(function: _F) -> _F:
 
 
 def for_all(function: _F) -> _F:
-    """The same before a command's name, as kubectl's users write it."""
+    """The options before a command's name, where users of kubectl write them."""
     hidden = click.option("--kubeconfig", type=_FILE, expose_value=False, callback=_noted, help="As of each command.")
     return _context(hidden(function))
 
@@ -142,7 +142,7 @@ def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 
 def client(kubeconfig: Path | None) -> "KubeClient":
-    """Of the cluster that this call of the program is about. Raises KubeConfigError."""
+    """A client of the cluster that the options name. Raises KubeConfigError."""
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above
 
     current = click.get_current_context(silent=True)  # none where a shell completes
@@ -153,5 +153,5 @@ def client(kubeconfig: Path | None) -> "KubeClient":
 
 
 def namespace(function: _F) -> _F:
-    """Whose."""
+    """The option `--namespace`."""
     return click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")(function)

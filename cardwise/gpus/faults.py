@@ -60,7 +60,7 @@ class Lasting(Struct, frozen=True):
 
 
 class Faults:
-    """By the cards' UUIDs. For one thread at a time."""
+    """The faults of cards, by UUID. For one thread at a time."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         """`path`: where those that last are kept; None: they end with the process."""

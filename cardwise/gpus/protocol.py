@@ -57,7 +57,7 @@ IN_MIG_MODE = (
 
 
 class ComputeMode(StrEnum):
-    """Who may open a card. EXCLUSIVE_PROCESS: one process, which is the MPS server where there is one."""
+    """Which processes may open a card. EXCLUSIVE_PROCESS: only one; with MPS that is its server."""
 
     DEFAULT = "Default"
     PROHIBITED = "Prohibited"
@@ -77,7 +77,7 @@ class CardUnwilling(Exception):
 
 
 class CardUse(Protocol):
-    """Who is on a card, and who may be. What the MPS manager needs beside `Gpus`; from any thread.
+    """The processes on a card, and which may be there: what the MPS manager needs besides `Gpus`. From any thread.
 
     Cards are named by UUID. All methods raise CardUnwilling.
     """

@@ -364,7 +364,7 @@ class KubeClient:
 
 
 def _list_meta(page: bytes) -> wire.ListMeta:
-    """Of a page. Raises msgspec.DecodeError."""
+    """The metadata of a page of a list. Raises msgspec.DecodeError."""
     # The API server writes it before the items: the beginning says it, and a walk through megabytes is saved (0.2 s for
     # 60,000 pods). What comes before the items is whole only where they are the list's own.
     begin, items, _ = page[:_BEGIN].partition(b'"items":[')

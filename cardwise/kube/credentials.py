@@ -30,7 +30,7 @@ _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Of one API server, as `KubeClient` takes them. `namespace`: of who names none."""
+    """What `KubeClient` needs to reach one API server. `namespace`: for callers that name none."""
 
     host: str
     ssl_context: ssl.SSLContext | None

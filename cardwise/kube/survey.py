@@ -184,7 +184,7 @@ def take(
 
 
 def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
-    """Of nodes; with `own` none where they may not be read."""
+    """The addresses of nodes; with `own`, none if they may not be read."""
     found = {}
     try:
         for node in _items(client, paths.nodes(), wire.ListOf[wire.Node]):
@@ -197,7 +197,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
 
 
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
-    """Of the namespace; none where they may not be read either."""
+    """The pods of the namespace; none if these may not be read either."""
     try:
         return list(_items(client, paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:

@@ -90,11 +90,11 @@ class ObjectHead(Struct):
 
 
 class Present(Struct):
-    """Of which only matters that it is there."""
+    """An object of which it only matters that it is there."""
 
 
 class ContainerState(Struct):
-    """At most one is set; none means waiting."""
+    """The state of a container: at most one field is set; none means waiting."""
 
     running: Present | None = None
     terminated: Present | None = None
@@ -133,7 +133,7 @@ class Namespace(Struct):
 
 
 class Cordon(Struct, frozen=True, omit_defaults=True):
-    """Who has cordoned a card or device, when and why, for people. `at` is RFC 3339."""
+    """Says for people who has cordoned a card or device, when and why. `at` is RFC 3339."""
 
     reason: str = ""
     by: str = ""
@@ -189,7 +189,7 @@ class HeldShare(Struct, rename="camel"):
     whole: bool = False
 
     def told(self) -> dict[str, object]:
-        """As it is written."""
+        """As JSON of the object."""
         return {
             "podUID": self.pod_uid,
             "namespace": self.namespace,

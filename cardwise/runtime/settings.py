@@ -175,7 +175,7 @@ common_options = grouped(
 
 
 def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
-    """By option name: two servers cannot listen on one port. Raises click.UsageError that names both options."""
+    """Checks that no two servers listen on one port. `addresses`: by option. Raises click.UsageError with both."""
     seen: dict[int, str] = {}
     for option, address in addresses.items():
         if address is None or address.port == 0:

@@ -23,7 +23,7 @@ _TICKS: Final = 20  # moments a lifetime
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """At a time: what was allocated, in percent, and what of the idle rest the pods that come could not use."""
+    """One sample: what was allocated, in percent, and how much of the idle rest arriving pods could not use."""
 
     time: float
     allocated: float

@@ -10,7 +10,7 @@ from cardwise.simulation.workload import SimulatedWorkload
 
 
 class SimulatedFragments:
-    """Of one cluster. Looks again only at nodes that were touched."""
+    """The fragmentation of one simulated cluster. Counts only nodes again that were touched."""
 
     def __init__(self, workload: SimulatedWorkload, cluster: Cluster) -> None:
         self._cluster = cluster

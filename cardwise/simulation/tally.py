@@ -20,7 +20,7 @@ SIZES: Final = tuple(name for _, name in _SIZES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPods:
-    """Of pods of one of `SIZES`. `demand` and `lost` are how many cards those that came, and those refused, ask."""
+    """The refused pods of one of `SIZES`. `demand`, `lost`: how many cards arriving pods, and refused pods, ask for."""
 
     size: str
     came: int
@@ -35,7 +35,7 @@ class RefusedPods:
 
 
 class Tally:
-    """Of one run."""
+    """The pods that came and were refused in one run."""
 
     def __init__(self) -> None:
         self._came: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZES}

@@ -47,7 +47,7 @@ class _PodRow(msgspec.Struct):
 
 
 def names(folder: Path) -> list[str]:
-    """Of the lists of pods there. Raises InvalidRequest where there is none."""
+    """The names of the lists of pods in the folder. Raises InvalidRequest where there is none."""
     found = _names(folder, _PODS)
     if not found:
         raise InvalidRequest(str(folder), f"has no file {_PODS}NAME{_END}", _GET)

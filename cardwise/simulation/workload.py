@@ -63,7 +63,7 @@ class SimulatedWorkload:
         return sum(c.cards * self.card if c.whole else c.mem for c in request.containers)
 
     def cards_of(self, shape: PodShape) -> float:
-        """The same in cards: a half, or eight."""
+        """The size of the shape in cards: a half, or eight."""
         return self.demand(shape) / self.card if self.card else 0.0
 
 
@@ -73,7 +73,7 @@ def total(nodes: Iterable[SimulatedNode]) -> int:
 
 
 def in_order(pods: Iterable[SimulatedPod]) -> list[SimulatedPod]:
-    """By name, so that what a seed shuffles does not depend on the order of a file."""
+    """The pods by name, so that what a seed shuffles does not depend on the order of a file."""
     return sorted(pods, key=lambda pod: pod.name)
 
 

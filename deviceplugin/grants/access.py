@@ -69,14 +69,14 @@ class Delivery:
         self._lock = threading.Lock()
 
     def edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
-        """Of all the cards together, and the CDI version. Raises NoDevice."""
+        """The CDI edits of all the cards together, and the CDI version. Raises NoDevice."""
         if self._nvidia is None:
             return cdi.merged(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
         found = [self._nvidia.edits(card) for card in cards]
         return cdi.merged(edits for edits, _ in found), max((version for _, version in found), default=cdi.CDI_VERSION)
 
     def undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
-        """By UUID: why cards cannot be given to a container at present."""
+        """Why cards cannot be given to a container at present, by UUID."""
         found = {}
         for card in cards:
             try:

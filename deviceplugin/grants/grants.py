@@ -131,7 +131,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
     def assignment(self) -> Assignment:
-        """Of the whole pod, cards only; empty in a grant of an older version."""
+        """The assignment of the whole pod, cards only; empty in a grant of an older version."""
         found: dict[str, tuple[CardShare, ...]] = {}
         for key, share in zip(self.pod_keys, self.pod_shares, strict=False):
             found[key] = (*found.get(key, ()), share.to_core())

@@ -159,7 +159,7 @@ class MpsWait:
         return Readiness(homes=tuple(map(str, homes)))
 
     def _homes(self, shares: Sequence[_OnCard]) -> list[Path | None]:
-        """Of the daemons that serve these cards, each once."""
+        """The folders of the daemons that serve these cards, each once."""
         return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
 
     def _problem(self, shares: Sequence[_OnCard], wanted: MpsState) -> str:

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
-    """By UUID of card or device: what pods without object hold, one entry for each container. Pure.
+    """What pods without an object hold, by UUID of card or device; one entry for each container. Pure.
 
     Not summed by pod: containers count one by one in quotas and on cards, and two halves are no whole card.
     """
@@ -63,7 +63,7 @@ class Releaser:
         self._silent = ""
 
     def held(self) -> Mapping[str, list[HeldShare]] | None:
-        """By UUID, of pods that have ended by the API server's word and are alive by the runtime's. None until both
+        """The shares, by UUID, of pods that have ended for the API server and live for the runtime. None until both
         have been asked about all of them: nobody knows then what a former process has found.
         """
         with self._lock:

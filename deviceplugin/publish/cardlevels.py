@@ -36,7 +36,7 @@ class CardLevel:
 def levels(
     cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
-    """Of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
+    """The levels of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
     cards = list(cards)
     uuid_of = {card.index: card.uuid for card in cards}
     used: Counter[str] = Counter()

@@ -51,7 +51,7 @@ class Classes:
         self._reflector.stop()
 
     def classifier(self) -> Classifier | None:
-        """Of the classes that there are; None while nobody knows which."""
+        """A classifier for the present classes; None until they are known."""
         if not self._reflector.synced.is_set():
             if self._reflector.errors and not self._told_missing:
                 self._told_missing = True

@@ -79,7 +79,7 @@ class Containers:
         return found
 
     def sandboxes(self) -> list[Sandbox]:
-        """Of all pods, also of those that the API server knows no more. Raises RuntimeSilent."""
+        """The sandboxes of all pods, also of pods that the API server does not know any more. Raises RuntimeSilent."""
         found = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
         return [
             Sandbox(one.metadata.uid, one.metadata.namespace, one.metadata.name, dict(one.annotations)) for one in found

@@ -52,7 +52,7 @@ class KnownContainer:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who has each slot, by both sources. More than one means that the kubelet has given a slot away twice."""
+    """The holders of each slot, by both sources. More than one: the kubelet has given a slot away twice."""
 
     named: dict[str, list[NamedContainer]]
     known: dict[str, list[KnownContainer]]
@@ -118,7 +118,7 @@ class Kubelet:
         self._fresh = Shared(self._read, clock)
 
     def holders(self) -> Holders:
-        """Who has which slot, from a look that began after this call. Raises KubeletSilent."""
+        """The holders of slots, from a look that began after this call. Raises KubeletSilent."""
         return self._fresh.get()
 
     def checkpoint(self) -> dict[str, list[KnownContainer]]:

@@ -22,7 +22,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Of a request."""
+    """The answer to a request."""
 
     status: int
     body: str

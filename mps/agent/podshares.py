@@ -28,7 +28,7 @@ class Told:
     port: int
 
     def needs(self) -> dict[str, MiB]:
-        """By card: the largest limit of a container there, which a daemon must allow."""
+        """The largest limit of a container on each card, which the daemon must allow."""
         found: dict[str, MiB] = {}
         for share in (share for shares in self.shares.values() for share in shares):
             found[share.uuid] = max(found.get(share.uuid, MiB(0)), share.mem)

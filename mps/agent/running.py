@@ -146,7 +146,7 @@ class ShareAgent:
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:
-    """Until it is told to end."""
+    """Runs the agent until it is told to end."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     try:

@@ -66,7 +66,7 @@ class Violation:
 
     @property
     def about(self) -> About:
-        """The same for as long as it is the same matter: processes of a pod come and go."""
+        """A key of the matter, which stays the same while processes of the pod come and go."""
         pids = self.pids if self.reason is Reason.UNKNOWN_PROCESS else ()
         return self.reason, self.card, self.pod, self.container, pids
 
@@ -86,7 +86,7 @@ def compare(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance:
 
 
 def _of_pod(uses: Sequence[ProcessUse], pod: PodGrant, tolerance: MiB) -> list[Violation]:
-    """Of one pod on one card: container by container where it is known which process is whose, else all in one."""
+    """The violations of one pod on one card: by container if the processes' containers are known, else all in one."""
     card = uses[0].card
     if not pod.shares:
         return [_finding(Reason.CARD_WITHOUT_GRANT, uses)]

@@ -20,7 +20,7 @@ class Owner:
 
 
 class Owners:
-    """Of the processes of a node with these pods. Pure."""
+    """The pods of a node's processes. Pure."""
 
     def __init__(self, pods: Iterable[PodView]) -> None:
         self._by_uid: dict[str, PodView] = {}

@@ -34,7 +34,7 @@ class Usage:
         self._told: set[Labels] = set()
 
     def tell(self, found: Mapping[Labels, int]) -> None:
-        """Who has nothing any more is told of no longer."""
+        """Publishes the use; pods that use nothing any more are removed."""
         for labels, amount in found.items():
             metrics.USED.labels(*labels).set(amount)
         for labels in self._told - found.keys():

@@ -20,7 +20,7 @@ _BYTES = 1024 * 1024
 
 
 class Ceilings:
-    """Of one daemon. `wanted` is replaced by other threads; the rest is for the daemon's own."""
+    """The limits of one daemon. `wanted` is replaced by other threads; the rest is for the daemon's own."""
 
     def __init__(self, unit: DaemonUnit, control: Control) -> None:
         self.wanted: Mapping[str, MiB] | None = None  # by UUID; None while nobody knows

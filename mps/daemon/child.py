@@ -20,7 +20,7 @@ _CGROUP = "cardwise-mps"
 
 
 class DaemonProcess:
-    """At most one process at a time. For one thread, but for `running` and `pid`.
+    """The process of a daemon, at most one at a time. For one thread; `running` and `pid` are for any.
 
     `cgroup`: the mounted cgroup root below which it lives on its own, None: in ours.
     """

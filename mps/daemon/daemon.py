@@ -123,7 +123,7 @@ class Daemon:
             self._loop.wake()
 
     def want_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
-        """By UUID; until the first call the daemon's own are kept, or the whole cards."""
+        """The limits to set, by UUID. Until the first call the daemon keeps its own, or the whole cards."""
         if ceilings != self._ceilings.wanted:
             self._ceilings.wanted = dict(ceilings)
             self._hurried = True

@@ -21,7 +21,7 @@ _CHATTER = re.compile(r"\] (Accepting connection|NEW UI|UI closed|Cmd:get_|INITI
 
 
 class Output:
-    """Of one log folder. For one thread."""
+    """The output of a daemon in one log folder. For one thread."""
 
     def __init__(self, folder: Path, card: str) -> None:
         self._path = folder / NAME

@@ -176,14 +176,14 @@ def want(machine: Machine, wanted: bool, now: float, pace: DaemonPace, why: str 
 
 
 def adopted(now: float, pace: DaemonPace) -> Machine:
-    """Of a daemon that a former manager has left running."""
+    """The machine of a daemon that a former manager has left running."""
     return Machine(
         phase=DaemonPhase.AWAITING, reason="taken over from a former manager", until=now + pace.start, due=now
     )
 
 
 def replaced(now: float, pace: DaemonPace, why: str) -> Machine:
-    """Of a daemon that runs but is not as it should be: it goes in good order."""
+    """The machine of a daemon that runs but is not as it should be: it is ended in good order."""
     return _drain(Machine(), now, pace, why)
 
 

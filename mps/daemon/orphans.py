@@ -21,7 +21,7 @@ _KILL_SECONDS = 3.0  # after which a server that does not go is killed
 
 
 class OrphanSweeper:
-    """Of one unit. `grace`: seconds for the clients of a server without daemon."""
+    """Ends orphans of one unit. `grace`: seconds for the clients of a server without daemon."""
 
     def __init__(self, unit: DaemonUnit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
         self._unit = unit
@@ -34,7 +34,7 @@ class OrphanSweeper:
         self._told: signal.Signals | None = None  # the last signal that the log knows of
 
     def sweep(self) -> Result:
-        """To be called again while it is BUSY. Raises OSError."""
+        """One step; to be called again while it is BUSY. Raises OSError."""
         for stray in self._host.daemons(self._unit.pipe):
             _log.warning("ending a stray daemon", card=self._unit.name, pid=stray.pid)
             stray.signal(signal.SIGKILL)

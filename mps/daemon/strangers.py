@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 class Strangers:
-    """Of one unit, for one thread; `found` is for any."""
+    """The strangers on one unit's cards. For one thread; `found` is for any."""
 
     def __init__(self, unit: DaemonUnit, use: CardUse, host: Host, whose: Callable[[int], str], clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class Strangers:
         self.found: frozenset[tuple[str, int]] = frozenset()  # card and PID
 
     def clients(self, pids: Iterable[int]) -> None:
-        """Of the server that there is; those who were it before and are on a card yet stay known."""
+        """The clients of the present server. Clients of a former server stay known while they are on a card."""
         now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._on_cards()}
         self._former = (self._former | pids) & there
         self._seen = {pid: now if pid in pids else self._seen.get(pid, now) for pid in self._former}

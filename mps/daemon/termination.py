@@ -39,8 +39,9 @@ class Terminations:
         self._vanished.pop(uid, None)
 
     def _by_deletion(self, living: Sequence[PodView], wall: float, monotonic: float) -> Iterator[tuple[PodView, float]]:
-        """By two clocks, the earlier counts: the API server's may differ from ours, and a manager that has just started
-        sees an old deletion as new. A pod whose grace is short gets half of it.
+        """Pods that are being deleted, and when they end. By two clocks, the earlier counts: the API server's clock may
+        differ from ours, and a manager that has just started sees an old deletion as new. A pod whose grace is short
+        gets half of it.
         """
         self._deleted = {pod.uid: self._deleted.get(pod.uid, monotonic) for pod in living if pod.ends is not None}
         for pod in living:

@@ -88,7 +88,7 @@ def move(pid: int, root: Path, name: str) -> None:
 
 
 def _hierarchies(root: Path) -> list[Path]:
-    """Of version 2 the root itself, of version 1 the folders in it. Raises OSError."""
+    """The hierarchies: of version 2 the root itself, of version 1 the folders in it. Raises OSError."""
     if (root / "cgroup.controllers").exists():
         return [root]
     return [entry for entry in root.iterdir() if (entry / "cgroup.procs").exists() and not entry.is_symlink()]

@@ -158,11 +158,11 @@ class Control:
             raise CommandRefused(f"the default of {percent} % was set, and {said!r} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
-        """Of the next server; None: there is none."""
+        """The memory limit for clients of the next server; None: there is none."""
         return parse_size(self._ask(f"get_default_device_pinned_mem_limit {ordinal}"))
 
     def server_ceiling(self, server: int, ordinal: int) -> MiB | None:
-        """Of a running server; None also while it is busy starting."""
+        """The memory limit for clients of a running server; None also while it is starting."""
         return parse_size(self._ask(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:

@@ -22,7 +22,7 @@ _R590_CLIENTS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Of one driver's MPS.
+    """What the MPS of one driver can do.
 
     `major`: 0 where the version is not known. `multi_user`: the daemon can serve all users at once
     (`-multiuser-server`). `server_status`: it knows `get_server_status`. `visible_uuids`: CUDA_VISIBLE_DEVICES of the
@@ -36,7 +36,7 @@ class Capabilities:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of the daemon, beside `-f`."""
+        """The options of the daemon, besides `-f`."""
         return ("-multiuser-server",) if self.multi_user else ()
 
     def without_multi_user(self) -> "Capabilities":
@@ -64,7 +64,7 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 
 
 def of_version(version: str) -> Capabilities:
-    """By the driver's version, such as "550.163.01". One that is not known is taken for 535: it does the least."""
+    """The capabilities of a driver version, such as "550.163.01". An unknown one counts as 535, the least able."""
     found = _MAJOR.match(version)
     major = int(found[1]) if found else 0
     facts: Mapping[str, bool] = {}

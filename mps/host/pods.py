@@ -173,7 +173,7 @@ def indexed(cards: Sequence[GpuCard]) -> dict[int, str]:
 
 
 def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Demand]:
-    """By UUID, an entry for each card. Pure."""
+    """What pods ask of each card, by UUID. Pure."""
     by_index = indexed(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
     modes: dict[str, set[bool]] = {card.uuid: set() for card in cards}
@@ -199,5 +199,5 @@ def _project(content: bytes) -> tuple[str, PodView]:
 
 
 def wanted_ceilings(found: Mapping[str, Demand]) -> dict[str, MiB]:
-    """By UUID. Pure."""
+    """The memory limits that the daemons must allow, by UUID. Pure."""
     return {uuid: mps.ceiling(demand.shares) for uuid, demand in found.items()}

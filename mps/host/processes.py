@@ -53,7 +53,7 @@ class Child(HostProcess, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Of a process at a moment: the letter of its state, and how often it has let others run."""
+    """A process at a moment: the letter of its state, and how often it has let others run."""
 
     state: str
     switches: int
@@ -66,7 +66,7 @@ class Host(Protocol):
         """In a session of its own; what it says goes to this descriptor. Raises OSError."""
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
-        """To the daemon of the environment's pipe folder."""
+        """A front end to the daemon of the environment's pipe folder."""
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
         """Control daemons of this pipe folder that run in the foreground, as ours do."""
@@ -148,7 +148,7 @@ LOCAL = LocalHost()
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """By PID and start time, in clock ticks since boot."""
+    """A process by PID and start time, in clock ticks since boot."""
 
     pid: int
     started: int
@@ -171,7 +171,7 @@ class _Found:
 
 
 class _Started:
-    """By the handle of a child, whose number nobody gets before we have reaped it."""
+    """A child by its handle: no other process gets its PID before we have reaped it."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen

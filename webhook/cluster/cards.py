@@ -53,7 +53,7 @@ class CardSums:
         return found[1]
 
     def on(self, nodes: Collection[str], device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> CardSizes:
-        """Of these nodes only; not remembered."""
+        """The sizes of cards of these nodes only; not remembered."""
         there = {name: card for name, card in cards.items() if card.node in nodes}
         return _sum(device_class, there, self._kept_back)
 

@@ -23,14 +23,14 @@ _decode_node = msgspec.json.Decoder(wire.Node).decode
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """Of one node: what it has of GPUs, ours and others', and where it has cards of ours, its labels."""
+    """The GPUs of one node, ours and others', and its labels if it has cards of ours."""
 
     resources: frozenset[str] = frozenset()
     labels: Mapping[str, str] | None = None
 
 
 def project(raw: bytes) -> tuple[str, NodeOffer]:
-    """Of a Node. What its plugin has taken back, Kubernetes keeps as 0."""
+    """The name and offer of a Node. Kubernetes keeps a resource that its plugin has taken back as 0."""
     node = _decode_node(raw)
     has = {name for name, amount in node.status.capacity.items() if lookalikes.like_a_gpu(name) and amount != "0"}
     return node.metadata.name, NodeOffer(frozenset(has), node.metadata.labels if names.SHARE in has else None)

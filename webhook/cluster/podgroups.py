@@ -24,7 +24,7 @@ class PodGroups:
         self._known = float("-inf"), False  # until when, and what
 
     def served(self) -> bool:
-        """By discovery, which Kubernetes allows to everybody whom it knows. Raises KubeError."""
+        """Whether the API is served, by discovery, which all known users may ask. Raises KubeError."""
         until, found = self._known
         if self._clock.now() >= until:
             found = self._ask()

@@ -53,14 +53,14 @@ class Defaults:
 
 
 def of(metadata: Mapping[str, Any]) -> Defaults | None:
-    """Of a namespace's metadata; None where it has not opted in."""
+    """The defaults in a namespace's metadata; None if it has not opted in."""
     if (metadata.get("labels") or {}).get(names.DEFAULTS_LABEL) != ENABLED:
         return None
     return said(metadata.get("annotations") or {})
 
 
 def said(annotations: Mapping[str, str]) -> Defaults:
-    """By the annotations of a namespace that has opted in."""
+    """The defaults in the annotations of a namespace that has opted in."""
     keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
     return Defaults(*(str(annotations.get(key, "")) for key in keys))
 

@@ -26,7 +26,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one LimitRange, or of several together; each by resource. `least` and `most` of a container."""
+    """The bounds of one LimitRange, or of several together, by resource. `least`, `most`: of a container."""
 
     least: Mapping[str, Amount] = field(default_factory=dict)
     most: Mapping[str, Amount] = field(default_factory=dict)

@@ -29,7 +29,7 @@ def check(text: str, field: str = FIELD) -> Mode:
 
 
 def of(pod: Json) -> Mode:
-    """Of a pod that has passed `noted`. Raises InvalidRequest."""
+    """The MPS mode of a pod that has passed `noted`. Raises InvalidRequest."""
     text = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.MPS)
     return Mode.OFF if text is None else check(text)
 

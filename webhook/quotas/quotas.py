@@ -131,7 +131,7 @@ def _texts(obj: Json) -> Iterator[str]:
 
 
 def _values(texts: Iterable[str]) -> Iterator[Fraction]:
-    """Of those that are bare numbers."""
+    """The values of those texts that are bare numbers."""
     for text in texts:
         try:
             value, is_bytes = quantity.parse(text)

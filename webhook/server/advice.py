@@ -38,8 +38,8 @@ def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[st
 def placing(
     pod: Json, schedulers: Collection[str], offers: Offers | None, left: Collection[str] | None
 ) -> tuple[str, ...]:
-    """Of a pod that asks for cards: who places it, and when, and where. `schedulers` ask the extender. `left`: as
-    `Offers.left`.
+    """Warnings about a pod that asks for cards: its scheduler, its gates, its nodes. `schedulers` ask the extender.
+    `left`: as `Offers.left`.
     """
     spec = pod.get("spec") or {}
     found = []
@@ -65,8 +65,8 @@ def placing(
 
 
 def of_kueue(template: Json, unit: Unit) -> tuple[str, ...]:
-    """Of a template whose workload waits in a queue: Kueue adds up what is written there, and knows no unit. So bare
-    numbers of the one `unit` are what it can count.
+    """Warnings about a template whose workload waits in a queue of Kueue. Kueue adds up the numbers that are written
+    there and knows no units, so it can only count bare numbers of one `unit`.
     """
     found = []
     for container in request.containers(template):

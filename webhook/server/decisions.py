@@ -48,13 +48,13 @@ class Lookups(Protocol):
     """What the webhook knows of the cluster."""
 
     def defaults(self, namespace: str) -> Defaults | None:
-        """Of a namespace that has opted in; None for others (and for those not seen yet)."""
+        """The defaults of a namespace that has opted in; None for others (and for those not seen yet)."""
 
     def fresh_defaults(self, namespace: str) -> Defaults | None:
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
     def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
-        """Of the class, which may be of devices, or all cards; of these nodes only."""
+        """The sizes of the cards or devices of the class, or of all cards; of these nodes only."""
 
     def selects(self, device_class: DeviceClass) -> bool:
         """Whether a card or a device that there is now is of the class, which need not be known."""
@@ -324,7 +324,7 @@ def _judged(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings)
 def _judge_quotas(
     asked: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
-    """Of a pod that asks for cards, under the GPUQuotas of its namespace. Warnings."""
+    """Warnings about a pod that asks for cards, by the GPUQuotas of its namespace."""
 
     def smallest(container: ContainerRequest) -> MiB:
         of_class = view.device_class(container.device_class) if container.device_class else None
@@ -343,7 +343,7 @@ def _judge_quotas(
 def _judge_sharing(
     pod: Json, namespace: str, asked: PodRequest, view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
-    """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
+    """Warnings about a pod that asks for something: its environment, its agent and what it says of MPS."""
     known = view.defaults(namespace)
     cards = {container.key: container for container in asked.containers}
     mps = bool(cards) and mpsmode.of(pod).wanted

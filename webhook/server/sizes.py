@@ -55,7 +55,7 @@ def check(template: Json, size: int, path: str = "", *, update: bool = False) ->
 
 
 def check_object(obj: Json, size: int) -> None:
-    """The same for an object that has no containers. Raises InvalidRequest."""
+    """Checks the size of an object that has no containers. Raises InvalidRequest."""
     for field, value in (obj.get("spec") or {}).items():
         if isinstance(value, list | dict) and len(value) > MOST_IN_SPEC:
             problem = f"{len(value)} entries are too many"

@@ -42,7 +42,7 @@ class Vocabulary:
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as in_container
-        """The same for a key of a ResourceQuota. Raises KubeError."""
+        """The stored name of a key of a ResourceQuota. Raises KubeError."""
         plain = counted(name)
         if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):
             return _IN_QUOTA + names.WHOLE_GPU

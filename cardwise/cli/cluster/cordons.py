@@ -115,7 +115,7 @@ def _begins(name: str, prefix: str) -> bool:
 
 
 def _myself(client: KubeClient) -> str:
-    """Who the API server takes us for; "" where it does not say."""
+    """The user name that the API server knows us by; "" if it does not say."""
     try:
         review = client.create(paths.selfsubjectreviews(), _WHO)
     except errors.KubeError:

@@ -46,7 +46,7 @@ class Found:
 
 
 def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
-    """Of the pods that hold cards those that are wanted."""
+    """The pods that hold cards and may be moved, of those that are `wanted`."""
     found = Found()
     for pod in seen.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))

@@ -38,11 +38,11 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
 
     def workload(self) -> SimulatedWorkload:
-        """The same pods, coming to the same nodes without them."""
+        """A workload to simulate: the same pods come to the same nodes, which are empty."""
         return SimulatedWorkload("cluster", tuple(self.empty), tuple(self.pods))
 
     def models(self) -> list[str]:
-        """Of its cards, each once."""
+        """The models of its cards, each once."""
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 

@@ -142,7 +142,7 @@ def _card(read: _Resource) -> CardUsage:
 
 @dataclass(slots=True)
 class Details:
-    """Of some nodes. `holders` are by card, without `used`; `measured` is MiB by namespace, pod and card's UUID.
+    """Holders and use of cards. `holders` are by card, without `used`; `measured`: MiB by namespace, pod and UUID.
 
     `own`: the holders are pods of one namespace only. `notes` say what could not be read.
     """
@@ -170,7 +170,7 @@ class Details:
 
 
 def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> Details:
-    """Who holds what on these nodes, and uses what of it. Raises `KubeError`."""
+    """The holders and users of cards on these nodes. Raises `KubeError`."""
     found = Details()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         measuring = pool.submit(_measured, client, nodes, installed, found.notes)
@@ -193,7 +193,7 @@ def _asked(nodes: Sequence[str]) -> Sequence[str]:
 
 
 def _pods(client: KubeClient, node: str) -> list[_Pod]:
-    """Of the node; "" is any."""
+    """The pods of the node; "": of all nodes."""
     query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
     return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
 
@@ -208,7 +208,7 @@ def _own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[H
 
 
 def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
-    """By UUID of the card; of gpushare's pods, which know none, by its place."""
+    """The holders by the card's UUID; for pods of gpushare, which have none, by the card's place."""
     found: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
         meta = pod.metadata

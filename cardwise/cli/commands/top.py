@@ -141,7 +141,7 @@ class TopView:
 
 
 def live(look: TopView, interval: float, clock: Clock = SYSTEM) -> None:
-    """Until somebody presses Ctrl-C."""
+    """Shows the live screen until somebody presses Ctrl-C."""
     from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
 
     look.look(_room()[1])  # what is wrong from the start is told as of any other command

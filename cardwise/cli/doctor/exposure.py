@@ -141,7 +141,7 @@ class _Told:
 
 
 def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _Told]:
-    """Of the pod of each node; nothing of them is left."""
+    """What the pod of each node has told; the pods are deleted."""
     told: dict[str, _Told] = {}
     seen: dict[str, Json] = {}
     made = []

@@ -39,7 +39,7 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def nodes(some: Sequence[str]) -> str:
-    """Of whom a line speaks: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
+    """The nodes that a line is about: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
     return f"node {some[0]}" if len(some) == 1 else f"{len(some)} nodes ({wording.few(some, _FEW)})"
 
 

@@ -91,7 +91,7 @@ def leader(facts: Facts) -> Iterator[Finding]:
 
 
 def _renewed(spec: Json) -> datetime | None:
-    """By the extender's clock. Somebody may have edited it."""
+    """When the Lease was renewed, by the extender's clock; None if somebody has edited that."""
     try:
         return time(spec["renewTime"])
     except (KeyError, TypeError, ValueError):

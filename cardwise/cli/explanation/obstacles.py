@@ -12,7 +12,7 @@ _FEW = 10  # nodes named in one line
 
 
 def types(asked: PodRequest, survey: Survey) -> list[str]:
-    """Of each class that the pod names: which cards or devices are of it, in one line."""
+    """A line for each class that the pod names: which cards or devices are in it."""
     named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
     of_devices = dict.fromkeys(one.device_class for one in asked.devices)
     return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [

@@ -139,7 +139,7 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
 
 
 def _states(pod: Json) -> list[str]:
-    """Of containers that do not run, why, as the kubelet says it."""
+    """Why containers do not run, as the kubelet says it."""
     status = pod.get("status") or {}
     lines = []
     for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -154,7 +154,7 @@ def _states(pod: Json) -> list[str]:
 
 
 def _exits(pod: Json) -> list[str]:
-    """Of containers that have failed, with what."""
+    """With which exit code containers have failed."""
     lines = []
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (one.get("state") or {}).get("terminated") or {}
@@ -166,7 +166,7 @@ def _exits(pod: Json) -> list[str]:
 
 
 def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Json) -> str:
-    """Who else holds something of the card."""
+    """The other pods that hold some of the card."""
     state = survey.ledger.node(node)
     held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
     others = [h for h in held if any(_is_same(state, share, one) for one in h.assignment.shares())]
@@ -262,7 +262,7 @@ def _waiting(
 
 
 def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
-    """Who puts the nodes in this order."""
+    """Says which policy puts the nodes in this order."""
     if policy not in policies.SCORED or ranked is not None:
         return policy
     if told.note and not told.workload:

@@ -68,7 +68,7 @@ def is_free(node: NodeState, device: Device) -> bool:
 
 
 def _holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
-    """Who holds what of the node, by the device's UUID."""
+    """What pods hold on the node, by the device's UUID."""
     found: dict[str, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
         for share in holding.assignment.device_shares():
@@ -133,7 +133,7 @@ def of_node(ledger: Ledger, node: NodeState) -> str:
 
 
 def objects(ledger: Ledger, node: NodeState) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The devices of the node as objects, for programs."""
     held = _holders(ledger, node)
     return [
         {

@@ -11,7 +11,7 @@ from cardwise.kube.client import KubeClient
 
 
 def show(client: KubeClient, node: str | None, output: str, *, details: bool) -> None:
-    """Of one node, or of all. Raises `KubeError`, click.ClickException where the node has no card."""
+    """Prints the cards of one node, or of all. Raises `KubeError`, click.ClickException where the node has no card."""
     try:
         seen = survey.take(client, own=client.namespace)
     except errors.Forbidden as error:

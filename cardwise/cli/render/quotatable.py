@@ -52,8 +52,8 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
 
 
 def by_status(objects: Iterable[Json]) -> list[EntryView]:
-    """The same by what the extender has written into the GPUQuotas, for who may read no card. One that cannot be read
-    limits nothing, and is left out.
+    """The entries as the statuses of the GPUQuotas show them, for users who may read no card. A quota that cannot be
+    read limits nothing, and is left out.
     """
     seen = []
     for obj in objects:

@@ -109,7 +109,7 @@ def state(card: CardUsage) -> str:
 
 
 def _holders(card: CardUsage) -> str:
-    """Who holds how much, and uses how much of it: `used/granted`."""
+    """The holders of the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
     return wording.few([_holder(one) for one in card.holders], _FEW, "pods") or _UNKNOWN

@@ -72,14 +72,14 @@ class SmPercent(StrEnum):
 
 
 def percent(core: int, mem: int, total: int, by: str) -> int | None:
-    """Of the SMs for a share of a card, None for no limit. `by`: what its pod says, see `SmPercent`."""
+    """The percent of the SMs for a share of a card, None for no limit. `by`: what its pod says, see `SmPercent`."""
     if core or by != SmPercent.MEMORY:
         return core or None
     return max(1, min(100, mem * 100 // total))
 
 
 def mode(annotations: Mapping[str, str]) -> Mode:
-    """Of a pod that has been admitted. Nothing, and what can no longer be read, is what most pods have."""
+    """The MPS mode of an admitted pod. Without an annotation, or with one that cannot be read, it is the usual mode."""
     try:
         return Mode(annotations.get(MODE, Mode.PREFERRED))
     except ValueError:
@@ -94,7 +94,7 @@ class Scope(StrEnum):
 
 
 class MpsState(StrEnum):
-    """Of a card's MPS, as others see it; the table is in docs/design/0005-mps.md."""
+    """The state of a card's MPS, as other parts see it; the table is in docs/design/0005-mps.md."""
 
     READY = "Ready"
     STARTING = "Starting"
@@ -136,12 +136,12 @@ def short(uuid: str) -> str:
 
 
 def folder(root: str, uuid: str) -> PurePosixPath:
-    """Of one card."""
+    """The folder of one card's daemon."""
     return PurePosixPath(root) / short(uuid)
 
 
 def node_folder(root: str) -> PurePosixPath:
-    """Of all cards of the node."""
+    """The folder of the daemon that serves all cards of the node."""
     return PurePosixPath(root) / NODE
 
 
@@ -195,7 +195,7 @@ def check_limits(text: str) -> None:
 
 
 def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
-    """Of a container with MPS: its limits in MiB by card ordinal, and percent of the SMs where it has a limit there.
+    """The environment of a container with MPS: its limits in MiB by card ordinal, and its percent of the SMs, if any.
 
     With several cards there is no memory limit by environment: a process that narrows its cards to some would have
     entries for cards that it does not see, and those lift all limits. The daemon's ceilings hold there.

@@ -51,7 +51,7 @@ COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:
-    """Who these containers run as, by their own `runAsUser` and the pod's."""
+    """The user that these containers run as, by their own `runAsUser` and the pod's."""
     found = {pods if own is None else own for own in containers}
     if len(found) > 1:
         return MIXED

@@ -222,7 +222,7 @@ def _user(pod: Json, keys: Collection[str]) -> int:
 
 
 def _run_as(spec: Json) -> int | None:
-    """Of a pod's or a container's."""
+    """`runAsUser` of a pod or a container."""
     number = (spec.get("securityContext") or {}).get("runAsUser")
     return number if isinstance(number, int) else None
 

@@ -99,7 +99,7 @@ def _plan(asked: _Try, now: int, bound: int, effort: int) -> MovePlan:
 
 
 def _harm(pods: Sequence[Movable]) -> tuple[int, int]:
-    """Of moving these: the smaller, the better. There is at least one."""
+    """The harm of moving these pods: the smaller, the better. There is at least one."""
     return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
 
 

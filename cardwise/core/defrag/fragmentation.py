@@ -90,7 +90,7 @@ def typical(counts: Mapping[Ask, float], kinds: CardKinds) -> list[Weighted]:
 
 
 class Fragments:
-    """Of some nodes, for pods that come as `typical` has them. It is told of each node that has changed."""
+    """The fragmentation of some nodes, for the workload of `typical`. It must be told of each node that has changed."""
 
     def __init__(self, pods: Sequence[Weighted] = ()) -> None:
         self._table = NodeTable()
@@ -116,14 +116,14 @@ class Fragments:
         self._table.set(name, node, left)
 
     def node(self, name: str) -> Memory:
-        """Of one node."""
+        """The memory of one node's cards."""
         self._refresh()
         slot = self._table.slots.get(name)
         _, *sums = map(sum, zip(*self._cards.get(name) or [_NO_CARD], strict=True))
         return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
 
     def classes(self, kinds: CardKinds) -> dict[str, Memory]:
-        """By class of card; a card may be in several. `kinds`: those of the nodes' ledger."""
+        """The memory by class of card; a card may be in several classes. `kinds`: those of the nodes' ledger."""
         found: dict[str, Memory] = {}
         for number, memory in self._by_kind().items():
             kind = kinds.find(number)
@@ -142,7 +142,7 @@ class Fragments:
         }
 
     def total(self) -> Memory:
-        """Of all nodes."""
+        """The memory of all nodes' cards."""
         self._refresh()
         return _memory(
             [sum(amounts) for amounts in zip((0, 0, 0), *self._of_kinds.values(), strict=True)], self._useful.sum()

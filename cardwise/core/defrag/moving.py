@@ -87,7 +87,7 @@ class World:
 
     @contextmanager
     def filled(self, goal: Goal) -> Iterator[list[Placement]]:
-        """Meanwhile the goal's pods that fit are there, and no card is cordoned for a move."""
+        """Context: the goal's pods that fit are there, and no card is cordoned for a move."""
         self._mark(self._closed, cordoned=False)
         placed: list[Placement] = []
         for i in range(goal.count):

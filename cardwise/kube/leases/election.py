@@ -100,7 +100,7 @@ class Election:
 
     @property
     def holder(self) -> str | None:
-        """Who was last seen to have it; "" and None as in `LeaseRecord`."""
+        """The holder of the Lease when it was last seen; "" and None as in `LeaseRecord`."""
         return None if self._seen is None else self._seen.record.holder
 
     @property

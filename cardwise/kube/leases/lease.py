@@ -97,7 +97,7 @@ class LeaderElector:
 
     @property
     def holder(self) -> str | None:
-        """Who was last seen to have it; "" for nobody, None where it is not known."""
+        """The holder of the Lease when it was last seen; "" for nobody, None if that is not known."""
         return self._holder
 
     def holds(self, margin: float = 0.0, epoch: int | None = None) -> bool:

@@ -14,7 +14,7 @@ _SAME: Final = 65_536  # different loads, of which each is kept once
 
 
 class ResourceList(Struct):
-    """Of requests or of a node's capacity, as sent."""
+    """A list of resources, as in requests or in a node's capacity."""
 
     cpu: str | int | float = 0
     memory: str | int | float = 0

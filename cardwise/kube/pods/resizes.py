@@ -54,7 +54,7 @@ _decode = msgspec.json.Decoder(_Pod).decode
 
 
 def load(raw: bytes, spec: PodSpec) -> Load:
-    """Of a pod whose `spec` has been read already."""
+    """The load of a pod whose `spec` has been read already."""
     if _SIGN not in raw:
         return loads.of_pod(spec)
     pod = _decode(raw)

@@ -245,7 +245,7 @@ class Reflector(Generic[T]):
         self._answer()
 
     def _answer(self) -> None:
-        """Who asked for a list that has come is told once the handler owes nothing of it."""
+        """Tells callers of `relist` that their list has come, once the handler has taken over all of it."""
         if not self._owed:
             done, self._listed = self._listed, []
             for each in done:

@@ -198,7 +198,7 @@ class HttpAnswer:
         self.last = True
 
     def encoded(self, body: bytes, *, head_only: bool = False) -> bytes:
-        """As it is sent."""
+        """The answer as bytes."""
         lines = [f"HTTP/1.1 {self._status}", f"Date: {formatdate(usegmt=True)}"]
         lines += [f"{name}: {value}" for name, value in self._headers]
         if not any(name.lower() == "content-length" for name, _ in self._headers):

@@ -79,8 +79,8 @@ class ConnectionPhase(Enum):
 
 
 class Bound(NamedTuple):
-    """Of a phase: how long a connection may be in it, and how many of those without a certificate. Where one more
-    comes, the one that has been there longest is closed.
+    """The limits of a phase: how long a connection may be in it, and how many connections without a certificate. If
+    one more comes, the one that has been there longest is closed.
     """
 
     seconds: float
@@ -131,7 +131,7 @@ class Threads:
         return not self._left and self._waiting >= self._free
 
     def submit(self, work: Callable[[], None], asker: str = "", whose: str = "") -> None:
-        """To be done by the next free thread, when it is the asker's turn, and in it theirs for whom he asks."""
+        """Queues the work for the next free thread. Askers take turns, and so do those that one asks for (`whose`)."""
         with self._some:
             self._work.setdefault(asker, OrderedDict()).setdefault(whose, deque()).append(work)
             self._waiting += 1

@@ -69,7 +69,7 @@ def load(name: str) -> "Any":
 
 
 def say(subject: str, what: str) -> None:
-    """To those who set CARDWISE_FRAMEWORKS_VERBOSE; all others see nothing of the hook."""
+    """Prints to stderr if CARDWISE_FRAMEWORKS_VERBOSE is set; otherwise the hook is silent."""
     if os.environ.get("CARDWISE_FRAMEWORKS_VERBOSE"):
         sys.stderr.write(f"cardwise: {subject}: {what}\n")
 
