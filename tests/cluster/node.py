@@ -153,7 +153,9 @@ class Node:
     def load_image(self, archive: Path) -> None:
         """Give this node an image: an OCI archive as `images.write` makes it."""
         ctr = str(binaries.containerd(lambda _: None) / "ctr")
-        run(self._inside(ctr, "--address", str(self.cri_socket), "-n", "k8s.io", "images", "import", str(archive)))
+        # Locally: through containerd's transfer service an image of 250 MB takes 5 s of CPU, not 2.
+        where = ["--address", str(self.cri_socket), "-n", "k8s.io"]
+        run(self._inside(ctr, *where, "images", "import", "--local", str(archive)))
 
     def restart_containerd(self) -> None:
         """Restart it and wait until CRI answers: a kubelet that is started before that gives up at once."""
