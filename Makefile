@@ -140,7 +140,7 @@ test-gpu: env ## MPS on a real card, as root: limits, faults, healing (tests/gpu
 soak: env ## the big counts, and property tests with new examples: hours; results go to docs/measured.md
 	CARDWISE_SOAK=1 $(BIN)/pytest -q --numprocesses 2 --ignore tests/integration -m hypothesis --timeout 3600
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration -m soak $(ARGS)
-	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py -k upgrade
+	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py
 
 .PHONY: mutants
 mutants: env ## changes to placement, quotas and grants that fast tests must tell of: an hour, then again where it ended

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order, pytes
 SYSTEM = names.NAMESPACE
 VALUES: Json = {
     "webhook": {"shareAgent": "never"},
-    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=1s", "--probe-timeout=20s"]},
+    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=4s", "--probe-timeout=20s"]},
     "scheduler": {"replicas": 1, "image": partsimage.SCHEDULER},
 }
 ANOTHER: Json = {"node": "elsewhere", "index": 0, "model": "Tesla P100", "memoryMiB": 16276}
@@ -96,6 +96,11 @@ class Churn(threading.Thread):
         self.join(30)
 
 
+def deployments(cluster: Cluster) -> list[str]:
+    found = cluster.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments")["items"]
+    return [each["metadata"]["name"] for each in found]
+
+
 def mps_is_ready(cluster: Cluster) -> bool:
     """Of both cards. An exchanged manager takes over one after the other, and pods go where it is ready."""
     found = cluster.api.get(paths.extendedresources())["items"]
@@ -134,13 +139,13 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     assert space.get("plain")["spec"]["schedulerName"] == "default-scheduler"
 
 
+@pytest.mark.skipif(not SOAK, reason="a rollback is shown at the end too; that to the former commit: make soak")
 def test_a_rollback_takes_our_scheduler_away_and_no_pod(cluster: Cluster, space: Space) -> None:
     before = space.get("half")
     cluster.chart.helm("rollback", "cardwise", "1", "--wait", "--timeout=480s")
     after = space.get("half")
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
-    deployments = cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split()
-    assert deployments == ["deployment.apps/cardwise-extender", "deployment.apps/cardwise-webhook"]
+    assert deployments(cluster) == ["cardwise-extender", "cardwise-webhook"]
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
     space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
     space.create(workload("back", gpu_mem=100, command=IDLE, annotations=PACKED))
@@ -179,6 +184,7 @@ def test_a_kubeadm_control_plane_is_wired(cluster: Cluster, space: Space) -> Non
     cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
     folder = f"{node.OWN_FOLDER}/kubernetes/manifests"
     cluster.chart.upgrade({"scheduler": {"mode": "kubeadm", "manifestsDir": folder}})
+    assert deployments(cluster) == ["cardwise-extender", "cardwise-webhook"], "our own scheduler goes"
     spec = yaml.safe_load(manifest.read_text())["spec"]["containers"][0]
     assert spec["command"][-1].startswith(f"--config={node.OWN_FOLDER}/kubernetes/cardwise/")
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")

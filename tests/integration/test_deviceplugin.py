@@ -359,7 +359,7 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
     try:
         stays, went = hand.pod("stays", 1, 8138), hand.pod("before", 0, P100)
         hand.wait(lambda: hand.starts(stays) and hand.starts(went), "both told")
-        for turn, days in enumerate((30, -30, -60)):
+        for turn, days in enumerate((30, -30)):
             off.write_text(str(days * DAY))
             with hand.slots_listed():
                 plugin.kill()
@@ -372,7 +372,7 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
             hand.let_it_exit(stays)
             hand.wait(lambda turn=turn: hand.starts(stays) == turn + 2, f"it starts again, {days} days off")
             assert "has 1" not in hand.told(went)
-        assert hand.told(stays).count("has 1") == 4
+        assert hand.told(stays).count("has 1") == 3
         assert "has 0" not in hand.told(stays)
     finally:
         plugin.stop()

@@ -253,7 +253,7 @@ def test_twenty_leaders_that_end_under_load(space: Space, pair: Pair):
 
 @pytest.mark.timeout(900)
 def test_a_leader_that_stood_still_past_its_lease_gives_no_card_twice(space: Space, pair: Pair):
-    freezes(space, pair, 2)
+    freezes(space, pair, 1)
 
 
 @pytest.mark.soak
@@ -264,7 +264,7 @@ def test_two_hundred_leaders_that_stood_still(space: Space, pair: Pair):
 
 def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: Space, cluster: Cluster):
     with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
-        rotates(space, replicas, 25)
+        rotates(space, replicas, 10)
 
 
 @pytest.mark.soak

@@ -286,7 +286,7 @@ def test_a_big_gang_does_not_keep_others_waiting(space):
 
 @pytest.mark.timeout(420)
 def test_some_gangs_while_the_extender_dies_again_and_again(space):
-    many_gangs(space, cards=CARDS, gangs=10, largest=8, arrive=5, limit=250, half=60)
+    many_gangs(space, cards=CARDS, gangs=6, largest=8, arrive=5, limit=250, half=60)
 
 
 @pytest.mark.soak

@@ -136,7 +136,7 @@ def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pa
 
 
 def test_the_leaders_api_server_stands_still(space: Space, pair: Pair):
-    stands_still(space, pair, api_alone, 2)
+    stands_still(space, pair, api_alone, 1)
 
 
 def test_the_leader_and_its_api_server_stand_still(space: Space, pair: Pair):
