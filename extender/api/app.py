@@ -19,7 +19,7 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.runtime.http import httpcalls
-from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from extender.api import verbs
 from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import Preferences
@@ -33,7 +33,6 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
-Environ = dict[str, Any]
 Verb = Callable[[Environ], object]
 _BUSY = "not ready: the extender has been at something else for too long"
 _TROUBLE = "the extender failed on this call; see its log"

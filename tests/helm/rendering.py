@@ -3,11 +3,11 @@
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 
 CHART = Path(__file__).parents[2] / "helm" / "cardwise"
 GIVEN = ("--set", "scheduler.mode=manual,image.repository=cardwise")  # what the chart has no default for
@@ -46,8 +46,7 @@ OFF = (  # what can be left out is
     "deviceplugin.enabled=false",
 )
 
-Object = dict[str, Any]
-Objects = list[Object]
+Objects = list[Json]
 Render = Callable[..., Objects]
 
 
@@ -63,7 +62,7 @@ def documents(text: str) -> Objects:
     return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
-def one(objects: Objects, kind: str, name: str) -> Object:
+def one(objects: Objects, kind: str, name: str) -> Json:
     found = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
     assert len(found) == 1, f"{kind} {name}: {len(found)} found"
     return found[0]
@@ -73,6 +72,6 @@ def text(obj: object) -> str:
     return str(yaml.dump(obj, Dumper=yaml.CSafeDumper, width=10**6))
 
 
-def conditions(hook: Object) -> dict[str, str]:
+def conditions(hook: Json) -> dict[str, str]:
     """The CEL of a webhook entry's matchConditions, by name."""
     return {each["name"]: each["expression"] for each in hook["matchConditions"]}

@@ -9,7 +9,8 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values import amounts
-from tests.helm.rendering import Object, Render, conditions, one
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import Render, conditions, one
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLURALS = ("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
@@ -17,18 +18,18 @@ PLURALS = ("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
 STANDARD = {"apiVersion", "kind", "metadata"}
 
 
-def spec(render: Render, plural: str) -> Object:
-    found: Object = one(render(), "CustomResourceDefinition", f"{plural}.{names.GROUP}")["spec"]
+def spec(render: Render, plural: str) -> Json:
+    found: Json = one(render(), "CustomResourceDefinition", f"{plural}.{names.GROUP}")["spec"]
     return found
 
 
-def schema(render: Render, plural: str) -> Object:
+def schema(render: Render, plural: str) -> Json:
     (version,) = spec(render, plural)["versions"]
-    found: Object = version["schema"]["openAPIV3Schema"]
+    found: Json = version["schema"]["openAPIV3Schema"]
     return found
 
 
-def nodes(part: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+def nodes(part: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Each part of a schema that has a place of its own, with its path."""
     yield path, part
     for name, value in part.get("properties", {}).items():

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, GIVEN, Object, Objects, Render, documents, one, template
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import CHART, GIVEN, Objects, Render, documents, one, template
 
 API = ("-a", "monitoring.coreos.com/v1")
 FILES = CHART / "files"
@@ -72,7 +73,7 @@ def test_the_monitor_finds_the_metrics_port_of_every_part(watched: Render) -> No
         assert ports.count("metrics") == 1
 
 
-def _selects(selector: Object, workload: Object) -> bool:
+def _selects(selector: Json, workload: Json) -> bool:
     labels = workload["spec"]["template"]["metadata"]["labels"]
     (several,) = selector["matchExpressions"]
     return labels.items() >= selector["matchLabels"].items() and labels[several["key"]] in several["values"]

@@ -3,12 +3,13 @@
 import pytest
 
 from cardwise.core.api import names
-from tests.helm.rendering import OFF, Object, Render, one
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import OFF, Render, one
 
 OURS = ("extendedresources", "resourceclasses", "gpuquotas")
 
 
-def may(role: Object, group: str, resource: str) -> set[str]:
+def may(role: Json, group: str, resource: str) -> set[str]:
     """The verbs that a role gives, on all objects of the resource."""
     return {
         verb

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from cardwise.core.api import lookalikes, names
-from tests.helm.rendering import OFF, OTHER, Object, Objects, Render, conditions, one, text
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, one, text
 from webhook.cluster import view
 from webhook.server import app
 
@@ -23,11 +24,11 @@ HURRIED = {
 IGNORED = {*HURRIED, "namespaces.cardwise.dev", "gangs.cardwise.dev", "crongangs.cardwise.dev"}
 
 
-def hooks(objects: Objects, kind: str) -> dict[str, Object]:
+def hooks(objects: Objects, kind: str) -> dict[str, Json]:
     return {hook["name"]: hook for hook in one(objects, kind, names.WEBHOOK_CONFIGURATION)["webhooks"]}
 
 
-def seen(hook: Object) -> set[str]:
+def seen(hook: Json) -> set[str]:
     """`group/resource` and operations that the entry is for."""
     return {
         f"{operation} {group or 'core'}/{resource}"

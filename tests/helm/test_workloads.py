@@ -12,7 +12,8 @@ import extender.__main__ as extender_part
 import mps.__main__ as mps_part
 import webhook.__main__ as webhook_part
 from cardwise.core.api import mps, names, policies, schedulerconfig
-from tests.helm.rendering import ALL, CHART, OFF, OTHER, Object, Objects, Render, one, template, text
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, one, template, text
 
 EVERYTHING = (
     *ALL,
@@ -33,7 +34,7 @@ LONGEST_ROOT = mps.LONGEST_PIPE - len(str(mps.folder("/", "GPU-9f3b5c2a-1111-222
 KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "DaemonSet", "mps": "DaemonSet"}
 
 
-def workloads(objects: Objects) -> dict[str, Object]:
+def workloads(objects: Objects) -> dict[str, Json]:
     """Pod specs by name."""
     found = {}
     for each in objects:
@@ -44,7 +45,7 @@ def workloads(objects: Objects) -> dict[str, Object]:
     return found
 
 
-def container(render: Render, part: str, *sets: str) -> Object:
+def container(render: Render, part: str, *sets: str) -> Json:
     spec = one(render(*sets), KIND_OF[part], f"cardwise-{part}")["spec"]["template"]["spec"]
     (found,) = spec["containers"]
     return dict(found)
@@ -233,7 +234,7 @@ def test_services_and_network_policies_know_the_pods_and_their_ports(render: Ren
 
 
 def test_kinds_are_upgraded_and_kept(render: Render) -> None:
-    def kinds(*sets: str) -> list[Object]:
+    def kinds(*sets: str) -> list[Json]:
         return [each for each in render(*sets) if each["kind"] == "CustomResourceDefinition"]
 
     assert len(kinds()) == 4
