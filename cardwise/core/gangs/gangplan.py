@@ -23,7 +23,7 @@ from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
-_MOST_SEARCHED: Final = 256  # nodes that are searched for all members of several claims together, but
+_MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together, but
 _AT_LEAST: Final = 2  # at least so many for each member
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
 _CHEAPER: Final = 40  # so many nodes can be scored in the time in which the index finds the best one
@@ -138,7 +138,7 @@ class _Ground:
         self.ledger = ledger
         self.terms = terms
         self.limited = bool(terms.headroom())
-        self.effort = SearchEffort(_STEPS)
+        self.effort = SearchEffort(_STEPS, reasons=False)
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         self._roomy: dict[tuple[int, Load], list[str]] = {}
@@ -248,7 +248,7 @@ def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int,
     """`count` candidates: half of them those that the policy seems to prefer, and half the emptiest, since the former
     may have cards for each claim and not for all together.
     """
-    in_order = sorted(candidates, key=lambda node: (-vacant.get(node, 0), node))
+    in_order = sorted(candidates, key=vacant.__getitem__, reverse=True) if vacant else candidates
     return sorted(in_order[:count] if spreads else [*in_order[: count // 2], *in_order[count // 2 - count :]])
 
 

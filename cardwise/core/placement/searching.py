@@ -33,16 +33,22 @@ _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
 
 class SearchEffort:
-    """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes."""
+    """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes.
 
-    def __init__(self, steps: int | None = None) -> None:
+    `reasons`: whether it is found out why a node is refused, which costs more than that it is.
+    """
+
+    def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
         self.left = _STEPS_IN_ALL if steps is None else steps
+        self.reasons = reasons
 
 
 def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
     found = _search(node, plan.wants, plan.headroom, policy, effort)
-    return why(node, plan, found, policy, effort) if found is None or isinstance(found, Want) else found
+    if found is not None and not isinstance(found, Want):
+        return found
+    return why(node, plan, found, policy, effort) if effort.reasons else Refusal.TOGETHER
 
 
 def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort) -> Refusal:

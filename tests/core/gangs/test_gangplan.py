@@ -86,3 +86,14 @@ def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
     found = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
     assert isinstance(found, Planned)
     assert len(set(found.nodes.values())) == 60
+
+
+def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeypatch):
+    """It costs more than the search, and takes of its effort."""
+    asked = []
+    monkeypatch.setattr(searching, "why", lambda *how: asked.append(how))
+    nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
+    members = [Member(uid="u", name="p", request=of_two_claims(9000), load=Load(1, 1, 1))]
+    terms = Terms(namespace="default", policy="binpack")
+    assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
+    assert asked == []
