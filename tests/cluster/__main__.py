@@ -111,7 +111,7 @@ def down(state_dir: Path) -> None:
 @cli.command("binaries")
 def build() -> None:
     """Build the programs of the cluster into the cache, if they are not there."""
-    wanted = [binaries.kube, binaries.containerd, binaries.helm]
+    wanted = [binaries.kube, binaries.runtime, binaries.helm]
     if os.environ.get(toolkit.MOCK):
         wanted.append(binaries.nvidia)
     for get in wanted:

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 NODE_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr")
 NVIDIA_NAMES = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
+_CRIO = "github.com/cri-o/cri-o"
 NEEDED_GO = (1, 26)
 
 Say = Callable[[str], None]
@@ -44,9 +45,19 @@ def kube(say: Say) -> Path:
     return _built("kube", versions.sources(), say, _build_kube)
 
 
+def runtime(say: Say) -> Path:
+    """Folder with the container runtime of real nodes: containerd, or CRI-O."""
+    return crio(say) if versions.crio() else containerd(say)
+
+
 def containerd(say: Say) -> Path:
     """Folder with containerd, its shim and ctr."""
     return _built("containerd", _sources(f"containerd/{versions.containerd()}"), say, _build_containerd)
+
+
+def crio(say: Say) -> Path:
+    """Folder with CRI-O and its pinns. Needs a C compiler."""
+    return _built("crio", _sources(f"crio/{versions.crio()}"), say, _build_crio)
 
 
 def helm(say: Say) -> Path:
@@ -109,19 +120,33 @@ def _build_containerd(source: Path, out: Path, say: Say) -> None:
         _go_build(source, out / name, package, say, tags="no_btrfs,no_devmapper,no_zfs")
 
 
+def _build_crio(source: Path, out: Path, say: Say) -> None:
+    _require_compiler("CRI-O's pinns is written in C")
+    _go_build(source, out / "crio", f"{_CRIO}/cmd/crio", say, tags="containers_image_openpgp")
+    found = subprocess.run(
+        [go(say), "list", "-m", "-f", "{{.Dir}}", _CRIO], cwd=source, capture_output=True, text=True, check=True
+    )
+    files = sorted((Path(found.stdout.strip()) / "pinns" / "src").glob("*.c"))
+    subprocess.run(["gcc", "-std=c99", "-Os", "-o", str(out / "pinns"), *map(str, files)], check=True)
+
+
 def _build_helm(source: Path, out: Path, say: Say) -> None:
     _go_build(source, out / "helm", "helm.sh/helm/v3/cmd/helm", say)
 
 
 def _build_nvidia(source: Path, out: Path, say: Say) -> None:
-    if not shutil.which("gcc"):
-        raise NoBinaries("NVIDIA's container toolkit calls NVML by cgo, which needs a C compiler: install gcc")
+    _require_compiler("NVIDIA's container toolkit calls NVML by cgo")
     # As its own Makefile links it: the driver's libraries are looked for at run time.
     linked = "-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy"
     for name in NVIDIA_NAMES:
         package = f"github.com/NVIDIA/nvidia-container-toolkit/cmd/{name}"
         _go_build(source, out / name, package, say, ldflags=f"'-extldflags={linked}'", cgo=True)
     _go_build(source, out / "nri", ".", say)
+
+
+def _require_compiler(why: str) -> None:
+    if not shutil.which("gcc"):
+        raise NoBinaries(f"{why}: install gcc")
 
 
 def _version_flags() -> str:

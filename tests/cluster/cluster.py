@@ -341,7 +341,7 @@ class Cluster:
     ) -> None:
         if not real:
             return
-        node_bin = binaries.containerd(self._say)
+        node_bin = binaries.runtime(self._say)
         nvidia = binaries.nvidia(self._say) if spec.nvidia_runtime else None
         archives = self._archives(spec) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):

@@ -17,6 +17,9 @@ BUSYBOX = "cardwise.local/busybox:1"
 EXAMPLE = "docker.io/library/busybox:1.37"  # what the examples name; here as everywhere on a machine without a network
 PAUSE = "cardwise.local/pause:1"
 
+# Where containerd and skopeo look for an image's name.
+NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+
 # PID 1 ignores TERM unless it says otherwise, and then a pod takes its whole grace period to end.
 IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
 _BUSYBOX_BINARY = Path("/bin/busybox")
@@ -78,7 +81,7 @@ def write_layers(path: Path, names: Sequence[str], layers: Sequence[Layer], comm
     manifest_blob = json.dumps(manifest).encode()
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob)
     entry |= {"platform": {"architecture": "amd64", "os": "linux"}}
-    entries = [entry | {"annotations": {"io.containerd.image.name": name}} for name in names]
+    entries = [entry | {"annotations": dict.fromkeys(NAME_ANNOTATIONS, name)} for name in names]
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
     with tarfile.open(path, "w") as archive:
         add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())

@@ -1,4 +1,4 @@
-"""A real node: kubelet on containerd and runc, in a mount namespace of its own.
+"""A real node: kubelet on containerd (or CRI-O) and runc, in a mount namespace of its own.
 
 The namespace is why several kubelets fit on one machine: the device plugin folder is fixed at
 /var/lib/kubelet/device-plugins and shims keep sockets under /run, so these are private here (not bind mounts on
@@ -14,13 +14,13 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.cluster import binaries, images, ports, toolkit, versions
+from tests.cluster import binaries, crio, images, ports, toolkit, versions
 from tests.cluster.network import Network
 from tests.cluster.processes import Process, run, wait_for
 
@@ -29,7 +29,7 @@ _KUBELET_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 # Folders of the machine that a node gets empty ones for: kubelet, containerd, runc and CNI write to fixed paths there.
 HIDDEN = ("/run", "/var/lib", "/var/log")
 # Where pods of a node find its folders: those that every node has, by their names in ours, and ours as a whole.
-USUAL = {"kubelet": "/var/lib/kubelet", "containerd": "/run/containerd", "cdi": "/var/run/cdi"}
+USUAL = {"kubelet": "/var/lib/kubelet", versions.runtime(): f"/run/{versions.runtime()}", "cdi": "/var/run/cdi"}
 OWN_FOLDER = "/var/lib/cardwise-test-node"
 # What the kubelet would otherwise set on the machine itself (kubelet `setupKernelTunables`): it reads its wish instead.
 _TUNABLES = {
@@ -107,8 +107,12 @@ class Node:
         return self.folder / "kubernetes" / "manifests"
 
     @property
+    def runtime_dir(self) -> Path:
+        return self.folder / versions.runtime()
+
+    @property
     def cri_socket(self) -> Path:
-        return self.folder / "containerd" / "containerd.sock"
+        return self.runtime_dir / f"{versions.runtime()}.sock"
 
     @property
     def cgroup(self) -> str:
@@ -129,22 +133,24 @@ class Node:
         hosts_parts: bool = False,
         nvidia: Path | None = None,
     ) -> None:
-        """All that needs no API server: containerd with its images; `number` (from 1) gives the node's address.
+        """All that needs no API server: the runtime with its images; `number` (from 1) gives the node's address.
 
         `archives` are images besides those that every node has. `routed`: see `Network.write_cni`. `hosts_parts`: pods
-        on it find the folders of kubelet and containerd where they usually are, and the node's own at `OWN_FOLDER`.
+        on it find the folders of kubelet and runtime where they usually are, and the node's own at `OWN_FOLDER`.
         `nvidia`: folder of NVIDIA's container toolkit, whose runtime it has beside runc.
         """
-        for path in (self.kubelet_dir / "device-plugins", self.cdi_dir, self.folder / "containerd"):
+        for path in (self.kubelet_dir / "device-plugins", self.cdi_dir, self.runtime_dir):
             path.mkdir(parents=True, exist_ok=True)
         cdi_dir = USUAL["cdi"] if hosts_parts else str(self.cdi_dir)
-        self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia)
+        path = ":".join(map(str, filter(None, (node_bin, nvidia, "/usr/sbin:/usr/bin:/sbin:/bin"))))
+        environment = {"PATH": path} | (toolkit.environment(self.folder) if nvidia else {})
+        self._write_runtime_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia, environment)
         self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
         if _has_v1():
             for hierarchy in _hierarchies():
                 (hierarchy / self.cgroup).mkdir(exist_ok=True)
         self._hold_namespace(hosts_parts=hosts_parts)
-        self._start_containerd(node_bin, nvidia)
+        self._start_runtime(node_bin, environment)
         usual = self.state / "images" / "usual.tar"
         images.write_usual(usual)
         for archive in [usual, *archives]:
@@ -152,21 +158,20 @@ class Node:
 
     def load_image(self, archive: Path) -> None:
         """Give this node an image: an OCI archive as `images.write` makes it."""
+        if versions.crio():
+            for command in crio.load_commands(self.runtime_dir, archive):
+                run(self._inside(*command))
+            return
         ctr = str(binaries.containerd(lambda _: None) / "ctr")
         # Locally: through containerd's transfer service an image of 250 MB takes 5 s of CPU, not 2.
         where = ["--address", str(self.cri_socket), "-n", "k8s.io"]
         run(self._inside(ctr, *where, "images", "import", "--local", str(archive)))
 
-    def restart_containerd(self) -> None:
-        """Restart it and wait until CRI answers: a kubelet that is started before that gives up at once."""
-        process = self.process("containerd")
-        logged = process.log.stat().st_size
-        process.restart()
-        self._wait_booted(logged)
-
     def _wait_booted(self, logged: int) -> None:
-        process = self.process("containerd")
-        process.wait_until(lambda: b"successfully booted" in process.log.read_bytes()[logged:], "booted")
+        """Until CRI answers: a kubelet that is started before that gives up at once."""
+        process = self.process(versions.runtime())
+        booted = crio.BOOTED if versions.crio() else b"successfully booted"
+        process.wait_until(lambda: booted in process.log.read_bytes()[logged:], "booted")
 
     def _hold_namespace(self, *, hosts_parts: bool) -> None:
         ready = self.folder / "namespace-ready"
@@ -178,11 +183,14 @@ class Node:
             seen = {OWN_FOLDER: self.folder} | {usual: self.folder / name for name, usual in USUAL.items()}
             for usual, here in seen.items():
                 lines += [f"mkdir -p {usual}", f"mount --bind {here} {usual}"]
-        for name, value in _TUNABLES.items():
-            stand_in = self.folder / "sysctl" / name
+        stand_ins = {f"sys/{name}": f"{value}\n" for name, value in _TUNABLES.items()}
+        if versions.crio() and _has_v1():
+            stand_ins["cgroups"] = crio.mounted_controllers()
+        for name, text in stand_ins.items():
+            stand_in = self.folder / "proc" / name
             stand_in.parent.mkdir(parents=True, exist_ok=True)
-            stand_in.write_text(f"{value}\n")
-            lines.append(f"mount --bind {stand_in} /proc/sys/{name}")
+            stand_in.write_text(text)
+            lines.append(f"mount --bind {stand_in} /proc/{name}")
         if os.environ.get(CGROUP) == "2":
             lines.append(f"mount -t cgroup2 cardwise {_CGROUPS}")
         lines += [f"touch {ready}", "exec sleep infinity"]
@@ -193,12 +201,10 @@ class Node:
     def _inside(self, *command: str) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self.process('namespace').pid}/ns/mnt", "--", *command]
 
-    def _start_containerd(self, node_bin: Path, nvidia: Path | None) -> None:
-        config = self.folder / "containerd.toml"
-        path = ":".join(map(str, filter(None, (node_bin, nvidia, "/usr/sbin:/usr/bin:/sbin:/bin"))))
-        environment = {"PATH": path} | (toolkit.environment(self.folder) if nvidia else {})
-        process = self.process("containerd")
-        process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), environment)
+    def _start_runtime(self, node_bin: Path, environment: Mapping[str, str]) -> None:
+        name = versions.runtime()
+        process = self.process(name)
+        process.start(self._inside(str(node_bin / name), "--config", str(self._runtime_config)), environment)
         self._wait_booted(0)
 
     def start_kubelet(self, *, kube_bin: Path, kubeconfig: Path, network: Network, number: int) -> None:
@@ -263,16 +269,23 @@ class Node:
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
 
     def start_nri_plugin(self) -> None:
-        """That of NVIDIA's toolkit, which containerd asks about each container."""
+        """That of NVIDIA's toolkit, which the runtime asks about each container."""
         plugin = self.process("nri")
         plugin.start(self._inside(str(binaries.nvidia(lambda _: None) / "nri"), "/run/nri/nri.sock"))
         plugin.wait_until(lambda: b"Started plugin" in plugin.log.read_bytes(), "registered")
 
     def default_runtime(self, name: str) -> None:
-        """Of containers whose pods name no RuntimeClass: runc or nvidia. Restarts containerd."""
-        file = self.folder / "containerd.toml"
-        file.write_text(re.sub('default_runtime_name = ".*"', f'default_runtime_name = "{name}"', file.read_text()))
-        self.restart_containerd()
+        """Of containers whose pods name no RuntimeClass: runc or nvidia. Restarts containerd or CRI-O."""
+        file = self._runtime_config
+        file.write_text(re.sub('(default_runtime.*) = ".*"', rf'\1 = "{name}"', file.read_text()))
+        process = self.process(versions.runtime())
+        logged = process.log.stat().st_size
+        process.restart()
+        self._wait_booted(logged)
+
+    @property
+    def _runtime_config(self) -> Path:
+        return self.folder / f"{versions.runtime()}.toml"
 
     def _runc(self) -> str:
         if os.environ.get(CGROUP) != "2":
@@ -282,11 +295,24 @@ class Node:
         wrapper.chmod(0o755)
         return str(wrapper)
 
-    def _write_containerd_config(self, cni_conf: Path, cdi_dir: str, nvidia: Path | None) -> None:
-        base = self.folder / "containerd"
+    def _write_runtime_config(
+        self, cni_conf: Path, cdi_dir: str, nvidia: Path | None, environment: Mapping[str, str]
+    ) -> None:
+        base = self.runtime_dir
         runtimes = {"runc": self._runc()} | ({"nvidia": str(nvidia / "nvidia-container-runtime")} if nvidia else {})
+        if versions.crio():
+            text = crio.config(
+                base,
+                socket=self.cri_socket,
+                runtimes=runtimes,
+                environment=environment,
+                cni_conf=cni_conf,
+                cdi_dir=cdi_dir,
+            )
+            self._runtime_config.write_text(text)
+            return
         version, cri, head, cni = _CONTAINERD[versions.containerd().startswith("1.")]
-        (self.folder / "containerd.toml").write_text(f"""\
+        self._runtime_config.write_text(f"""\
 version = {version}
 root = "{base}/root"
 state = "{base}/state"
@@ -396,13 +422,13 @@ def _remove(cgroup: Path) -> bool:
 
 
 def _shims(state: Path) -> list[int]:
-    """Shims name their containerd's socket, which lies in the state folder."""
+    """containerd's name its socket, CRI-O's (conmon) the container's folder; both lie in the state folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
             mine = any(word.startswith(f"{state}/nodes/".encode()) for word in words)
-            if mine and words[0].endswith(b"containerd-shim-runc-v2"):
+            if mine and words[0].endswith((b"containerd-shim-runc-v2", b"/conmon")):
                 found.append(int(path.parent.name))
     return found
 
@@ -413,7 +439,7 @@ def missing_packages() -> list[str]:
         "runc": Path("/usr/sbin/runc"),
         "containernetworking-plugins": Path("/usr/lib/cni/bridge"),
         "busybox-static": Path("/bin/busybox"),
-    }
+    } | (crio.PACKAGES if versions.crio() else {})
     missing = [package for package, path in needed.items() if not path.exists()]
     programs = {"iproute2": "ip", "util-linux": "nsenter", "iptables": "iptables"}
     return missing + [package for package, program in programs.items() if not shutil.which(program)]

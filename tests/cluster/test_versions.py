@@ -1,4 +1,4 @@
-"""Which Kubernetes and containerd the tests run on, and the Go module that a version gets."""
+"""Which Kubernetes, containerd and CRI-O the tests run on, and the Go module that a version gets."""
 
 import pytest
 
@@ -53,3 +53,15 @@ def test_containerd_is_chosen_likewise(tmp_path, monkeypatch):
     monkeypatch.setenv(versions.CHOSEN_CONTAINERD, "1.6")
     with pytest.raises(versions.UnknownVersion, match=r"1\.7, 2\.1"):
         versions.containerd()
+
+
+def test_crio_is_there_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.delenv(versions.CHOSEN_CRIO, raising=False)
+    assert versions.crio() is None
+    assert versions.runtime() == "containerd"
+    monkeypatch.setenv(versions.CHOSEN_CRIO, "1.34")
+    assert versions.crio() == "1.34"
+    assert versions.runtime() == "crio"
+    monkeypatch.setenv(versions.CHOSEN_CRIO, "1.1")
+    with pytest.raises(versions.UnknownVersion, match=r"1\.34"):
+        versions.crio()

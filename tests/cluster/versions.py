@@ -1,5 +1,5 @@
-"""The versions of Kubernetes and containerd that the tests can run on: a folder of `kube/` or `containerd/` for each
-minor, with its go.mod and go.sum.
+"""The versions of Kubernetes, containerd and CRI-O that the tests can run on: a folder of `kube/`, `containerd/` or
+`crio/` for each minor, with its go.mod and go.sum.
 
 `write` makes such a folder of Kubernetes from its own go.mod. It pins nothing of its own: the modules that
 Kubernetes keeps in its own repository have the same version as it, etcd has the version of its client, and Go's rule
@@ -19,6 +19,8 @@ MAIN = FOLDER / "main.go"
 CHOSEN = "CARDWISE_KUBERNETES"
 CONTAINERD = Path(__file__).parent / "containerd"
 CHOSEN_CONTAINERD = "CARDWISE_CONTAINERD"
+CRIO = Path(__file__).parent / "crio"
+CHOSEN_CRIO = "CARDWISE_CRIO"
 _MODULE = "k8s.io/kubernetes"
 _ETCD = "go.etcd.io/etcd/server/v3"
 _ETCD_CLIENT = "go.etcd.io/etcd/client/v3"
@@ -47,6 +49,16 @@ def at_least(number: int) -> bool:
 def containerd() -> str:
     """The containerd of this process's real nodes, as "2.1": `$CARDWISE_CONTAINERD`, else the newest."""
     return _chosen(CHOSEN_CONTAINERD, minors(CONTAINERD))
+
+
+def crio() -> str | None:
+    """The CRI-O that the real nodes have in place of containerd, as "1.34": `$CARDWISE_CRIO`, else none."""
+    return _chosen(CHOSEN_CRIO, minors(CRIO)) if os.environ.get(CHOSEN_CRIO) else None
+
+
+def runtime() -> str:
+    """The program of this process's real nodes that the kubelet asks for containers."""
+    return "crio" if crio() else "containerd"
 
 
 def _chosen(variable: str, known: list[str]) -> str:

@@ -398,7 +398,8 @@ def _plug_in(cluster: Cluster, nodes: Mapping[str, Sequence[TestCard]]) -> None:
 
 def cgroups(container: str) -> list[Path]:
     """The container's folders in the machine's cgroups, while those of others come and go."""
-    return [Path(root) / container for root, folders, _ in os.walk("/sys/fs/cgroup") if container in folders]
+    named = {container, f"crio-{container}"}
+    return [Path(root) / name for root, folders, _ in os.walk("/sys/fs/cgroup") for name in named.intersection(folders)]
 
 
 def outlive_lease(cluster: Cluster) -> None:

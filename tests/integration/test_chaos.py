@@ -17,7 +17,7 @@ from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import PREFIX
 from deviceplugin.sources.kubelet import Kubelet
 from tests.build import P100
-from tests.cluster import Cluster
+from tests.cluster import Cluster, versions
 from tests.cluster.cards import TestCard
 from tests.cluster.processes import wait_for
 from tests.integration.conftest import spaces
@@ -53,7 +53,7 @@ WORKLOADS: dict[str, tuple[dict[str, int | str], int]] = {
 }
 OFTEN = ("extender", "deviceplugin-n1", "deviceplugin-n2", "kubelet-n1", "kubelet-n2")
 ONCE = ("kube-scheduler", "webhook")
-FROZEN = (*OFTEN, "containerd-n1", "containerd-n2")
+FROZEN = (*OFTEN, *(f"{versions.runtime()}-{name}" for name in ("n1", "n2")))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, ClusterSpec, cards, images, processes
+from tests.cluster import Cluster, ClusterSpec, cards, images, processes, versions
 from tests.cluster.__main__ import main
 from tests.cluster.processes import wait_for
 from tests.integration.sharing import Space, cgroups
@@ -84,9 +84,9 @@ sys.stdin.read()
 
 
 def outside() -> dict[str, str]:
-    """What a kubelet and containerd on the machine itself would write: fixed folders and kernel settings."""
+    """What kubelet and container runtime on the machine itself would write: fixed folders and kernel settings."""
     fixed = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/usr/libexec/kubernetes")
-    fixed += ("/opt/containerd", "/opt/nri", "/run/containerd", "/etc/cni")
+    fixed += ("/opt/containerd", "/opt/nri", "/run/containerd", "/etc/cni", "/run/crio", "/etc/crio")
     settings = [Path("/proc/sys") / name for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")]
     settings.append(Path("/proc/sys/net/ipv4/ip_forward"))
     found = {path: str(Path(path).exists()) for path in fixed}
@@ -110,8 +110,8 @@ class TestKilledHarness:
         command = [sys.executable, "-c", HARNESS, str(state_dir), "1"]
         harness = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
         try:
-            # In the middle of the start: containerd runs, no kubelet yet.
-            assert wait_for((state_dir / "run" / "containerd-n1.json").exists)
+            # In the middle of the start: the container runtime runs, no kubelet yet.
+            assert wait_for((state_dir / "run" / f"{versions.runtime()}-n1.json").exists)
         finally:
             harness.send_signal(signal.SIGKILL)
             harness.communicate()
@@ -129,7 +129,7 @@ class TestKilledHarness:
                 space.create(made)
             space.running("left", "sim-left")
             (status,) = space.get("left")["status"]["containerStatuses"]
-            container = status["containerID"].removeprefix("containerd://")
+            container = status["containerID"].rpartition("/")[2]
         finally:
             harness.send_signal(signal.SIGKILL)
             harness.communicate()

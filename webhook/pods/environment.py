@@ -2,7 +2,7 @@
 
 Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers: runc lets the last
 entry win. What depends on the card comes by the downward API from the annotations that bind writes; with CDI the node
-writes the same values once more, past the reach of the pod.
+writes the same values once more, on containerd past the reach of the pod (CRI-O adds the pod's after those of CDI).
 """
 
 from cardwise.core.api import mps as mps_values
