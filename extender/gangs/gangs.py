@@ -7,7 +7,6 @@ Part of the state, whose lock guards it. How far one gang is, `cardwise.core.gan
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.gangs.gangplan import Planned
@@ -17,12 +16,10 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.gangs.bindturns import BindTurns
-from extender.gangs.gangplaces import CHEAP, GangPlaces
+from extender.gangs.gangplaces import CHEAP, TURN, GangPlaces
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwords import GangSettings, Hold, Work
 from extender.gangs.line import Line, Walk
-
-TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
 
 
 class Gangs:

@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.vacancy import LOOKS
-from extender.gangs import gangs
+from cardwise.core.gangs.vacancy import LOOKS, Vacancies
+from extender.gangs.gangplaces import TURN
 from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.worlds import P100
 
@@ -19,7 +19,7 @@ def plans(monkeypatch):
 
     def costly(ledger, nodes, members, terms):
         done.append(members[0].name[:2])
-        worlds[0].clock.worked += 2 * gangs.TURN
+        worlds[0].clock.worked += 2 * TURN
         return plan(ledger, nodes, members, terms)
 
     worlds: list[World] = []
@@ -71,7 +71,7 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
     # The planner finds nothing, whatever the bound says.
     def vain(ledger, nodes, members, terms):
         done.append(members[0].name[:2])
-        world.clock.worked += 2 * gangs.TURN
+        world.clock.worked += 2 * TURN
         return gangplan.Unplanned(member=members[0])
 
     turns: list[int] = []
@@ -109,4 +109,24 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     world.keep()
     assert world.schedule("g00") is not None  # not all is known yet
     world.keep()
+    assert world.phase("g0") == "Held"
+
+
+def test_a_turn_looks_at_nodes_for_no_more_shapes_than_it_has_time_for(monkeypatch):
+    looks = []
+    most = Vacancies.most
+
+    def costly(*args):
+        looks.append(args)
+        world.clock.worked += TURN
+        return most(*args)
+
+    world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
+    world.create(*(member(f"g0{i}", "g0", 4, gpu_mem=1000 + i) for i in range(4)))
+    world.keep()
+    monkeypatch.setattr(Vacancies, "most", costly)
+    assert world.schedule("g00") is not None
+    assert len(looks) == 1
+    for _ in range(4):
+        world.keep()
     assert world.phase("g0") == "Held"

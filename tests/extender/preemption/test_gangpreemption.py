@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cardwise.core.gangs.vacancy import LOOKS, Vacancies
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.gangs.gangs import TURN, Gangs
+from extender.gangs.gangplaces import TURN
+from extender.gangs.gangs import Gangs
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
