@@ -8,6 +8,7 @@ Threads belong to a `Program`, that of the thread that started them. A program c
 runs any more, or stand still for a while. What a pool of threads is given is done at once, by the thread that gives it.
 """
 
+import os
 import random
 import sys
 import threading
@@ -69,6 +70,7 @@ class TurnClock(FakeClock):
         with (
             mock.patch.object(threading.Thread, "start", lambda thread: self._start(thread, begin)),
             mock.patch.object(ThreadPoolExecutor, "submit", _submit),
+            _one_core(),
         ):
             try:
                 yield
@@ -202,6 +204,19 @@ class TurnClock(FakeClock):
 
     def _able(self, one: _Parked) -> bool:
         return one.program.dead or (not one.program.still and bool(self._reached(one.until) or one.ready()))
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """For this thread and those that it starts. Only one of them runs at a time, and from core to core a turn is handed
+    over for twice the CPU.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _submit(pool: ThreadPoolExecutor, do: Callable[..., object], *args: object, **kwargs: object) -> Future[object]:
