@@ -1,6 +1,6 @@
-"""The facade of cache, queue, gangs and preemption: each call is one turn at what is known, under the one lock.
+"""The facade of cache, queue, gangs and preemption: each call is one turn under the one lock.
 
-One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
+Nothing here waits or does I/O. Which pod has room on which cards is in the table of `cache.reservations`.
 """
 
 import math
@@ -105,18 +105,18 @@ class State:
 
     @contextmanager
     def view_loads(self) -> Iterator[tuple[Ledger, NodeLoads]]:
-        """As `view`, with what nodes have left beside cards."""
+        """As `view`, with what nodes have left of cpu, memory and pods."""
         with self.view() as ledger:
             yield ledger, self._loads
 
     @contextmanager
     def queue(self) -> Iterator[SchedulingQueue]:
-        """Who waits, and why, locked."""
+        """The scheduling queue, locked."""
         with self._lock:
             yield self._queue
 
     def warm(self) -> None:
-        """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
+        """Prepares what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
         while True:
             with self.view() as ledger:
                 if not ledger.index_some(_WARMED):
@@ -124,7 +124,7 @@ class State:
             give_way(self._clock)
 
     def held(self) -> float:
-        """Seconds for which somebody has had the state, 0 for nobody; see `statelock`. Waits for nobody."""
+        """Seconds for which a thread has had the state, 0 when it is free; see `statelock`. Never waits."""
         return self._lock.held()
 
     # What the API server tells.
@@ -146,7 +146,7 @@ class State:
                 self._waits_no_more(pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
-        """The pod, last seen so, is no more."""
+        """The pod is gone; it was last seen so."""
         with self._lock:
             self._gangs.drop(pod.uid)
             self._gangs.beside(pod.uid, "")
@@ -157,7 +157,7 @@ class State:
             self.ahead.over(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
-        """A pod that is none of ours is on its node, or waits and counts in its group. `key`: unique among all pods."""
+        """A pod that is none of ours is on a node, or waits in a PodGroup. `key`: unique among all pods."""
         with self._lock:
             if placed.node:
                 self._loads.set_pod(key, placed)
@@ -228,9 +228,9 @@ class State:
             return self._reservations.decided(uid)
 
     def plan(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
-        """The best node, held for the pod until its bind comes; in place of an earlier plan.
+        """The best node, which is held for the pod until its bind comes. Replaces an earlier plan.
 
-        `created`: when the pod was.
+        `created`: when the pod was created.
         """
         uid = ask.pod.uid
         ask = self._long.look(ask)
@@ -240,7 +240,7 @@ class State:
                 return decided
             self._cache.count_cards()
             self.ahead.comes(uid, ask.nodes)
-            with self._cache.aside(uid):  # its own plan is no obstacle, on a card or in a quota
+            with self._cache.aside(uid):  # its own plan does not count, on cards and in quotas
                 placed = self.ahead.place(ask, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.give_up(uid)
@@ -251,12 +251,12 @@ class State:
             return placed
 
     def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
-        """Filter is asked about the pod. Whether it may be placed; see `SchedulingQueue.tries`."""
+        """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.tries`."""
         with self._lock:
             return self._queue.tries(uid, asked, grouped=grouped)
 
     def has_turn(self, uid: str, priority: int) -> bool:
-        """Whether the pod may be placed now, or comes again once those before it have been here."""
+        """Whether the pod may be placed now. If not, it is woken once the pods before it have come."""
         with self._lock:
             if self._queue.has_turn(priority):
                 return True
@@ -264,7 +264,7 @@ class State:
             return False
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
-        """As `plan`, but all nodes that fit with their scores, and nothing is held."""
+        """As `plan`, but returns all nodes that fit, with their scores, and holds nothing."""
         uid = ask.pod.uid
         ask = self._long.look(ask)
         with self._lock:
@@ -280,8 +280,8 @@ class State:
             return Unplaceable(refusals=refusals)
 
     def scores(self, ask: Ask) -> dict[str, int]:
-        """The policy's score of each node that fits; what `fitting` has found, if that was a moment ago, and once: bind
-        looks at the cards again. What the pod holds itself is no obstacle.
+        """The policy's score of each node that fits. Uses the result of `fitting` once, if it is less than a second
+        old: bind checks the cards again. What the pod holds itself does not count.
         """
         with self._lock:
             uid, at, scores = self._scored
@@ -296,10 +296,10 @@ class State:
     def begin_bind(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int = 0
     ) -> Begun | Decided | Refusal:
-        """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now.
+        """The cards to write, held until `finish_bind`: those of the plan if it is still good, else other cards.
 
-        `request`: None for a pod that asks for no card. `term`: in which this process may post (leadership.py). What is
-        unconfirmed since an earlier one is not posted again: another extender may have given the cards away meanwhile.
+        `request`: None for a pod that asks for no card. `term`: the term in which this process may post. A Binding that
+        is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.
         """
         uid = pod.uid
         with self._lock:
@@ -314,9 +314,9 @@ class State:
                 return Refusal.GANG_BACKS_OFF
             chosen: Assignment | Refusal | None = None
             if one is not None and unsure:
-                chosen = one.assignment  # it may be written already, so no other cards will do
+                chosen = one.assignment  # it may be written already, so it must be these cards
             elif request is not None and not self._cache.loads.offers(node):
-                chosen = Refusal.NO_SLOTS  # since filter; the kubelet would fail the pod for good
+                chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
             elif request is not None:
                 chosen = self._choose(Ask(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):
@@ -328,7 +328,7 @@ class State:
             return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
 
     def finish_bind(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, by this call or by one before."""
+        """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""
         with self._lock:
             self._reservations.posted(uid, phase)
             if phase is None:
@@ -337,12 +337,12 @@ class State:
                 self._gangs.posted(uid)
 
     def unheard(self) -> set[str]:
-        """The pods of which a Binding of this process may land yet. What they hold counts meanwhile."""
+        """The pods for which a Binding of this process may still land. Until that is settled, their cards count."""
         with self._lock:
             return self._reservations.unheard()
 
     def forget_plans(self) -> None:
-        """Another extender decides from now on, or has until now: what is planned here and not posted ends."""
+        """Another extender decides from now on, or has decided until now: plans that are not posted end."""
         with self._lock:
             self._gangs.forget()
             self._queue.forget_fragmented()
@@ -351,7 +351,7 @@ class State:
     # What time does.
 
     def tick(self) -> list[PodRef]:
-        """Ends what is over; returns the pods that should have been seen bound by now, for someone to look up."""
+        """Ends what is over by time. Returns the pods that should be bound by now and are to be looked up."""
         with self._lock:
             over = self._reservations.expire()
             for one in over.rows:
@@ -362,13 +362,13 @@ class State:
             return self._reservations.unconfirmed()
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
-        """What a consistent read said of a decision from `tick`."""
+        """The result of a consistent read of a pod from `tick`."""
         with self._lock:
             if self._reservations.looked_up(uid, bound=bound, exists=exists):
                 self._gangs.unposted(uid)
 
     def look_up_failed(self, uid: str) -> None:
-        """A decision from `tick` could not be looked up, or not be made void: it stays, and is tried again later."""
+        """A pod from `tick` could not be looked up, or its Binding not be made void: it is tried again later."""
         with self._lock:
             self._reservations.look_up_failed(uid)
 
@@ -379,12 +379,12 @@ class State:
             return self._queue.due(self._inventory.nodes)
 
     def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
-        """The entry of a quota that a pod waits for."""
+        """The entry of a quota for which the pod waits."""
         with self._lock:
             return self._limits.full_entry(self._ledger, namespace, request)
 
     def class_in_use(self, name: str) -> bool:
-        """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
+        """Whether a pod waits for the class or holds a card of it; a card that is gone from its node may be of it."""
         with self._lock:
             self._cache.count_cards()
             if next(self._queue.asking_for(name), None) is not None:
@@ -401,15 +401,15 @@ class State:
             return changed
 
     def take_overfull(self) -> set[str]:
-        """Of the nodes on which pods were seen bound since the last call, those with `holders` of too much."""
+        """Those nodes whose cards or devices are given out twice (`holders`), of nodes with new bound pods."""
         with self._lock:
             self._cache.count_cards()
             nodes, self._bound_on = self._bound_on, set()
             return {node for node in nodes if self._given_twice(node)}
 
     def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[PodRef]]:
-        """The cards and devices of the node that are given away more than whole, with what they have (MiB, or 1); the
-        UUIDs of its cards by index; and the pods that are bound there and hold something, not what a node says of some.
+        """The cards and devices of the node that are given out beyond what they have, with what they have (MiB, or 1);
+        the UUIDs of its cards by index; and the bound pods that hold something there.
         """
         with self._lock:
             self._cache.count_cards()
@@ -425,7 +425,7 @@ class State:
             )
 
     def unplaced(self) -> list[tuple[PodRef, str]]:
-        """The pods that ask for cards or devices and were bound past us, on nodes that have some of ours."""
+        """The pods that ask for cards or devices and were bound past us, on nodes with cards of ours."""
         with self._lock:
             self._cache.count_cards()
             return [each for each in self._unplaced.values() if self._ledger.node(each[1]) is not None]
@@ -436,12 +436,12 @@ class State:
             return self._reservations.marks()
 
     def waiting(self) -> dict[str, int]:
-        """Pods that filter found no node for, by the most frequent reason among the nodes, for metrics."""
+        """Refused pods by the most frequent reason among the nodes, for metrics."""
         with self._lock:
             return self._queue.reasons()
 
     def waiting_for(self, device_class: str) -> list[PodRef]:
-        """The pods that wait for this class, also those that the scheduler refused without asking us."""
+        """The pods that wait for this class, also those that kube-scheduler refused without a call to us."""
         with self._lock:
             return list(self._queue.asking_for(device_class))
 
@@ -455,14 +455,14 @@ class State:
         return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
 
     def _is_on_its_way(self, pod: WaitingPod) -> bool:
-        """Whether the node in the status is the one that filter has answered: kube-scheduler names it itself when a
-        binding begins that takes a while, and nobody goes for the pod there.
+        """Whether the node in the status is the one that filter has answered: kube-scheduler writes that one itself
+        when a binding takes a while, and no victims are evicted for the pod there.
         """
         one = self._reservations.get(pod.uid)
         return one is not None and one.node == pod.nominated
 
     def _waits_no_more(self, pod: PodRecord) -> None:
-        """It is bound, or finished, maybe without having been bound."""
+        """The pod is bound, or finished; it may have finished without having been bound."""
         self._queue.over(pod.uid)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)
@@ -481,7 +481,7 @@ class State:
         self.ahead.over(pod.uid)
 
     def _choose(self, ask: Ask, node: str) -> Assignment | Refusal:
-        """The cards of the pod's plan for the node where they still hold, else others there."""
+        """The cards of the pod's plan for the node if it is still good, else other cards there."""
         self._cache.count_cards()
         one = self._reservations.get(ask.pod.uid)
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None

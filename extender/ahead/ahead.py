@@ -1,8 +1,8 @@
-"""Nominating ahead, part of the state: waiting pods are given a node and cards before kube-scheduler comes to them.
+"""Nominating ahead: gives waiting pods a node and cards before kube-scheduler asks for them. Part of the state.
 
-The scheduler tries the node that a pod's status names first and alone, which in a big cluster is many times as fast as
-trying all (docs/design/0010-nominating-ahead.md). What is decided here is a reservation in the phase NOMINATED and ends
-as filter's do: the scheduler's own filters and filter and bind stand as ever. Shares the state's lock.
+kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
+all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase NOMINATED, and ends like
+one of filter. kube-scheduler's own filters, our filter and bind decide as always. Shares the state's lock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -32,14 +32,14 @@ from extender.records.podref import PodRef
 _T = TypeVar("_T")
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
-WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
-YOUNGEST: Final = "~"  # as the time of creation: after all others
-_LOOKS: Final = 4  # best nodes that turn out to be full beside the cards, before all nodes are looked at for that
-_DEAR: Final = 0.01  # seconds: a pod may ask of its node what nobody asked before, which is asked of all nodes then
-_DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows something that is not looked at here
+WINDOW: Final = 256  # pods that hold something ahead at a time: what a fast kube-scheduler binds in a second or two
+YOUNGEST: Final = "~"  # as a time of creation: after all others
+_LOOKS: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
+_DEAR: Final = 0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
+_DOUBTS: Final = 3  # refusals in a row after which kube-scheduler must know something that is not looked at here
 _DOUBT_SECONDS: Final = 60.0
 _MOST_DOUBTS: Final = 1024
-_STALE_SECONDS: Final = 2.0  # of a name: about to be tried, or heard of before what is held for it
+_STALE_SECONDS: Final = 2.0  # without a reservation until a nominated node is stale: it may be about to be tried
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
@@ -55,15 +55,15 @@ class Outcome(StrEnum):
     """What became of a pod that was decided about ahead."""
 
     MET = "met"  # kube-scheduler asked for that node alone
-    ELSEWHERE = "elsewhere"  # it asked for others too
-    LATE = "late"  # the pod had changed, or was gone, before its status could say it
-    OVERTAKEN = "overtaken"  # one that comes before it needed what it held
-    EXPIRED = "expired"  # kube-scheduler did not come in time
+    ELSEWHERE = "elsewhere"  # it asked for other nodes, too
+    LATE = "late"  # the pod had changed, or was gone, before the node was written into its status
+    OVERTAKEN = "overtaken"  # a pod that comes before it needed what it held
+    EXPIRED = "expired"  # kube-scheduler did not ask in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadSettings:
-    """`above`: in how many nodes AUTO begins. `policy` and `one_best_node`: of pods that say nothing."""
+    """`above`: the number of nodes above which AUTO begins. `policy`, `one_best_node`: for pods that name none."""
 
     when: When = When.NEVER
     above: int = NODES
@@ -72,7 +72,7 @@ class AheadSettings:
 
 
 class Nominee(NamedTuple):
-    """A pod and the node that its status is to name, if it is still of this version, or names, of any version ("")."""
+    """A pod and the node that its status is to name, if it is still of this version; or names already (version "")."""
 
     pod: PodRef
     version: str
@@ -80,7 +80,7 @@ class Nominee(NamedTuple):
 
 
 class Ahead:
-    """Methods that say so may be called from any thread; the others want the lock to be held."""
+    """Methods that say so may be called from any thread; for the others the caller holds the lock."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Ahead:
         settings: AheadSettings,
         clock: Clock,
     ) -> None:
-        self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
+        self.observe: Callable[[Outcome], None] = lambda _: None  # called with the outcome for each pod
         self._lock = lock
         self._cache, self._queue = cache, cache.queue
         self._reservations = cache.reservations
@@ -102,9 +102,9 @@ class Ahead:
         self._clock = clock
         self._grounds = Grounds()
         self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
-        self._named: dict[str, Nominee] = {}  # as statuses say
-        self._unheld: dict[str, float] = {}  # since when nothing is held for a name
-        self._doubts: dict[bytes, tuple[int, float]] = {}  # how often refused, and until when none is tried
+        self._named: dict[str, Nominee] = {}  # nodes that statuses of pods name
+        self._unheld: dict[str, float] = {}  # since when nothing is held for such a node
+        self._doubts: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
 
     # What the API server tells.
@@ -128,19 +128,19 @@ class Ahead:
             self._end([pod.uid], Outcome.ELSEWHERE)
 
     def over(self, uid: str) -> None:
-        """The pod is bound, or is no more; or its status names no node where nobody makes room."""
+        """The pod is bound or gone; or its status names no such node any more."""
         self._named.pop(uid, None)
         self._unheld.pop(uid, None)
 
     # What filter asks and tells.
 
     def serves(self, scheduler: str) -> None:
-        """kube-scheduler of this name asks this extender. From any thread."""
+        """A kube-scheduler of this name calls this extender. From any thread."""
         if scheduler not in self._served:
             self._served |= {scheduler}
 
     def comes(self, uid: str, nodes: Collection[str]) -> None:
-        """kube-scheduler is at the pod and offers these nodes."""
+        """kube-scheduler asks for the pod and offers these nodes."""
         if self._settings.when is When.NEVER:
             return
         one = self._nominated(uid)
@@ -157,7 +157,7 @@ class Ahead:
             self._end([uid], Outcome.ELSEWHERE)
 
     def place(self, ask: Ask, created: str) -> Placement | Unplaceable:
-        """The best node for a pod of that time of creation, if need be with what pods after it hold ahead."""
+        """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
         return self.overtaking(
             ask.request.priority,
             created,
@@ -167,7 +167,7 @@ class Ahead:
         )
 
     def score(self, ask: Ask, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """As `place`, for all nodes that fit; and why the others do not."""
+        """As `place`, but the scores of all nodes that fit, and why the others do not."""
         return self.overtaking(
             ask.request.priority,
             created,
@@ -184,9 +184,9 @@ class Ahead:
         search: Callable[[], _T],
         nodes_of: Callable[[_T], Collection[str]],
     ) -> _T:
-        """What the search finds, if need be with what is held ahead for pods that come later in the queue than one of
-        this priority and time of creation. That is over on the nodes that were found, `nodes_of`; where the namespace
-        has quotas, so is all that its own pods hold ahead.
+        """The result of `search`; if necessary, without what is held ahead for pods that come later in the queue than a
+        pod of this priority and time of creation. Those pods lose what they hold on the nodes found, `nodes_of`; if the
+        namespace has quotas, its own later pods lose all that they hold ahead.
         """
         found = search()
         if nodes_of(found):
@@ -209,14 +209,16 @@ class Ahead:
     # What time does.
 
     def expired(self, uid: str) -> None:
-        """kube-scheduler did not come to the pod in time; it holds nothing any more."""
+        """kube-scheduler did not ask for the pod in time; it holds nothing any more."""
         self.observe(Outcome.EXPIRED)
         self._queue.put_back(uid)
 
     # What the nominator asks, from its thread.
 
     def decide(self, resting: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
-        """The next pod, if any, and whether to ask again at once. `resting`: namespaces whose pods wait meanwhile."""
+        """Decides about the next pod. Returns whether to go on at once, and the pod with its node, if any. `resting`:
+        namespaces that are left out for now.
+        """
         with self._lock:
             if not self._active() or self._reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
@@ -234,9 +236,9 @@ class Ahead:
             return True, nominee
 
     def stale(self) -> list[Nominee]:
-        """Pods whose statuses name a node that nothing is held on for them any more; each once.
+        """Pods whose statuses name a node where nothing is held for them; each is returned once.
 
-        Whose doing the name is, they do not say: another extender's of ours, or somebody else's.
+        Another extender of ours may have written the node, or somebody else; the record does not say.
         """
         with self._lock:
             now = self._clock.now()
@@ -251,17 +253,17 @@ class Ahead:
             return found
 
     def still_named(self, nominee: Nominee) -> None:
-        """What `stale` has told could not be taken back."""
+        """The node of a pod from `stale` could not be removed from its status."""
         with self._lock:
             self._named.setdefault(nominee.pod.uid, nominee)
 
     def wanted(self, uid: str) -> bool:
-        """Whether kube-scheduler has still to come to the pod, so that it is worth writing."""
+        """Whether kube-scheduler has not asked for the pod yet, so that the node is worth writing."""
         with self._lock:
             return self._nominated(uid) is not None
 
     def unwritten(self, uid: str) -> None:
-        """The pod's status could not say it."""
+        """The node could not be written into the pod's status."""
         with self._lock:
             self._end([uid], Outcome.LATE)
 
@@ -288,7 +290,7 @@ class Ahead:
         return Nominee(pod.ref, pod.version, placed.node)
 
     def _place(self, pod: WaitingPod) -> Placement | None:
-        """The best node with room for the pod beside cards, too."""
+        """The best node that also has the cpu and memory for the pod."""
         policy = pod.request.policy or self._settings.policy
         nodes = self._grounds.allowed(pod.constraints)
         closed = self._reserve.closed(pod.rank, pod.request, nodes)
@@ -315,13 +317,13 @@ class Ahead:
         self._doubts[doubt] = times, until
 
     def _end(self, uids: Iterable[str], outcome: Outcome) -> None:
-        """What these pods hold ahead is free, unless kube-scheduler is at them."""
+        """Frees what these pods hold ahead, except where kube-scheduler has asked already."""
         for uid in uids:
             if self._nominated(uid) is not None:
                 self.observe(outcome)
                 self._reservations.give_up(uid)
 
     def _nominated(self, uid: str) -> Reservation | None:
-        """What the pod holds ahead, until kube-scheduler comes to it."""
+        """The pod's reservation ahead, until kube-scheduler asks for the pod."""
         one = self._reservations.get(uid)
         return one if one is not None and one.phase is Phase.NOMINATED else None

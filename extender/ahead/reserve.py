@@ -1,12 +1,13 @@
-"""The reserve: nodes that one gang, which has waited long, keeps from pods that come after it.
+"""The reserve: nodes that are kept for one gang that has waited long, from pods that come after it.
 
-A gang keeps nodes only if it fits there whole once the pods that hold cards there have ended, by everything that
-decides at placement: its namespace's quotas as they are used now, cores, clients, MPS, and what kube-scheduler has
-offered. It keeps as few of the emptiest nodes as that takes, and no more than have the cards that it asks for. All
-gangs of a namespace together keep nodes for `GangPatience.keep` seconds at most, and then leave them to others for as
-long: a gang that is deleted and made anew, or another one, gets no more. A gang that fits nowhere whatever ends keeps
-nothing and is told so. Nodes are kept whole where one of their cards would do, so a pod that could have another card of
-such a node waits as well. Not thread-safe.
+Nodes are kept only if the whole gang fits there once the pods that hold cards there have ended, by everything that
+decides at placement: its namespace's quotas as they are used now, SMs, clients, MPS, and the nodes that kube-scheduler
+has offered. As few nodes as possible are kept, the emptiest, and no more than have the cards that the gang asks for.
+
+Nodes are kept for all gangs of a namespace together for `GangPatience.keep` seconds at most, and then not for as long:
+it does not help to delete a gang and make it again. For a gang that fits nowhere, whatever ends, nothing is kept, and
+its PodGroup says so. A node is kept whole even if one of its cards would do, so a pod that could have another card
+there waits as well. Not thread-safe.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,12 +31,12 @@ _AT_ONCE = 0.004  # seconds of one part of such a look
 
 
 def no_place(member: Member) -> str:
-    """Why a plan failed."""
+    """The text that says for which member a plan failed."""
     return f"there is no place for {member.name} beside the others"
 
 
 class Reserve:
-    """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit."""
+    """Nodes are kept for at most one gang: the first in order of those that have waited too long and could fit."""
 
     def __init__(self, cache: Cache, clock: Clock) -> None:
         self._cache = cache
@@ -44,7 +45,7 @@ class Reserve:
         self._nodes: frozenset[str] = frozenset()
         self._since = 0.0
         self._now = 0.0  # of the last turn
-        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, what was ever offered to members
+        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, all nodes that were ever offered
         self._last: dict[tuple[str, str], frozenset[str]] = {}
         self._looked: dict[str, _Look] = {}  # by gang
         self._rests: dict[str, float] = {}  # until when, by namespace
@@ -52,7 +53,7 @@ class Reserve:
         self._draft: _Draft | None = None
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
-        """The scheduler allows these nodes to members of the shape, at this moment."""
+        """kube-scheduler offers these nodes for members of the shape."""
         if self._last.get((key, shape)) is not nodes:
             self._last[key, shape] = nodes
             self._offers.setdefault(key, {}).setdefault(shape, set()).update(nodes)
@@ -66,8 +67,8 @@ class Reserve:
             self._end()
 
     def turn_to(self, due: Sequence[Gang], policy: str, now: float) -> bool:
-        """Who keeps nodes from now on, of the gangs that have waited too long, in their order. Whether others may have
-        what was kept from them.
+        """Chooses the gang for which nodes are kept from now on. `due`: the gangs that have waited too long, in order.
+        Returns whether some nodes are not kept any more.
         """
         kept = self._nodes if self._gang is not None else frozenset()
         self._now = now
@@ -89,7 +90,7 @@ class Reserve:
         return not kept <= nodes
 
     def hopeless(self, key: str) -> str:
-        """Why the gang cannot run whatever else ends, or ""."""
+        """Why the gang cannot run, whatever else ends; or ""."""
         look = self._looked.get(key)
         return look.problem if look is not None else ""
 
@@ -98,7 +99,7 @@ class Reserve:
         return self._gang
 
     def closed(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
-        """The nodes among these that a pod with this place in the order must leave alone."""
+        """Those of the nodes that are kept from a pod of this rank."""
         gang = self._gang
         if gang is None or rank <= gang.rank():
             return set()
@@ -113,7 +114,7 @@ class Reserve:
         }
 
     def against(self, key: str, rank: Rank) -> Callable[[Member, str], bool] | None:
-        """The same for the members of another gang, node by node; None where it is kept from nothing."""
+        """A function that says whether a node is kept from a member of another gang; None: none is."""
         gang = self._gang
         if gang is None or gang.key == key or rank <= gang.rank():
             return None
@@ -135,13 +136,13 @@ class Reserve:
 
     def _end(self) -> None:
         if self._gang is not None:
-            # Whichever gang of the namespace comes next goes on with this time, unless none keeps nodes for as long.
+            # The time counts for the next gang of the namespace as well, unless none keeps nodes for as long.
             self._kept[self._gang.namespace] = _Kept(self._now - self._since, self._now + self._gang.patience.keep)
         self._gang, self._nodes = None, frozenset()
 
     def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, frozenset[str]]:
-        """One gang is looked at in a call, so that the next call goes on with the same. Until then what was known of it
-        before counts, and those after it may keep nodes.
+        """The first gang that could fit, and its nodes. A call looks at one gang; the next call goes on with the same.
+        Until that look is done its former result counts, and gangs after it may be chosen.
         """
         looking = False
         for gang in due:
@@ -157,7 +158,7 @@ class Reserve:
         return None, frozenset()
 
     def _look(self, gang: Gang, policy: str, now: float) -> "_Look | None":
-        """Which nodes would do if all that holds cards there ended; None: not known yet, the next call goes on."""
+        """The nodes that would do if all pods that hold cards there ended; None: the next call goes on with it."""
         if self._draft is None or self._draft.key != gang.key:
             self._draft = _Draft(gang.key, self._cache, self._clock)
         if not self._draft.go_on(gang):
@@ -178,14 +179,14 @@ class Reserve:
 
 
 class _Kept(NamedTuple):
-    """For how many seconds a namespace has kept nodes, and until when that counts."""
+    """For how many seconds nodes were kept for a namespace, and until when that counts."""
 
     seconds: float
     until: float
 
 
 class _Look(NamedTuple):
-    """What was found out of a gang: the nodes that it could have, or why there are none."""
+    """The result of a look at a gang: the nodes that it could have, or why there are none."""
 
     at: float
     nodes: frozenset[str]
@@ -193,7 +194,7 @@ class _Look(NamedTuple):
 
 
 class _Draft:
-    """The cluster without what holds cards but for one gang's, made a part at a time: filter waits for the lock."""
+    """A copy of the cluster where only one gang's pods hold cards. Made in parts, since filter waits for the lock."""
 
     def __init__(self, key: str, cache: Cache, clock: Clock) -> None:
         self.key = key
@@ -205,10 +206,10 @@ class _Draft:
         self._left = sorted(cache.ledger.by_name(), reverse=True)
         self._vacancies: Vacancies | None = None
         self._names: list[str] = []  # the emptiest first
-        self._count = 1  # of those that were tried last
+        self._count = 1  # how many of them were tried last
 
     def go_on(self, gang: Gang) -> bool:
-        """Whether it is done."""
+        """Copies a part of the nodes. Returns whether all are copied."""
         until = self._clock.cpu() + _AT_ONCE
         while self._left:
             state = self._ledger.node(self._left.pop())
@@ -230,13 +231,13 @@ class _Draft:
                 self._busy[state.name] = self._busy.get(state.name, 0) + held
         made = self._empty.node(state.name)
         if made is not None:
-            made.empties()  # remembered, so that the plan has it at once
+            made.empties()  # the result is remembered, so the plan has it at once
 
     def nodes_for(
         self, gang: Gang, offers: Mapping[str, Collection[str]], headroom: Sequence[Headroom], policy: str
     ) -> frozenset[str] | Unplanned | None:
-        """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all. None:
-        the next call goes on.
+        """The emptiest nodes on which the gang fits, at most twice as many as needed; or the member without a place on
+        all nodes. None: the next call goes on.
         """
         until = self._clock.cpu() + _AT_ONCE
         if self._vacancies is None:
@@ -259,8 +260,8 @@ class _Draft:
                 return None
 
     def _no_more(self, gang: Gang, nodes: Sequence[str]) -> frozenset[str]:
-        """The first of the nodes that have as many cards as the gang asks for. Else one with a card on each of many
-        nodes would close all their cards to others.
+        """The first of the nodes, until they have as many cards as the gang asks for. Else a gang that takes one card
+        on each of many nodes would keep all cards of these nodes from others.
         """
         asked = sum(c.cards for member in gang.wanted() if member.request for c in member.request.containers)
         kept: set[str] = set()
@@ -285,7 +286,7 @@ class _Draft:
         held = {one.entry: self._empty.used(gang.namespace, one.entry) for one in headroom}
 
         def left() -> list[Headroom]:
-            """`headroom` counts what the members have that are bound: here only what the plan takes is new."""
+            """What quotas leave. `headroom` counts the bound members already: only what the plan takes is new."""
             used = ((one, self._empty.used(gang.namespace, one.entry)) for one in headroom)
             return [one.less(now.minus(held[one.entry])) for one, now in used]
 
@@ -300,7 +301,7 @@ class _Draft:
 
 
 class _Freed:
-    """What nodes would have left without some of their pods."""
+    """What nodes would have left of cpu and memory without some of their pods."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -321,7 +322,7 @@ class _Freed:
 
 
 class _Want:
-    """Which cards a member could use: of these kinds, of this size, on these nodes; None: any."""
+    """The cards that a member could use: of these kinds, of this size, on these nodes (None: any)."""
 
     def __init__(self, kinds: CardKinds, member: Member, nodes: Collection[str] | None) -> None:
         request = member.request
@@ -331,7 +332,7 @@ class _Want:
         self._mem = min((c.mem_per_card for c in request.containers), default=0) if request is not None else 0
 
     def meets(self, state: NodeState, asked: frozenset[str]) -> bool:
-        """Whether the node has a card that could be wanted here and there."""
+        """Whether the node has a card that the member and a pod that asks for these classes could both use."""
         if (self._nodes is not None and state.name not in self._nodes) or state.largest < self._mem:
             return False
         return any(self._among(state, ours) & self._among(state, theirs) for ours in self._classes for theirs in asked)

@@ -1,6 +1,6 @@
 """filter, prioritize, preempt and inspect: from a call to its answer, on a view of the state.
 
-No HTTP is here, so tests ask them without a server. `binder` is the only one that writes.
+There is no HTTP here, so tests call them without a server. Bind is in `binding.binder`.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,9 @@ UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Settings of the answers. `preempt_fragmented`: whether the state learns of pods that only cards keep waiting."""
+    """Settings of the answers. `preempt_fragmented`: whether pods that wait only because cards are fragmented are noted
+    for evictions.
+    """
 
     policy: str
     one_best_node: bool
@@ -52,9 +54,9 @@ Notice = Callable[[PodRef, FullEntry], None]
 def filter_nodes(
     state: State, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
 ) -> FilterResult:
-    """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself.
+    """The nodes that can take the pod: the best one, or all that fit if kube-scheduler is to choose.
 
-    `notice` is told of a pod that a quota keeps waiting; it returns at once.
+    `notice` is called for a pod that a quota keeps waiting; it returns at once.
     """
     pod, offered = args.parsed, args.names() or []
     uid = pod.uid
@@ -73,7 +75,7 @@ def filter_nodes(
         if answer is not None:
             return answer
     if asked is None:
-        return _fits(args, offered)  # it came by its marker only
+        return _fits(args, offered)  # it asks for no card or device; it came for its marker resource only
     if uid and not state.has_turn(uid, asked.priority):
         return _refused(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     state.ahead.serves(pod.scheduler)
@@ -111,7 +113,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     try:
         asked = pod.request
     except InvalidRequest:
-        asked = None  # filter has said it; the scheduler ignores errors here
+        asked = None  # filter has answered the error; kube-scheduler ignores errors here
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
     policy = asked.policy or preferences.policy
@@ -130,14 +132,14 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
 
 
 def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:
-    """The nodes where pods can go so that this one fits on a card, with those pods in place of the scheduler's own.
+    """The nodes where evictions make this pod fit on a card, with our victims in place of kube-scheduler's.
 
     Raises InvalidRequest.
     """
     pod, chosen = args.parsed, args.chosen()
     asked, waits = pod.request, bool(pod.gang)
     if asked is None and not waits:
-        # It came by its marker only.
+        # It came for its marker resource only.
         said = args.as_chosen().items()
         return PreemptResult({node: own for node, own in said if state.preemption.are_on(node, chosen[node])})
     policy = (asked.policy if asked is not None else None) or preferences.policy
@@ -175,12 +177,12 @@ def _member(state: State, args: FilterArgs, pod: Pod, candidates: list[str]) -> 
 
 
 def _load(state: State, pod: Pod, policy: str) -> Load | None:
-    """What the pod takes beside cards, where a policy decides or learns by that."""
+    """The pod's cpu and memory, if a policy decides or learns by that."""
     return pod.load if policy in policies.SCORED or state.policies.active else None
 
 
 def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
-    # The others' reasons are left out: the scheduler reads them only when no node is left, and they cost both sides.
+    # Reasons of other nodes are left out: kube-scheduler reads them only if no node is left, and they cost both sides.
     if args.nodes is None:
         return FilterResult(node_names=fitting)
     return FilterResult(nodes=args.nodes.only(set(fitting)), node_names=fitting)
@@ -193,14 +195,16 @@ def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
 
 
 def _undecided(candidates: list[str], *, grouped: bool) -> FilterResult:
-    """An error would end the try of all members of a PodGroup of Kubernetes."""
+    """The answer while an earlier bind is not settled. For a member of a PodGroup of Kubernetes it is a refusal: an
+    error would end the try of all members.
+    """
     if grouped:
         return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     return FilterResult(error=UNDECIDED)
 
 
 def _inspected(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
-    # Filter must not wait for thousands of nodes to be put into words: the lock is for one at a time, to copy it.
+    # Filter must not wait while thousands of nodes are formatted: the lock is held only to copy one node.
     with state.view() as ledger:
         known = ledger.node(name)
         if known is None or not known.cards:

@@ -1,8 +1,8 @@
-"""The search for a place for pods of several claims, in turns at the state.
+"""The search for a place for pods of several claims, in many turns at the state.
 
-Each node is searched by itself for them, which for thousands of nodes takes longer than others may wait for the state.
-What an earlier turn has found may be over by the last one. So that one takes the first of the best nodes that still
-takes the pod (`Placing`), and what is decided is right at the moment when it is reserved.
+For such pods each node is searched by itself, which for thousands of nodes takes longer than others may wait for the
+state. At the last turn a result of an earlier turn may be outdated. So the last turn takes the first of the best nodes
+that still takes the pod (`Placing`), and the decision is right when it is reserved.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way
 
 TURN: Final = 0.004  # seconds of CPU, after which a turn begins no further node
-FEW: Final = 16  # nodes that one turn may search, and of which the last one has one
+FEW: Final = 16  # nodes that are searched in one turn; and the best ones that the last turn may choose from
 
 
 class LongSearch:
@@ -31,7 +31,7 @@ class LongSearch:
         self._clock = clock
 
     def look(self, ask: Ask) -> Ask:
-        """With what all nodes say, where that takes more than one turn."""
+        """The ask with the results of all nodes, if the search takes more than one turn."""
         if len(ask.nodes) <= FEW or not fitting.several(ask.request):
             return ask
         nodes, effort = list(dict.fromkeys(ask.nodes)), SearchEffort()

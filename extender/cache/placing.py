@@ -1,4 +1,4 @@
-"""Asks the placement engine where a pod fits, with what quotas leave and what is kept from the pod.
+"""Asks the placement engine where a pod fits, with what quotas leave, and without what is kept for other pods.
 
 Runs under the state's lock; the state decides what follows from the answer.
 """
@@ -20,13 +20,13 @@ from extender.cache.reservations import Phase
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_STEPS: Final = 512  # of the decision after a search in turns, see `SearchEffort`
+_STEPS: Final = 512  # the effort of the decision after a search in turns, see `SearchEffort`
 
 
 class Looked(NamedTuple):
-    """What a search in turns has found, see `longsearch`. `best`: some nodes that took the pod, the best first; then
-    some where others hold something ahead, which may give way. `scores` and `refusals` are of all nodes. `freed`: the
-    cache's, when it began.
+    """The result of a search in turns, see `longsearch`. `best`: some nodes that took the pod, the best first; then
+    some where other pods hold something ahead, which they may lose. `scores` and `refusals` are of all nodes. `freed`:
+    that of the cache when the search began.
     """
 
     best: Sequence[str]
@@ -36,8 +36,8 @@ class Looked(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a pod asks, of which nodes. `load`: what it takes of its node beside cards; None where no policy asks.
-    `looked`: None where no turns were needed.
+    """A pod's request and the nodes to choose from. `load`: its cpu and memory; None if no policy needs that. `looked`:
+    the result of a search in turns; None if none was needed.
     """
 
     pod: PodRef
@@ -49,12 +49,12 @@ class Ask(NamedTuple):
 
     @property
     def since(self) -> int | None:
-        """When the search began, of the cache's `freed`; None: now."""
+        """The value of the cache's `freed` when the search began; None: it begins now."""
         return self.looked.freed if self.looked is not None else None
 
 
 class Placing:
-    """Changes nothing but with `hold` and `hold_ahead`."""
+    """Only `hold` and `hold_ahead` change something."""
 
     def __init__(self, cache: Cache, scored: Policies, nominated: NominatedPods) -> None:
         self._ledger = cache.ledger
@@ -63,7 +63,7 @@ class Placing:
         self._nominated = nominated
 
     def place(self, ask: Ask) -> Placement | Unplaceable:
-        """The best node, held by nobody yet."""
+        """The best node; nothing is held yet."""
         if ask.looked is not None:
             return self._first(ask, ask.looked)
         headroom = self._cache.headroom(ask.pod.namespace)
@@ -76,18 +76,18 @@ class Placing:
 
     @contextmanager
     def asking(self, ask: Ask, effort: SearchEffort) -> Iterator[Scorer]:
-        """Asks single nodes, with what is left of the effort. What the pod holds itself is no obstacle."""
+        """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
         self._cache.count_cards()
         with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
             yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
-        """The cards of one node. What the pod holds itself is no obstacle."""
+        """The cards of one node. What the pod holds itself does not count."""
         with self.asking(ask, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
+        """The scores of the nodes that fit, and why the others do not. What the pod holds itself does not count."""
         if ask.looked is not None and ask.looked.scores:
             return ask.looked.scores, ask.looked.refusals
         if ask.looked is not None:
@@ -105,16 +105,16 @@ class Placing:
             return placement.Scorer(ask.request, ask.policy, headroom).score_all(self._ledger, ask.nodes)
 
     def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
-        """As `place`, for a pod that nobody has asked for yet."""
+        """As `place`, for a pod that kube-scheduler has not asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
         return self.place(Ask(pod.ref, pod.request, nodes, policy, load))
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
-        """The pod is to have this."""
+        """Holds this for the pod."""
         self._cache.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
     def hold_ahead(self, pod: WaitingPod, placed: Placement) -> None:
-        """The pod is to have this before kube-scheduler comes to it."""
+        """Holds this for the pod ahead, before kube-scheduler asks for it."""
         self._cache.reservations.plan(
             pod.ref,
             placed.node,
@@ -126,7 +126,7 @@ class Placing:
         )
 
     def _first(self, ask: Ask, looked: Looked) -> Placement | Unplaceable:
-        """The first of the best nodes that takes the pod now: what was found in earlier turns may be over."""
+        """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
         effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
         with self.asking(ask, effort) as scorer:
             for name in looked.best:

@@ -1,7 +1,7 @@
-"""Where members of gangs go: what kube-scheduler has offered, what was tried in vain, and the plans that hold cards.
+"""Places for members of gangs: what kube-scheduler has offered, what was tried in vain, and the plans that hold cards.
 
-The gangs say what is to be planned when; a plan is one reservation in the phase WAITING for each member. Not
-thread-safe: the state locks.
+`gangs` says what is planned when. A plan is one reservation in the phase WAITING for each member. Not thread-safe: the
+state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from extender.cache.reservations import Phase, Reservations
 from extender.records.podref import PodRef
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang, and looks at no further nodes
-CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
+CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
 
 class GangPlaces:
-    """`policy`: of placement, for pods that name none."""
+    """`policy`: the placement policy of pods that name none."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GangPlaces:
         self._clock = clock
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
-        self._offered: dict[str, int] = {}  # by gang, how often the scheduler has offered something anew
+        self._offered: dict[str, int] = {}  # by gang, how often kube-scheduler's offer has changed
         self._vacancies = Vacancies(self._ledger, self._loads)
         self._freed = 0
         self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
@@ -61,10 +61,10 @@ class GangPlaces:
     # What is known of nodes.
 
     def offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
-        """The scheduler allows these nodes to a member of this shape."""
+        """kube-scheduler offers these nodes for a member of this shape."""
         offer = frozenset(nodes)
         if offer == self._last_offer:
-            offer = self._last_offer  # equal ones are one object: the planner looks at each once
+            offer = self._last_offer  # equal offers are one object: the planner looks at each once
         self._last_offer = offer
         offers = self._offers.setdefault(gang.key, {})
         if offers.get(shape) != offer:
@@ -73,7 +73,7 @@ class GangPlaces:
         self._reserve.offered(gang.key, shape, offer)
 
     def knows(self, gang: Gang) -> bool:
-        """Whether the scheduler has ever asked for a member."""
+        """Whether kube-scheduler has ever asked for a member."""
         return bool(self._offers.get(gang.key))
 
     def freed(self) -> None:
@@ -81,7 +81,7 @@ class GangPlaces:
         self._freed += 1
 
     def drop(self, key: str) -> None:
-        """The gang is no more."""
+        """The gang is gone."""
         self._offers.pop(key, None)
         self._offered.pop(key, None)
         self._tried.pop(key, None)
@@ -89,13 +89,13 @@ class GangPlaces:
         self._reserve.drop(key)
 
     def forget(self) -> None:
-        """What was heard in another term."""
+        """Forgets what was heard in an earlier term."""
         self._offers.clear()
         self._tried.clear()
         self._not_before.clear()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
-        """These have waited too long, in their order. Whether others may have what was kept from them."""
+        """These gangs have waited too long, in order. Returns whether nodes that were kept are free for others now."""
         ended = self._reserve.turn_to(due, self._policy, now)
         if ended:
             self._freed += 1
@@ -104,16 +104,18 @@ class GangPlaces:
     # Plans.
 
     def plan_of(self, key: str) -> GangPlan:
-        """What is planned for the gang, "namespace/name", at any time from now on."""
+        """A view of the plan of the gang, "namespace/name", that follows the table from now on."""
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Not where it did not fit a moment ago and nothing has changed."""
+        """Whether a plan is worth a try: not if it failed a moment ago and nothing has changed."""
         paused = now < self._not_before.get(gang.key, float("-inf"))
         return not paused and self._tried.get(gang.key) != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool | None:
-        """Plans all who are missing, where they may fit. None: that takes another look, at nodes not looked at yet."""
+        """Plans all missing members, if they may fit. Returns its success; None: not all nodes are looked at yet, the
+        next call goes on.
+        """
         if not self.may_fit(gang, now):
             return False
         began, members = self._clock.cpu(), gang.missing_in_plan()
@@ -133,8 +135,8 @@ class GangPlaces:
         return False
 
     def place(self, gang: Gang, members: Sequence[Member], now: float) -> bool:
-        """Places for all of these members, held and in the gang's plan, instead of those they had there; or nothing has
-        changed.
+        """Places all of these members, in place of what they had in the gang's plan, and holds their cards. If one has
+        no place, nothing changes. Returns its success.
         """
         uids = [member.uid for member in members]
         for member in members:
@@ -185,8 +187,8 @@ class GangPlaces:
     def _where_nominated(
         self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
     ) -> Planned | Unplanned | None:
-        """A plan in which members have the nodes that kube-scheduler has nominated them for, if any is: it offers them
-        no others, and these to nobody else.
+        """A plan in which nominated members get the nodes that kube-scheduler has named for them: it offers them no
+        others, and offers these nodes to nobody else.
         """
         avoided, own, planned = gang.avoided(now), {}, []
         for member in members:
@@ -215,7 +217,7 @@ class GangPlaces:
     def would_place(
         self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
-        """Places for these members, could those of the shape also have these nodes; nothing is held."""
+        """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
         if self._short(members)[0] is not None:
             return None
         offers = dict(self._offers.get(gang.key, {}))
@@ -224,7 +226,7 @@ class GangPlaces:
         return found if isinstance(found, Planned) else None
 
     def broken(self, gang: Gang) -> str:
-        """What of the plan is not good any more, or ""."""
+        """The part of the plan that is not good any more, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             good = self._loads.left(node) is not None
@@ -246,12 +248,12 @@ class GangPlaces:
         )
 
     def _state(self, gang: Gang, now: float) -> object:
-        """While it is the same, a plan that failed would fail again."""
+        """A value that changes when a plan that failed might succeed."""
         freed = self._freed + self._cache.freed + self._loads.freed
         return freed, self._offered.get(gang.key, 0), tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
-        """One for whom there is no place whatever the plan; and whether enough is known to say so."""
+        """A member that has no place in any plan; and whether all nodes were looked at for that."""
         known, until = True, self._clock.cpu() + TURN
         for shape, some in shapes(members).items():
             most, complete = self._vacancies.most(shape)
@@ -263,7 +265,7 @@ class GangPlaces:
         return None, known
 
     def _given_way(self, shape: MemberShape) -> int:
-        """How many more there would be room for at most, if nothing were held ahead."""
+        """How many more members would fit at most, if nothing were held ahead."""
         least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
         more = 0
         for one in self._reservations.among(Phase.NOMINATED):
@@ -281,7 +283,7 @@ class GangPlaces:
         shape = MemberShape(request, load)
         if not self._vacancies.most(shape)[1]:
             return None
-        ahead = {one.node: 1 for one in self._reservations.among(Phase.NOMINATED)}  # who may give way
+        ahead = {one.node: 1 for one in self._reservations.among(Phase.NOMINATED)}  # these pods may lose their cards
         return {**ahead, **self._vacancies.nodes(shape)}
 
 

@@ -1,7 +1,7 @@
-"""The gangs of the cluster: what filter and bind decide about members, and what time does to them.
+"""The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
 
-Part of the state, whose lock guards it. How far one gang is, `cardwise.core.gangs.gangstate` knows; plans are made in
-`gangplaces`. Nothing here waits: a bind that waits does so on a `Hold`.
+Part of the state, whose lock guards it. The phase of one gang is in `cardwise.core.gangs.gangstate`; plans are made in
+`gangplaces`. Nothing here waits: a bind waits on a `Hold`.
 """
 
 from collections import Counter
@@ -37,13 +37,13 @@ class Gangs:
         self._of: dict[str, str] = {}  # gang by member
         self._groups: dict[str, Group] = {}
         self._foreign: dict[tuple[Foreign, str], Group] = {}
-        self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that are none of ours
+        self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that ask for no cards
         self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
         self._line = Line()
-        self._round = Walk(iter(()))  # those that are still to be looked at
-        self._halves = Walk(iter(()))  # those that `recover_some` has still to look at
-        self._unasked: list[Gang] = []  # of this round
+        self._round = Walk(iter(()))  # gangs that `plan_some` has still to look at
+        self._halves = Walk(iter(()))  # gangs that `recover_some` has still to look at
+        self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
         self._bind_turns = BindTurns(settings.max_waiting)
@@ -53,7 +53,7 @@ class Gangs:
     # What the API server tells.
 
     def put(self, key: str, member: Member) -> None:
-        """The member of the gang, "namespace/name", is so now. To be told before its reservation is changed for it."""
+        """The member of the gang, "namespace/name", is so now. To be called before its reservation is changed."""
         now = self._clock.now()
         before = self._of.get(member.uid)
         if before is not None and before != key:
@@ -68,13 +68,13 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
-        # The scheduler may have known of it before we did.
+        # kube-scheduler may have known of it before us.
         came_late = before is None and self._queue.is_unschedulable(member.uid)
         if gang.complete > was_complete or gang.ran > was_running or came_late:
             self._queue.move_all()
 
     def drop(self, uid: str) -> None:
-        """The pod is no more, or is in no gang any more. As with `put`."""
+        """The pod is gone, or is in no gang any more. To be called before its reservation is changed."""
         key = self._of.pop(uid, None)
         if key is None:
             return
@@ -87,7 +87,7 @@ class Gangs:
             self._places.drop(key)
 
     def set_group(self, key: str, group: Group | None) -> None:
-        """Our PodGroup, "namespace/name", is so now; None: it is no more."""
+        """Our PodGroup, "namespace/name", is so now; None: it is gone."""
         if group is None:
             self._groups.pop(key, None)
         else:
@@ -95,7 +95,7 @@ class Gangs:
         self._changed(key)
 
     def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
-        """As `set_group`, of somebody else's PodGroup."""
+        """As `set_group`, for a PodGroup of another API group."""
         if group is None:
             self._foreign.pop((kind, key), None)
         else:
@@ -103,7 +103,7 @@ class Gangs:
         self._changed(key)
 
     def beside(self, pod: str, key: str) -> None:
-        """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or no more."""
+        """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or gone."""
         before = self._beside_of.pop(pod, "")
         if key:
             self._beside_of[pod] = key
@@ -123,7 +123,7 @@ class Gangs:
         return self._gangs.get(self._of.get(uid, ""))
 
     def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
-        """The node of a member; None: it is placed alone."""
+        """The planned node of a member, or why it has none; None: the pod is placed alone."""
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
@@ -140,7 +140,7 @@ class Gangs:
         return found
 
     def join(self, uid: str, node: str) -> Hold | str | None:
-        """A bind call for a member has come: what to wait for, or why it cannot be; None: it goes on at once."""
+        """A bind call for a member has come. Returns the hold to wait for, or the error; None: it goes on at once."""
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None or gang.ran:
@@ -161,12 +161,12 @@ class Gangs:
         return hold
 
     def waits(self, uid: str) -> bool:
-        """Whether a bind of this pod would have to wait for others."""
+        """Whether a bind of this pod would have to wait for other members."""
         gang = self.of(uid)
         return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
 
     def cancel(self, hold: Hold, reason: str) -> None:
-        """Somebody who waits for it cannot go on."""
+        """Ends the hold: a bind that waits for it cannot go on."""
         if self._holds.get(hold.key) is hold:
             self._end(self._gangs[hold.key], reason)
 
@@ -182,7 +182,7 @@ class Gangs:
             gang.posts(uid, self._clock.now())
 
     def unposted(self, uid: str) -> None:
-        """Surely it has not; or the member has lost its place, and must be planned anew."""
+        """The Binding of a member has surely not landed; or the member has lost its place and must be planned again."""
         gang = self.of(uid)
         if gang is not None:
             self._stand_back(gang, self._clock.now())
@@ -192,27 +192,27 @@ class Gangs:
         return self._places.look(members, until)
 
     def would_place(self, gang: Gang, members: Sequence[Member], *, shape: str, also: Iterable[str]) -> Planned | None:
-        """Places for these members, could those of the shape also have these nodes; nothing is held."""
+        """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
         return self._places.would_place(gang, members, self._clock.now(), shape=shape, also=also)
 
     # What time and leaders do.
 
     def forget(self) -> None:
-        """Another extender decides from now on, or has until now: only what the API server says holds."""
+        """Another extender decides from now on, or has decided until now: only what the API server shows is kept."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._void(gang, gang.forget(now))
         self._places.forget()
 
     def recover(self) -> None:
-        """A term begins: `recover_some` plans the rest of what is bound in part before anything else is placed."""
+        """A term begins: `recover_some` plans gangs that are bound in part before anything else is placed."""
         now, wall = self._clock.now(), self._clock.wall().timestamp()
         for gang in self._gangs.values():
             gang.taken_over(now, wall)
         self._halves = self._line.in_order()
 
     def recover_some(self) -> bool:
-        """Goes on with `recover` for one turn. Whether some of it is left for the next."""
+        """Goes on with `recover` for one turn. Returns whether gangs are left for the next turn."""
         until, now = self._clock.cpu() + TURN, self._clock.now()
         while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
             missing = gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else []
@@ -222,13 +222,15 @@ class Gangs:
         return gang is not None
 
     def stop(self, reason: str) -> None:
-        """Nobody may wait any more."""
+        """Ends all holds; from now on no bind may wait."""
         self._stopped = reason
         for hold in list(self._holds.values()):
             self._end(self._gangs[hold.key], reason)
 
     def tend(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
-        """What time does to these gangs, of which there may be thousands. `due`: those that have waited too long."""
+        """Does what is due by time for these gangs; there may be thousands. Adds to `work` what is to be written, and
+        to `due` the gangs that have waited too long.
+        """
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
             late = gang.expired(
@@ -244,7 +246,7 @@ class Gangs:
                 due.append(gang)
 
     def tended(self, due: Iterable[Gang]) -> None:
-        """What time does once all were tended: who keeps cards from others, and who is planned in the next turns."""
+        """To be called when all gangs were tended: chooses the gang for which nodes are kept, and begins a round."""
         now = self._clock.now()
         if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
             self._queue.move_all()
@@ -252,7 +254,7 @@ class Gangs:
             self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
 
     def plan_some(self) -> bool:
-        """Goes on with the round that `tended` has begun for one turn. Whether some of it is left for the next."""
+        """Goes on with the round that `tended` has begun, for one turn. Returns whether gangs are left for the next."""
         began, now = self._clock.cpu(), self._clock.now()
         self._plan_in_order(self._round, self._unasked, now, began + TURN)
         self._round_cost += self._clock.cpu() - began
@@ -266,11 +268,11 @@ class Gangs:
         return gang is not None and uid in gang.evicting
 
     def keys(self) -> list[str]:
-        """Of all gangs."""
+        """The keys of all gangs."""
         return list(self._gangs)
 
     def views(self, keys: Iterable[str]) -> list[View]:
-        """These gangs, as they are told; not those that are gone, or no gangs."""
+        """These gangs as people see them, without those that are gone or are no gangs."""
         gangs = (self._gangs[key] for key in keys if key in self._gangs)
         return [view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
 
@@ -282,7 +284,7 @@ class Gangs:
         return counts
 
     def foreign(self) -> list[tuple[Foreign, str]]:
-        """The gangs whose minimum somebody else's PodGroup says, and whose."""
+        """The gangs whose minimum is in a PodGroup of another API group, and which group."""
         return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
 
     # Everything below is what they are made of.
@@ -292,7 +294,7 @@ class Gangs:
         gang.shown(uid)
         if list(nodes) != [
             self._reservations.nominations.node(uid)
-        ]:  # it is asked about alone, so that says nothing of the others
+        ]:  # kube-scheduler asks for the nominated node alone, which says nothing about other nodes
             self._places.offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")
@@ -316,11 +318,11 @@ class Gangs:
         return self._replan(gang, uid, node, now)
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
-        """The scheduler does not offer the node that the member was planned on."""
+        """kube-scheduler does not offer the member's planned node: plans the member again."""
         if self._reservations.decided(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
-        # Who has passed filter may be on its way to bind; and what is posted is posted.
+        # A member that has passed filter may be on its way to bind, and a posted one stays.
         moving = [uid] if gang.forward else [each for each in gang.plan if each == uid or each not in gang.passed]
         if self._places.place(gang, [gang.members[each] for each in moving], now):
             self._wake(gang)
@@ -332,8 +334,8 @@ class Gangs:
         return Refusal.GANG_WAITS
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
-        """Who comes before this one, which is planned next, and fits is held before it. Whether all were looked at; who
-        is left is planned by `plan_some`, and so is this one then.
+        """Plans the gangs that come before this one in line, as far as the turn's time allows. Returns whether all were
+        looked at; if not, `plan_some` goes on with them, and then with this gang.
         """
         unasked, until = list[Gang](), self._clock.cpu() + TURN
         if not self._plan_in_order(self._line.before(gang), unasked, now, until):
@@ -341,9 +343,10 @@ class Gangs:
         return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
 
     def _plan_in_order(self, gangs: Walk, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plans what waits, if something has changed since it did not fit; those of whom nobody has asked yet only
-        before a later one, since nothing is known of where they may go. No more is begun after `until`, by the
-        thread's CPU: whether it has come to the end. What is left of both stays in them.
+        """Plans waiting gangs in order, until `until` (CPU time of this thread), if something has changed since they
+        did not fit. If kube-scheduler has not asked for a gang, nothing is known yet of where it may go: it is put into
+        `unasked`, and planned only just before a later gang would be. Returns whether it reached the end; if not,
+        `gangs` and `unasked` have what is left.
         """
         while gangs.gang is not None:
             if self._clock.cpu() >= until or not self._look_at(gangs.gang, unasked, now, until):
@@ -352,7 +355,7 @@ class Gangs:
         return True
 
     def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plans this gang, where that may help. Whether that is done with."""
+        """Plans this gang if that may help. Returns whether this gang is done."""
         if self._gangs.get(gang.key) is not gang or gang.refusal(now) is not None:
             return True
         if gang.forward:
@@ -367,7 +370,7 @@ class Gangs:
         return self._try_all(unasked, now, until) and self._try(gang, now) is not None
 
     def _try_all(self, unasked: list[Gang], now: float, until: float) -> bool:
-        """Whether that is done with."""
+        """Plans the unasked gangs. Returns whether all of them are done."""
         while unasked:
             if self._try(unasked[0], now) is None:
                 return False
@@ -377,7 +380,7 @@ class Gangs:
         return True
 
     def _try(self, gang: Gang, now: float) -> bool | None:
-        """Plans it, where that may help; those who were refused before are woken. None: as `GangPlaces.attempt`."""
+        """Plans the gang if that may help, and wakes members that were refused. Returns as `GangPlaces.attempt`."""
         if not gang.forward and not self._queue.has_turn(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
@@ -396,16 +399,16 @@ class Gangs:
         return True
 
     def _wake(self, gang: Gang) -> None:
-        """Some of the plan may have been refused before there was one."""
+        """Wakes members of the plan that were refused before there was a plan."""
         if any(map(self._queue.is_unschedulable, gang.plan)):
             self._queue.move_all()
 
     def _waits(self) -> int:
-        """Threads that holds have taken, or may take."""
+        """The number of threads that present holds occupy or may occupy."""
         return sum(len(self._gangs[key].plan) - 1 for key in self._holds)
 
     def _commit(self, gang: Gang, hold: Hold, now: float) -> None:
-        """The last member has come: everything is looked at once more, and from here it only goes forward."""
+        """The last member has come: the whole plan is checked once more; then all binds go on."""
         broken = self._places.broken(gang)
         if broken:
             self._end(gang, broken)
@@ -427,7 +430,7 @@ class Gangs:
         self._void(gang, gang.end(reason, self._clock.now()))
 
     def _void(self, gang: Gang, reason: str) -> None:
-        """After each transition. It has ended the gang's plan for this reason; "" for none."""
+        """To be called after each transition. `reason`: why it has ended the gang's plan; "": it has not."""
         self._line.put(gang)
         if not reason:
             return
@@ -440,7 +443,7 @@ class Gangs:
             self.observe("ended", self._clock.now() - hold.since)
 
     def _changed(self, key: str) -> None:
-        """Something is said of the gang."""
+        """A PodGroup of the gang has changed."""
         gang = self._gangs.get(key)
         if gang is not None:
             was_complete = gang.complete

@@ -1,8 +1,9 @@
-"""Preemption for gangs: pods go for a member only where all that its gang lacks has a place then.
+"""Preemption for gangs: victims for a member are answered only if then all missing members of its gang have a place.
 
-kube-scheduler preempts for one pod after the other, and knows no gangs. So with each answer the whole gang is looked
-at: what is free or becomes so, for whom somebody goes already, and who else would have to go for the others. Only who
-must go for the pod that was asked for is answered; the places of the others are kept, and their turn comes.
+kube-scheduler preempts for one pod after the other, and knows no gangs. So for each answer the whole gang is looked at:
+what is free or becomes free, for which members victims terminate already, and which pods would have to go for the other
+members. The answer has only the victims for the pod that was asked for. The places of the other members are kept until
+kube-scheduler asks for them.
 
 The search may need several plans, and takes a turn at the state for each. What one turn has found may not hold in the
 next. So each turn plans anew, with more nodes where pods would go, and the answer is right when it is kept.
@@ -30,7 +31,7 @@ from extender.records.podref import PodRef
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Who goes on which node for the pod, and what is kept for the others of its gang meanwhile."""
+    """The victims for the pod, by node, and what is kept for the other members of its gang meanwhile."""
 
     node: str
     victims: Victims
@@ -69,12 +70,12 @@ class GangPreemption:
         return gang is None or not gang.ran
 
     def unhelped(self, uid: str) -> list[str]:
-        """All of the pod's gang who have no place yet, and for whom nobody goes."""
+        """All members of the pod's gang that have no place yet, and for which no victims terminate."""
         return [member.uid for member in self._lacking(uid)]
 
     def turn(self, search: GangSearch) -> tuple[Together | None, bool]:
-        """One turn of the search. None where nobody is to go: the gang only has to wait, or would not be complete. Also
-        returns whether another turn may find more.
+        """One turn of the search: the answer, or None if no pod is to go (the gang only has to wait, or would not be
+        complete); and whether another turn may find more.
         """
         uid = search.claimant.uid
         with self._nominations.tried():
@@ -169,13 +170,13 @@ class GangPreemption:
         return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
 
     def _is_helped(self, uid: str) -> bool:
-        """Whether somebody goes for the pod already."""
+        """Whether victims terminate for the pod already."""
         return bool(self._nominations.node(uid))
 
     def _places(
         self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
     ) -> list[Kept] | None:
-        """Places for all of these, once all are gone who go; what they hold there of cards."""
+        """Places for all of these members once all victims are gone, with the cards that they get."""
         shape = gang.members[search.claimant.uid].shape
         with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
             planned = self._gangs.would_place(gang, members, shape=shape, also=nodes)
@@ -189,7 +190,7 @@ class GangPreemption:
 
     @contextmanager
     def _later(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
-        """Meanwhile all who go are gone, and for whom they go is there."""
+        """Context: all victims are gone, and the pods that they go for are there."""
         going = self._nominations.all_victims()
         gone: list[str] = []
         for node in {*nodes, *going.values()}:

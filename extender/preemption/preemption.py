@@ -1,8 +1,8 @@
 """Preemption: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
 
 Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`. kube-scheduler asks
-only about nodes whose sums want victims. Pods for which there is room in the sums and on no card are remembered in
-the scheduling queue, for `evictions`.
+only about nodes whose sums lack room. Pods for which the sums have room and no card has are noted in the scheduling
+queue, for `evictions`.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,14 +25,14 @@ from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
-_HEARING: Final = 0.25  # of these, until it is known what became of the answers before
-_LOOK: Final = 0.005  # seconds between two looks whether it is
-_TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
+_HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
+_LOOK: Final = 0.005  # seconds between two looks for that
+_TOGETHER: Final = 8  # nodes looked at in one turn, when no call waits for the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Who is to go for whom."""
+    """The victims of the extender's own eviction, and the pod that they go for."""
 
     claimant: WaitingPod
     node: str
@@ -40,7 +40,7 @@ class Eviction:
 
 
 class Preemption:
-    """Methods may be called from any thread; those that say so want the lock to be held."""
+    """Methods may be called from any thread; for those that say so the caller holds the lock."""
 
     def __init__(self, lock: StateLock, *, cache: Cache, nominated: NominatedPods, gangs: Gangs, clock: Clock) -> None:
         self._lock = lock
@@ -68,9 +68,8 @@ class Preemption:
     def answer(
         self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
-        """By node the victims whose going makes the pod fit; nodes without such are left out. What is answered is kept
-        for the pod, as kube-scheduler has it. `chosen`: its own victims. `member`: of a gang that does not run yet,
-        perhaps.
+        """The victims that make the pod fit, by node; nodes where no eviction helps are left out. What becomes free is
+        kept for the pod. `chosen`: kube-scheduler's own victims. `member`: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
         self._hear()
@@ -102,8 +101,8 @@ class Preemption:
     # Pods that only cards keep waiting.
 
     def next_eviction(self) -> Eviction | None:
-        """The next that is due, at most one; its cards are kept from now on. Nobody goes whom a disruption budget
-        protects.
+        """The next eviction that is due; its cards are kept from now on. Pods that a disruption budget protects are no
+        victims.
         """
         with self._lock:
             due = self._queue.next_fragmented(self._is_helped)
@@ -118,7 +117,7 @@ class Preemption:
                     if victims is None:
                         continue
                     if not victims.uids:
-                        return None  # it only has to wait
+                        return None  # the pod only has to wait
                     found.append((victims.harm, node))
         found.sort()
         with self._lock:
@@ -133,7 +132,7 @@ class Preemption:
             return None
 
     def wanted(self, eviction: Eviction, victim: str) -> bool:
-        """Whether the victim is still to go for the pod."""
+        """Whether the victim is still to be evicted for the pod."""
         with self._lock:
             nomination = self._nominations.get(eviction.claimant.uid)
             place = nomination.places.get(eviction.node) if nomination is not None else None
@@ -142,7 +141,7 @@ class Preemption:
             return place is not None and victim in place.victims and not going
 
     def given_up(self, claimant: WaitingPod) -> None:
-        """Nobody was evicted for the pod: nothing is kept for it."""
+        """No victim was evicted for the pod: nothing is kept for it any more."""
         with self._lock:
             self._nominations.drop(claimant.uid)
             self._cache.free()
@@ -167,8 +166,8 @@ class Preemption:
     def _hear(self) -> None:
         """Waits until it is known which nodes kube-scheduler has taken of the last answers, but not for long.
 
-        It writes that before it asks for another pod, and our watch may be behind. While it is not known, all nodes of
-        those answers are kept, which may be all there are, and nothing wakes a pod that gets none.
+        kube-scheduler writes that before it asks for another pod, but our watch may be behind. Until it is known, all
+        nodes of those answers are kept; these may be all nodes, and nothing would wake a pod that gets none.
         """
         until = self._clock.now() + _HEARING
         while self._clock.now() < until:
@@ -180,8 +179,8 @@ class Preemption:
     # Everything below runs under the lock.
 
     def _unprotected(self, due: Fragmented, node: str) -> Victims | None:
-        """Who is to go on the node; None also where a budget forbids it, or the node takes no pods any more: then
-        kube-scheduler does not ask about it again.
+        """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
+        more: kube-scheduler does not ask about such a node.
         """
         if not self._loads.is_open(node):
             return None
@@ -201,7 +200,7 @@ class Preemption:
         return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy)
 
     def _waits(self, claimant: WaitingPod, policy: str) -> bool:
-        """Whether somebody goes for the pod already, and that is enough."""
+        """Whether victims terminate for the pod already, and that is enough."""
         nomination = self._nominations.get(claimant.uid)
         if nomination is None or not nomination.told:
             return False
@@ -212,7 +211,7 @@ class Preemption:
 
     def _answered(self, claimant: WaitingPod, found: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in found.values()):
-            # Somewhere it only has to wait, so nobody else goes: the node is named by those that go already.
+            # On some node it only has to wait for pods that terminate already, so no others go: these name the node.
             found = {
                 node: Victims(uids=going, highest=LOWEST, assignment=victims.assignment)
                 for node, victims in found.items()

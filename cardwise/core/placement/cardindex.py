@@ -1,8 +1,8 @@
 """The index of all open cards by free memory: finds the one best node of thousands for filter.
 
-A request for one card is answered by a bisection here instead of a question to every node. Kept per kind of card and by
-the taints of its MPS (`mpstaints`), so that a request walks what it may use and nothing else. What comes out equals the
-node-by-node answer (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
+A request for one card is answered by a bisection, and not by asking every node. There is a list for each kind of card
+and the taints of its MPS (`mpstaints`), so that a request walks only cards that it may use. The answer equals that of
+asking node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
 tests/property/test_mpstaints.py).
 """
 
@@ -15,12 +15,12 @@ from cardwise.core.placement.mpstaints import BITS
 # Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its taints.
 Entry = tuple[int, str, int, int]
 
-_MANY = 2000  # changed nodes from which sorting anew is cheaper than moving their cards
-_NEW = 64  # new nodes from which sorting is cheaper than to put each card in its place
+_MANY = 2000  # from so many changed nodes on, sorting again is cheaper than moving their cards
+_NEW = 64  # from so many new nodes on, sorting is cheaper than putting each card in its place
 
 
 class CardIndex:
-    """Belongs to a ledger, which refreshes it before use (`Ledger.index`)."""
+    """The index of a ledger, which refreshes it before use (`Ledger.index`)."""
 
     def __init__(self) -> None:
         self._entries: dict[int, list[Entry]] = {}  # by group
@@ -52,9 +52,9 @@ class CardIndex:
     def smallest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[Entry]:
-        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position.
+        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node and position.
 
-        Those with a taint that is not tolerated are left out.
+        Cards with a taint that is not tolerated are left out.
         """
         walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)
@@ -82,7 +82,7 @@ class CardIndex:
             del self._entries[entry[3]]
 
     def _add(self, new: Iterable[tuple[str, list[Entry]]]) -> None:
-        """To lists that are in order, which are sorted anew in hardly more time than it takes to read them."""
+        """Adds cards. The lists are in order already, so sorting them again hardly takes longer than reading them."""
         groups: set[int] = set()
         for name, entries in new:
             self._of[name] = entries

@@ -1,8 +1,8 @@
 """Devices that are no GPUs: which of a node's are free, and which of them a pod gets.
 
-A device is given whole, so there is nothing to search for but who gets which. It may be in several classes, and a pod
-may ask for several of them: that is a matching of wants to devices, found exactly, so that a node is refused only
-where no choice would do. The lists and the index of cards know nothing of devices.
+A device is given whole, so the only question is which one a request gets. A device may be in several classes, and a pod
+may ask for several classes: that is a matching of wants to devices. It is solved exactly, so that a node is refused
+only if no choice would do. The lists and the index of cards do not have devices.
 """
 
 from collections import deque
@@ -18,9 +18,7 @@ GrantedDevices = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a node; one that is not healthy, or is cordoned, is given to nobody. `index` counts those of its
-    kind.
-    """
+    """One device of a node. If it is unhealthy or cordoned, no pod gets it. `index` counts the devices of its kind."""
 
     uuid: str
     kind: str
@@ -32,18 +30,18 @@ class Device:
 
     @property
     def takes(self) -> bool:
-        """Whether it is given to somebody, as far as that depends on the device alone."""
+        """Whether a pod may get it, as far as that depends on the device alone."""
         return self.healthy and not self.cordoned
 
 
 def in_order(devices: Iterable[Device]) -> list[Device]:
-    """As a node lists its devices and as they are given, the lowest index first."""
+    """The devices as a node lists them and in the order in which they are given: the lowest index first."""
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
 
 def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, int]) -> bool:
-    """Whether what was granted and is counted in `taken` still stands: its devices are there and to be had, of the
-    class that was asked for, and nobody else's.
+    """Whether granted devices, which are counted in `taken`, are still good: they are there, may be given, are of the
+    requested class, and no other pod has them.
     """
     here = {device.uuid: device for device in devices}
     for share in granted.device_shares():
@@ -56,7 +54,7 @@ def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, 
 
 
 class WantedDevices:
-    """What one pod asks of devices, prepared for being asked of thousands of nodes."""
+    """What one pod asks of devices, prepared so that thousands of nodes can be asked."""
 
     def __init__(self, asked: Sequence[DeviceRequest]) -> None:
         self._asked = asked
@@ -65,7 +63,7 @@ class WantedDevices:
             self.counts[one.device_class] = self.counts.get(one.device_class, 0) + one.count
 
     def available(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
-        """How many devices of the classes are free on a node with these devices; a reason where they are too few."""
+        """How many devices of the classes are free on a node with these devices; a refusal if they are too few."""
         free = self._free(devices, taken)
         return len(free) if self._suffice(free) else self._why(devices)
 
@@ -89,17 +87,17 @@ class WantedDevices:
         return [device for device in self._of_classes(devices) if device.takes and device.uuid not in taken]
 
     def _why(self, devices: Sequence[Device]) -> Refusal:
-        """Why too few are free: pods that end, or a device that heals, may help only where there are as many at all."""
+        """Why too few are free. If the node has too few at all, ended pods or healed devices do not help."""
         return Refusal.NO_DEVICE if self._suffice(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
 
     def _suffice(self, devices: Sequence[Device]) -> bool:
-        """Whether these devices, all of the classes, are enough."""
+        """Whether these devices, which are all of the classes, are enough."""
         if len(self.counts) == 1:
             return len(devices) >= sum(self.counts.values())
         return self._match(devices) is not None
 
     def _match(self, devices: Sequence[Device]) -> dict[str, deque[int]] | None:
-        """Positions of as many different devices as each class is asked for; None where there are not so many."""
+        """For each class the positions of as many different devices as are asked for; None if there are too few."""
         if len(devices) < sum(self.counts.values()):
             return None
         given: dict[int, str] = {}  # by position, the class that a device is given for
@@ -114,9 +112,8 @@ class WantedDevices:
 
 
 def _give(name: str, devices: Sequence[Device], given: dict[int, str]) -> bool:
-    """One more device for the class: a free one, or that of a class which gets another for it, and so on.
-
-    The shortest chain of such exchanges is found first, so that a free device of the class is taken if there is one.
+    """Gives one more device to the class: a free one, or one of another class that gets another device instead, and so
+    on (an augmenting path). The shortest chain is found first, so a free device of the class is taken if there is one.
     """
     takers: dict[int, str] = {}  # by position, the class that would take the device
     gives_up: dict[str, int | None] = {name: None}  # the device by which the search has come to the class

@@ -1,6 +1,6 @@
 """Fits one claim on one node: the cards that it may have, and those of them that the policy takes.
 
-One claim on one node: `searching` finds cards for all claims of a request, `placement` asks thousands of nodes.
+`searching` finds cards for all claims of a request; `placement` asks thousands of nodes.
 """
 
 from bisect import bisect_left
@@ -24,9 +24,9 @@ _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at mos
 
 
 class Claim(NamedTuple):
-    """Cards that belong together: `cards` different ones, each with `mem` MiB and `core` percent, or whole.
+    """A request for `cards` different cards, each with `mem` MiB and `core` percent, or whole.
 
-    `untolerated` and `user`: which cards it may have because of MPS, see `mpstaints`.
+    `untolerated` and `user`: which cards it may have by their MPS, see `mpstaints`.
     """
 
     keys: tuple[str, ...]
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A claim and the cards that it may have: level by level those that no quota closes, and all of its class."""
+    """A claim and the kinds of cards that it may have: by level those that no quota closes, and all of its class."""
 
     claim: Claim
     levels: tuple[KindLevel, ...]
@@ -48,9 +48,9 @@ class Want(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to look for. `headroom` is of those entries that take one card of the request, but perhaps not all of them.
+    """What to look for. `headroom`: of quota entries that have room for a card of the request, but perhaps not for all.
 
-    `unlimited`: the same without quotas, to tell why nothing was found; None where quotas play no part.
+    `unlimited`: the same without quotas, to tell why nothing was found; None if quotas do not matter.
     """
 
     wants: tuple[Want, ...]
@@ -59,9 +59,10 @@ class Plan(NamedTuple):
 
 
 def claims(request: PodRequest) -> list[Claim]:
-    """What must be found, the hardest first. Single-card shares of a pod and a class are one claim: they share a card.
+    """The claims of a request, the hardest first. Containers that ask for a share of one card of the same class make
+    one claim: they share a card.
 
-    A claim that names a class comes before those that may have any card.
+    A claim that names a class comes before claims that may have any card.
     """
     found = []
     one, several = (untolerated_by(request.mps, several=many) for many in (False, True))
@@ -84,12 +85,12 @@ def claims(request: PodRequest) -> list[Claim]:
 
 
 def several(request: PodRequest) -> bool:
-    """Whether it has several claims, so that each node is to be searched for cards for all of them."""
+    """Whether the request has several claims, so that each node must be searched for cards for all of them."""
     return len(claims(request)) > 1
 
 
 def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
-    """A part of the card, or with None the whole of it."""
+    """A share of the card: this part, or with None the whole card."""
     card = node.cards[i]
     mem, core = part if part is not None else (MiB(node.free[i]), FULL_CORE)
     return CardShare(card.index, card.uuid, mem, core, card.mem, whole=part is None)
@@ -99,7 +100,7 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 
 
 def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
-    """Quotas close kinds beforehand where they can, so that the index walks past what cannot be taken."""
+    """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
     unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
     if not headroom:
         return Plan(unlimited, (), None)
@@ -125,9 +126,8 @@ def _most(claim: Claim) -> Charge:
 
 
 def _least(claim: Claim, kinds: CardKinds, entry: quotas.Entry) -> Charge:
-    """The least that the claim charges the entry where it takes a card that the entry covers.
-
-    That is one card, or all of them where the claim can get no others.
+    """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
+    cards if it can get no others.
     """
     cards = claim.cards if kinds.allowed(claim.device_class, (entry,)) == frozenset() else 1
     if claim.whole:
@@ -145,7 +145,7 @@ def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge
 
 
 def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
-    """What this card for the claim charges: the sum of `quotas.charge` of the shares that it would be."""
+    """What this card charges if the claim takes it: the sum of `quotas.charge` of its shares."""
     if claim.whole:
         return Charge(1, node.cards[i].mem - node.kept_back, 1)
     return Charge(len(claim.keys), claim.mem, 0)
@@ -171,7 +171,7 @@ Chosen = tuple[int, list[int], Sequence[Headroom]]
 
 
 def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
-    """The policy's choice of cards for one claim; None where there are too few that it may have."""
+    """The policy's choice of cards for one claim; None if there are too few that it may have."""
     codes = usable(node, want.claim)
     return _choose(node, codes, want, headroom, policy) if headroom else _choose_freely(node, codes, want, policy)
 
@@ -204,9 +204,9 @@ def _choose(
     *,
     taken: tuple[int, ...] = (),
 ) -> Chosen | None:
-    """As `_choose_freely`, the first of such choices that the quotas leave room for.
+    """As `_choose_freely`, but the first choice for which the quotas have room.
 
-    To a quota, cards of one kind and size are alike: where one of them leads to nothing, all of them do.
+    For a quota, cards of one kind and size are alike: if one of them leads to nothing, all of them do.
     """
     missing = want.claim.cards - len(taken)
     while len(codes) >= missing:
@@ -228,7 +228,7 @@ def _choose(
 
 
 def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> policies.Pick | None:
-    """The policy's choice of a card, of the first level that has one."""
+    """The policy's choice of a card, from the first level that has one."""
     for rank, kinds in want.levels:
         among = codes
         if kinds is not None and not kinds >= node.here:
@@ -241,7 +241,7 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
 
 
 def usable(node: NodeState, claim: Claim) -> Sequence[int]:
-    """Codes of the cards that may serve the claim, but for the memory and the kind; in ascending order."""
+    """Codes of the cards that may serve the claim, in ascending order; memory and kind are not checked."""
     codes = node.empties() if claim.whole else node.ascending()
     if node.mps.may_close(claim.untolerated, claim.user):
         codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
@@ -253,13 +253,13 @@ def usable(node: NodeState, claim: Claim) -> Sequence[int]:
 
 
 def takes(node: NodeState, i: int, claim: Claim) -> bool:
-    """Whether an open card has what the claim asks beside memory: cores, and room for a client a container."""
-    cores = not claim.core or node.free_core[i] >= claim.core  # below zero where fewer are given than before
+    """Whether an open card has what the claim asks besides memory: SMs, and room for one client per container."""
+    cores = not claim.core or node.free_core[i] >= claim.core  # below zero if the setting has become smaller
     return cores and node.clients[i] + len(claim.keys) <= node.most[i]
 
 
 def admits(node: NodeState, i: int, claim: Claim) -> bool:
-    """Whether the card is open to the claim's pod, for all that MPS has to do with it."""
+    """Whether the card is open to the claim's pod as far as MPS is concerned."""
     return node.mps.admits(i, claim.untolerated, claim.user)
 
 
@@ -295,7 +295,7 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         if takers < claim.cards:
             return _withheld(node, claim, here)
         if not node.mps.may_close(claim.untolerated, claim.user):
-            return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
+            return Refusal.NO_WHOLE_CARD  # empty cards are not looked for: thousands of nodes are asked
         empty = [i for i in here if node.empty(i)]
         return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
     big = [i for i in here if node.cards[i].mem - node.kept_back >= claim.mem]
@@ -317,13 +317,13 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
 
 
 def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
-    """Why too few of these cards take new shares: that a person can end the cordon is said where that would do."""
+    """Why too few of these cards take new shares: a cordon is named if ending it would be enough."""
     healthy = sum(node.cards[i].healthy for i in here)
     return Refusal.UNHEALTHY if healthy < claim.cards else Refusal.CORDONED
 
 
 def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
-    """Why MPS closes so many of these cards that too few are left; None where it does not, or they were too few."""
+    """Why MPS closes so many of these cards that too few are left; None if it does not, or if they were too few."""
     if len(here) < claim.cards or not node.mps.may_close(claim.untolerated, claim.user):
         return None
     if sum(admits(node, i, claim) for i in here) >= claim.cards:
@@ -332,10 +332,7 @@ def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal |
 
 
 def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()) -> tuple[list[Claim], str]:
-    """The claims that the card may serve, whatever is free on it.
-
-    Where there are none also why: "type", "mps", "quota".
-    """
+    """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
     kind = node.kinds[i]
     wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
     of_type = [claim for claim, typed in wanted if typed is None or kind in typed]

@@ -1,8 +1,8 @@
 """Kinds of cards: one small integer for all cards with the same classes, model and priority.
 
-What a request may use and what a quota counts is said of kinds, of which a cluster has a few, not of cards, of which
-it has thousands. A kind lives as long as a card is of it, or was when it was last seen and is still held; its integer
-is never given again.
+What a request may use and what a quota counts is decided by kind: a cluster has a few kinds and thousands of cards. A
+kind lives as long as a card is of it, or a card that is gone was of it and is still held. Its integer is never used
+again.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 
 UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 
-_MANY = 1024  # remembered answers, after which they are forgotten
+_MANY = 1024  # remembered answers; if there are more, all are forgotten
 
 KindLevel = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
 ANY_CARD: Final[tuple[KindLevel, ...]] = (
@@ -39,12 +39,12 @@ class CardKinds:
         self._cards: dict[int, int] = {}  # how many are of a kind
         self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
         self._next = 0
-        self.changes = 0  # counts the times at which the kinds, or what is known of them, may have become others
+        self.changes = 0  # counts how often kinds, or what is known of them, may have changed
         self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[KindLevel, ...]] = {}
 
     def enter(self, card: Card | CardKind) -> int:
-        """The kind of the card, or of one that is of this kind, now that one more card is of it."""
+        """One more card is of this kind: returns its integer."""
         kind = CardKind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
         if number is None:
@@ -66,15 +66,15 @@ class CardKinds:
             self._forget()
 
     def get(self, number: int) -> CardKind:
-        """What the integer stands for, while a card is of it."""
+        """The kind with this integer; a card must be of it."""
         return self._kinds[number]
 
     def find(self, number: int) -> CardKind | None:
-        """As `get`; None once no card is of it any more."""
+        """As `get`; None if no card is of it any more."""
         return self._kinds.get(number)
 
     def smallest(self, device_class: str, entry: Entry) -> MiB:
-        """No card of the class ("": any) that the entry covers is smaller; 0 where there is none."""
+        """A lower bound of the MiB of cards of the class ("": any) that the entry covers; 0 if there are none."""
         of_class = self.allowed(device_class)
         return min(
             (
@@ -86,14 +86,14 @@ class CardKinds:
         )
 
     def covered(self, number: int, entry: Entry) -> bool:
-        """Whether the entry of a quota counts cards of this kind. Each counts an unknown card: it may be one of its."""
+        """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""
         if number == UNKNOWN:
             return True
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
 
     def allowed(self, device_class: str, closed: Collection[Entry] = ()) -> frozenset[int] | None:
-        """The kinds of the class ("": any) that none of the closed entries covers; None where these are all kinds."""
+        """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
         if not device_class and not closed:
             return None
         key = device_class, tuple(closed)
@@ -110,10 +110,10 @@ class CardKinds:
         return self._allowed[key]
 
     def levels(self, device_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:
-        """As `allowed`, in the order in which they are to be tried.
+        """As `allowed`, in levels: in the order in which they are to be tried.
 
-        Who names a class has the class's cards before them as equals. Who names none takes those of the lowest
-        priority first, so that scarce cards stay free for who asks for them.
+        For a request that names a class, all cards of the class are on one level. A request that names none takes cards
+        of the lowest priority first, so that scarce cards stay free for requests that name them.
         """
         key = device_class, tuple(closed)
         if key not in self._levels:

@@ -1,12 +1,12 @@
 """The ledger: who holds what on which card, and which devices; a cache of the pods' annotations, never a second truth.
 
-What that leaves on each node is counted in `nodestate`. Not thread-safe: its owner locks.
+What is left on each node is counted in `nodestate`. Not thread-safe: its owner locks.
 
-Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
-counted anew from its holdings, so the order of events does not matter. The same holds for what a namespace holds on
-each kind of card, which quotas are compared with: a card that goes keeps its kind there while something is held on it,
-because its node or its ExtendedResource may be away for a moment while what runs on it runs on. Devices that are no
-GPUs are counted by UUID, whether the node has them or not.
+Holdings stay when cards change: if the cards of a node become known, change or go, the node's lists are counted again
+from its holdings, so the order of events does not matter. What a namespace holds on each kind of card, for quotas, is
+kept in the same way: a card that is gone keeps its kind while something is held on it, because its node or its
+ExtendedResource may be missing for a moment while its pods go on running. Devices that are no GPUs are counted by UUID,
+whether the node has them or not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,8 +34,8 @@ FormerKinds = Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `mps_client`: what
-    it is to those who share MPS with it. `charged`: quotas count it.
+    """What one pod holds. `mark`: why it counts, if there is no bound pod (a plan, a pod that is gone). `mps_client`:
+    how the pod uses MPS. `charged`: quotas count it.
     """
 
     uid: str
@@ -48,7 +48,7 @@ class Holding:
     charged: bool = True
 
     def counts_like(self, other: "Holding") -> bool:
-        """Whether nothing is to be counted anew with this in the place of the other."""
+        """Whether no count changes if this takes the place of the other."""
         mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
         return mine == (other.node, other.namespace, other.mps_client, other.assignment, other.charged)
 
@@ -56,15 +56,14 @@ class Holding:
 class Ledger:
     """All nodes and all holdings.
 
-    `kept_back` is MiB of each card for driver, contexts and MPS server; `max_clients` bounds the shares on
-    one card, which MPS may do further; None: as MPS says, else `MAX_CLIENTS`. `core` is how many percent of a card's
-    SMs are given in sum.
+    `kept_back`: MiB of each card for driver, contexts and MPS server. `max_clients`: the most shares on one card; MPS
+    may allow fewer; None: as MPS says, else `MAX_CLIENTS`. `core`: percent of a card's SMs that are given in sum.
     """
 
     def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
         self.kinds = CardKinds()
         self._index = CardIndex()
-        self._touched: set[str] = set()  # nodes that the index does not know as they are now
+        self._touched: set[str] = set()  # nodes that have changed since the index was refreshed
         self._watched: list[set[str]] = []  # see `watch`
         self.kept_back = kept_back
         self.max_clients = max_clients
@@ -75,15 +74,15 @@ class Ledger:
         self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
 
     def like(self) -> "Ledger":
-        """Another of the same settings, without nodes."""
+        """An empty ledger with the same settings."""
         return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
 
     def node(self, name: str) -> NodeState | None:
-        """A node that has cards or devices, or holdings on such as are yet unknown."""
+        """The node, if it has cards or devices, or holdings on cards that are not known yet."""
         return self._nodes.get(name)
 
     def by_name(self) -> Mapping[str, NodeState]:
-        """As `node`, for those who ask for thousands. Not to be kept."""
+        """All nodes by name, for callers that ask for thousands. Not to be kept."""
         return self._nodes
 
     def nodes(self) -> Iterator[NodeState]:
@@ -95,21 +94,21 @@ class Ledger:
         return self._holdings.get(uid)
 
     def index(self) -> CardIndex:
-        """All open cards in the order of their free memory, as of now."""
+        """The index of all open cards by free memory, brought up to date."""
         if self._touched:
             self._index.refresh((name, self._open_cards(name)) for name in self._touched)
             self._touched.clear()
         return self._index
 
     def index_some(self, nodes: int) -> bool:
-        """Brings the index up to date about so many nodes; whether others are left."""
+        """Brings so many nodes of the index up to date. Returns whether more are left."""
         some = list(islice(self._touched, nodes))
         self._index.refresh((name, self._open_cards(name)) for name in some)
         self._touched.difference_update(some)
         return bool(self._touched)
 
     def watch(self) -> set[str]:
-        """The nodes that have changed, all to begin with; whoever asks for it empties it."""
+        """The nodes that have changed, at first all. The caller empties the set when it has read it."""
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
@@ -122,7 +121,7 @@ class Ledger:
         return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
 
     def namespaces(self) -> Iterable[str]:
-        """Those that hold something. Not to be kept."""
+        """The namespaces that hold something. Not to be kept."""
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
@@ -130,9 +129,9 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind that quotas count a share on the node by: its card's, or what that was before the card went.
+        """The kind by which quotas count a share on the node: that of its card, also if the card is gone now.
 
-        `UNKNOWN` where the card was never seen since something is held on it.
+        `UNKNOWN` if the card was never seen while something was held on it.
         """
         state = self._nodes.get(node)
         return state.kind(share) if state is not None else UNKNOWN
@@ -168,7 +167,7 @@ class Ledger:
         self._forget_if_empty(state)
 
     def hold(self, holding: Holding) -> Undo:
-        """Put the holding in place of whatever its pod held. Returns the way back."""
+        """Puts the holding in place of what its pod held before. Returns a function that undoes it."""
         before = self._holdings.get(holding.uid)
         gone: FormerKinds = {}
         if before is not None and holding.counts_like(before):
@@ -180,15 +179,15 @@ class Ledger:
         return self._undo_to(holding.uid, before, gone)
 
     def release(self, uid: str) -> Undo:
-        """The pod holds nothing any more. Returns the way back."""
+        """The pod holds nothing any more. Returns a function that undoes it."""
         before = self._holdings.get(uid)
         gone = self._take_out(before) if before is not None else {}
         return self._undo_to(uid, before, gone)
 
     @contextmanager
     def what_if(self, *, released: Iterable[str] = (), held: Iterable[Holding] = ()) -> Iterator[None]:
-        """Meanwhile these pods hold nothing, and these holdings are there too. Afterwards all is as it was, whatever
-        was raised; pods that hold something else by then must not be among these.
+        """Context: the pods `released` hold nothing, and the holdings `held` are there as well. Afterwards all is as
+        before, also after an exception. Inside, nothing else may change what these pods hold.
         """
         back: list[Undo] = []
         try:
@@ -200,7 +199,7 @@ class Ledger:
                 undo()
 
     def violations(self) -> list[str]:
-        """What rule 1 forbids, for tests and the audit: cards that hold more than they have, devices held twice."""
+        """Violations of rule 1, for tests: cards that hold more than they have, devices that are held twice."""
         found = []
         for state in self.nodes():
             for i, card in enumerate(state.cards):
@@ -240,7 +239,7 @@ class Ledger:
         return state
 
     def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
-        """`gone`: what is known of cards that are gone from what the pod held before."""
+        """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
         state.uids.add(holding.uid)
@@ -254,7 +253,7 @@ class Ledger:
             state.count_device(device.uuid, 1)
 
     def _take_out(self, holding: Holding) -> FormerKinds:
-        """Returns what was known of the holding's cards that are gone: with the last holding on one it is forgotten."""
+        """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
         state.uids.discard(holding.uid)

@@ -1,8 +1,8 @@
-"""MPS taints of cards: keep pods off a card whose pods use MPS otherwise, or as another user.
+"""MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user.
 
-A card has *taints*, a request those that it does not *tolerate*, and one in common closes the card to it. A card's are
-found out when it or its holders change, so that placement compares two integers. A card of a node without an MPS
-manager takes everybody but who requires MPS.
+A card has *taints*, and a request has taints that it does not *tolerate*; one in common closes the card to the request.
+The taints of a card are computed when the card or its holders change, so placement only compares two integers. A card
+of a node without an MPS manager is open to all pods, except those that require MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
-# Taints: to whom a card is closed.
+# Taints: to which pods a card is closed.
 DOWN: Final = 1  # to everybody: its MPS is neither ready nor off
 OFF: Final = 2  # to pods without MPS: one that wants it holds the card
 WANTS: Final = 4  # to pods that want MPS: one without it holds the card
@@ -20,15 +20,15 @@ REQUIRED: Final = 8  # to pods that require MPS: the node has no manager
 SEVERAL: Final = 16  # to pods that want MPS and several cards in one container: each card has a daemon of its own
 BITS: Final = 5  # all of them
 
-FOR_GOOD: Final = REQUIRED | SEVERAL  # whoever goes, and whatever becomes ready
+FOR_GOOD: Final = REQUIRED | SEVERAL  # whichever pods go, and whatever becomes ready
 
-# Users of a card, beside the numbers of such and those of profiles.
-ANY: Final = -4  # of a card: whoever comes
-FREE: Final = -5  # of a card: who comes first
+# Users of a card, besides numbers of users and those of profiles.
+ANY: Final = -4  # of a card: all users
+FREE: Final = -5  # of a card: the user of the first pod
 
 
 def untolerated_by(mode: Mode, *, several: bool) -> int:
-    """The taints that such a request does not tolerate. `several`: for cards in one container."""
+    """The taints that a request of this MPS mode does not tolerate. `several`: several cards in one container."""
     return _UNTOLERATED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
 
 
@@ -40,11 +40,11 @@ _UNTOLERATED: Final = {
 
 
 class CardTaints:
-    """The cards of one node, by their positions there.
+    """The MPS taints of a node's cards, by position.
 
-    `taints` and `users` are of each card, `tainted` the taints that any has; `single` where a card is not for any user.
-    `said` is what the manager says of each, `daemons` are known by the first card of theirs, `on` is who has how many
-    shares there.
+    `taints` and `users`: of each card. `tainted`: all taints that any card has. `single`: whether a card is not open to
+    all users. `said`: what the manager says of each card. `daemons`: the daemon of each card, named by its first card.
+    `on`: how many shares each MPS client has at a daemon.
     """
 
     __slots__ = ("daemons", "managed", "on", "said", "single", "tainted", "taints", "users")
@@ -53,7 +53,7 @@ class CardTaints:
         self.said = said
         self.managed = any(one is not None for one in said)
         shared = next((i for i, one in enumerate(said) if one is not None and one.several), 0)
-        # By its first card. Who is on a node without a manager is nobody's business.
+        # By the daemon's first card. On a node without a manager clients are not counted.
         self.daemons = [shared if one is not None and one.several else i for i, one in enumerate(said)]
         self.on: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
         self.taints = [REQUIRED] * len(said)
@@ -85,16 +85,16 @@ class CardTaints:
             mps_clients[who] = shares
         else:
             del mps_clients[who]
-        if not shares or shares == sign:  # somebody came who is like nobody there, or the last of them went
+        if not shares or shares == sign:  # the first share of such a client came, or the last went
             self._judge([at for at, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
-        """Of the card, 0 where nobody has said."""
+        """The most clients of the card; 0 if its manager has not said."""
         said = self.said[i]
         return said.max_clients if said is not None else 0
 
     def may_close(self, untolerated: int, who: int) -> bool:
-        """Whether one of the cards may be closed to a request that does not tolerate these taints and runs as `who`."""
+        """Whether any card may be closed to a request that does not tolerate these taints and runs as `who`."""
         return bool(self.tainted & untolerated) or (self.single and who != NOBODY)
 
     def admits(self, i: int, untolerated: int, who: int) -> bool:
@@ -105,11 +105,11 @@ class CardTaints:
         return owner == ANY or who == NOBODY or (who != MIXED and owner in (FREE, who))
 
     def never(self, i: int, untolerated: int, who: int) -> bool:
-        """Whether the card stays closed to such a request, whoever goes."""
+        """Whether the card stays closed to such a request, whichever pods go."""
         return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
 
     def in_the_way(self, i: int, untolerated: int, who: int) -> Mapping[tuple[int, MpsClient], int]:
-        """By daemon and who they are: the shares that must go before the card is open to such a request."""
+        """The shares that must go before the card is open to such a request, by daemon and MPS client."""
         said = self.said[i]
         if said is None:
             return {}
@@ -122,7 +122,7 @@ class CardTaints:
         }
 
     def refusal(self, among: Iterable[int], untolerated: int, who: int) -> Refusal:
-        """Why these cards, of which too few are open to such a request, are closed: what may change soonest."""
+        """Why too few of these cards are open to such a request: the reason that may end soonest."""
         found = {_why(self.taints[i] & untolerated) for i in among if not self.admits(i, untolerated, who)}
         return min(found, key=_SOONEST.index)
 
@@ -155,7 +155,7 @@ _SOONEST: Final = (
 
 
 def _why(taints: int) -> Refusal:
-    """Of a card that is closed by these taints, or else by its user: what lasts longest."""
+    """Why a card is closed, by these taints or else by its user: the reason that lasts longest."""
     if taints & REQUIRED:
         return Refusal.MPS_MISSING
     if taints & SEVERAL:

@@ -1,6 +1,6 @@
 """The state of one node: what is left on its cards, and how often its devices are held.
 
-Counts only, in flat lists, so that placement answers from them in microseconds; who holds what is the ledger's.
+Only counts, in flat lists, so that placement answers in microseconds; which pod holds what is in the ledger.
 """
 
 from array import array
@@ -14,12 +14,12 @@ from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
 
-MAX_CLIENTS = 48  # MPS clients per card before driver 590; where no manager says how many
+MAX_CLIENTS = 48  # MPS clients per card before driver 590; used where no manager says how many
 _CODE = "q"  # the type code of `card_code`s in arrays
 
 
 class NodeState:
-    """Cards of one node and what is left on each; index i of every list of cards is the same card."""
+    """The cards of one node and what is left on each; index i of every list is the same card."""
 
     __slots__ = (
         "_ascending",
@@ -55,8 +55,8 @@ class NodeState:
         self.core = core  # percent of the SMs that are given of each card
         self.max_clients = max_clients
         self.cards: list[Card] = []
-        self.kinds: list[int] = []  # as `registry` knows them
-        self.here: frozenset[int] = frozenset()  # the same, each once
+        self.kinds: list[int] = []  # integers of `registry`
+        self.here: frozenset[int] = frozenset()  # the same kinds, each once
         self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
         self.largest = 0  # MiB of the biggest card, without what is kept back
         self.takers = 0  # cards that take new shares, see `Card.takes`
@@ -74,11 +74,11 @@ class NodeState:
         self._empties: array[int] | None = None
 
     def open(self, i: int, shares: int = 1) -> bool:
-        """Whether the card takes so many more shares at all."""
+        """Whether the card takes so many more shares, whatever their size."""
         return self.cards[i].takes and self.clients[i] + shares <= self.most[i]
 
     def free_mib(self, i: int) -> int:
-        """MiB of the card that further containers could get: none where it takes no new share."""
+        """MiB of the card that further containers could get: 0 if it takes no new share."""
         return max(0, self.free[i]) if self.open(i) else 0
 
     def empty(self, i: int) -> bool:
@@ -106,21 +106,21 @@ class NodeState:
         return codes
 
     def position(self, share: CardShare) -> int | None:
-        """Where the share's card is in the lists; None where the node has it no more."""
+        """The position of the share's card in the lists; None if the node does not have it any more."""
         for i, card in enumerate(self.cards):
             if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
                 return i
         return None
 
     def kind(self, share: CardShare) -> int:
-        """The kind of the share's card, or what it was when the node had it."""
+        """The kind of the share's card, also if the node does not have it any more."""
         i = self.position(share)
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
     def count(self, share: CardShare, sign: int, who: MpsClient | None = None) -> int:
-        """Add (sign 1) or take away (sign -1) a share, of `who`: None for what the request in hand has taken itself.
+        """Adds (sign 1) or removes (sign -1) a share of the MPS client `who`; None: of the request being placed.
 
-        Returns `kind`.
+        Returns the kind of its card.
         """
         i = self.position(share)
         if i is not None:
@@ -163,13 +163,13 @@ class NodeState:
         return twin
 
     def emptied(self) -> "NodeState":
-        """As it would be if nobody held any of its cards."""
+        """A copy as if no pod held any of its cards."""
         twin = self.copy()
         twin.clear()
         return twin
 
     def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
-        """Begin anew with these cards and no shares. Of cards that went, those of `held` keep their kinds."""
+        """Starts again with these cards and no shares. Cards that are gone keep their kinds if they are in `held`."""
         before = [*self.kinds, *self.gone.values()]
         kinds = [(share, self.kind(share)) for share in held]
         self.cards = sorted(cards, key=lambda card: card.index)
@@ -196,19 +196,19 @@ class NodeState:
         self._ascending = self._empties = None
 
     def _most(self, told: int) -> int:
-        """Clients on a card whose manager has told so many, 0 for nothing: no more than is set."""
+        """The most clients of a card whose manager says `told` (0: nothing), limited by the setting."""
         if self.max_clients is None:
             return told or MAX_CLIENTS
         return min(told, self.max_clients) if told else self.max_clients
 
     def remember(self, share: CardShare, kind: CardKind) -> None:
-        """The share's card is of this kind, if the node does not have it and nothing is known of it."""
+        """Notes the kind of the share's card, if the node does not have the card and its kind is not known."""
         card = card_of(share)
         if card not in self.gone and self.position(share) is None:
             self.gone[card] = self.registry.enter(kind)
 
     def forget(self, card: str | int) -> None:
-        """Nothing is held any more on a card that is gone."""
+        """Nothing is held any more on this card, which is gone."""
         self.registry.leave(self.gone.pop(card))
 
 

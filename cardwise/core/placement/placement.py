@@ -1,6 +1,6 @@
 """The placement engine: where a request fits, and which cards it takes there.
 
-Extender, simulator, `explain` and the tests call these functions; nobody derives free memory again.
+Extender, simulator, `explain` and the tests call these functions; nothing else computes free memory.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -77,13 +77,13 @@ def exceeded(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom])
 
 
 class _Names(Collection[str]):
-    """Names of nodes as they came, each looked up in the list until a table of them pays.
+    """Names of nodes as kube-scheduler sent them. Looked up in the list at first; a set is made only if that pays.
 
-    The best card is nearly always on a node that was named: to find one of 5,000 names takes 0.03 ms, to make a table
-    of them all 0.2 (docs/design/0012-speed.md).
+    The best card is nearly always on a named node: to find one of 5,000 names takes 0.03 ms, to make a set of them 0.2
+    (docs/design/0012-speed.md).
     """
 
-    _LOOKS = 4  # in the list, which together cost less than the table
+    _LOOKS = 4  # look-ups in the list that together cost less than the set
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = list(names)
@@ -116,7 +116,7 @@ _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] |
 class Scorer:
     """Scores nodes for one request, without building the assignment: what filter asks of every node.
 
-    For the ledger as it is; not to be kept. `effort`: what scores may cost, if that began before.
+    For the ledger as it is now; not to be kept. `effort`: the effort that is left, if the search began before.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class Scorer:
         self._effort = effort or searching.SearchEffort()
         self._headroom = headroom
         self._plan: fitting.Plan | None = None
-        # Devices are asked for before cards, node by node: few nodes have them.
+        # Devices are checked before cards, node by node: few nodes have them.
         self._devices = WantedDevices(request.devices) if request.devices else None
         first = self._claims[0] if self._claims else None
         self._single = first is not None and len(self._claims) == 1 and first.cards == 1
-        # One card, and nothing to ask of it but memory and its kind.
+        # One card, where only its memory and kind matter.
         self._simple = first is not None and self._single and not first.core and len(first.keys) == 1
         self._whole = first is not None and first.whole
 
     @property
     def devices(self) -> bool:
-        """Whether it asks for any that are no GPUs."""
+        """Whether the request asks for devices that are no GPUs."""
         return self._devices is not None
 
     @property
@@ -152,7 +152,7 @@ class Scorer:
         return self._single and not self._whole and self._walk is not None and self._devices is None
 
     def first(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
-        """The best of the nodes by the index of all cards; None where none fits."""
+        """The best of the nodes, by the index of all cards; None if none fits."""
         if self._walk is None:
             return None
         plan = self._plan_on(ledger.kinds)
@@ -172,7 +172,7 @@ class Scorer:
         return None
 
     def exhausted(self, ledger: Ledger) -> bool:
-        """Whether quotas leave no kind of card to a part of the request, so that no node can do."""
+        """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
         plan = self._plan_on(ledger.kinds)
         return any(all(kinds == frozenset() for _, kinds in want.levels) for want in plan.wants)
 
@@ -185,7 +185,7 @@ class Scorer:
         return self._score(node, self._plan_on(node.registry))
 
     def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """`score` of each: those that fit, and those that do not."""
+        """The score of each node that fits, and the refusal of each that does not."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         by_name, policy = ledger.by_name(), self._policy
@@ -202,7 +202,7 @@ class Scorer:
         claim, levels, typed = plan.wants[0]
         plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
-        # Of several whole cards most nodes have too few, and need no search.
+        # For several whole cards most nodes have too few and need no search.
         several = claim.cards if claim.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
         for name in nodes:
             node = by_name.get(name)
@@ -228,7 +228,7 @@ class Scorer:
         return scores, refusals
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
-        """Why each cannot take the request, once `first` has said that none can."""
+        """Why each node cannot take the request, once `first` has found none that can."""
         by_name = ledger.by_name()
         plan = self._plan_on(ledger.kinds)
         claim, _, typed = want = plan.wants[0]
@@ -262,7 +262,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        effort = effort or searching.SearchEffort()  # what was found is found again
+        effort = effort or searching.SearchEffort()  # a fresh effort finds again what was found before
         found = searching.fit(node, plan, self._policy, effort)
         if isinstance(found, Refusal):
             return found
@@ -270,7 +270,7 @@ class Scorer:
         return self._placement(node, plan, positions, score if self._claims else self._weigh(free), granted)
 
     def place_at(self, node: NodeState, position: int, score: int) -> Placement:
-        """One card of the node for a request for one, chosen and found fit by somebody else."""
+        """The placement of a one-card request on this card, which the caller has found fit."""
         return self._placement(node, self._plan_on(node.registry), [[position]], score, {})
 
     def _placement(
@@ -302,7 +302,7 @@ class Scorer:
         return self._plan
 
     def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
-        """As `score`, for a request for devices: theirs is the score only where it asks for no card."""
+        """As `score`, for a request with devices. Its score is by cards; by devices only if it asks for no card."""
         if node is None:
             return Refusal.NO_SUCH_DEVICE
         free = devices.available(node.devices, node.taken)

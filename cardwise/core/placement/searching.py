@@ -1,6 +1,6 @@
 """Searches one node for cards for all claims of a request: one claim may have to leave its best card to another.
 
-The policy's first choices are tried first (`fitting`); where they leave a claim without a card, the search goes back.
+The policy's first choices are tried first (`fitting`). If they leave a claim without a card, the search backtracks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_STEPS: Final = 256  # cards tried for the claims of one request on one node, before it is taken not to fit there
-_STEPS_IN_ALL: Final = 4096  # and on all nodes together; what it takes: docs/measured.md
-_EMPTIED: Final = 8  # what it costs to ask the same of a node without its pods
+_STEPS: Final = 256  # cards tried for one request on one node; after that it counts as not fitting there
+_STEPS_IN_ALL: Final = 4096  # the same on all nodes together; the time: docs/measured.md
+_EMPTIED: Final = 8  # steps that it costs to ask the same of a node without its pods
 
 _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
@@ -71,10 +71,10 @@ def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Polic
 def _search(
     node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy, effort: SearchEffort
 ) -> _Found | Want | None:
-    """As `fit`, or what finds no card even alone, or None where all would alone.
+    """As `fit`; or the part that finds no card even alone; or None if each part fits alone.
 
-    Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
-    each would have cards if it were alone, are other choices tried, as long as the effort lasts.
+    Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
+    would fit alone, other choices are tried until the effort is spent.
     """
     scratch, left = node, headroom
     score = 0
@@ -99,18 +99,18 @@ def _search(
 def _hopeless(
     node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy
 ) -> Want | None:
-    """The first that finds no card even alone."""
+    """The first part that finds no card even alone, or None."""
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
 
 
 def _too_little(node: NodeState, wants: Sequence[Want]) -> bool:
-    """Whether the cards have too little memory for all of them, wherever each goes: seen in a tenth of a search."""
+    """Whether the cards have too little memory for all parts, wherever each goes. Takes a tenth of a search's time."""
     shares = [(one.claim.mem, one.claim.cards) for one in wants if not one.claim.whole]
     free = [room for code in node.ascending() if (room := code >> POSITION) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
     for least, _ in shares:
-        # A card takes no more shares of that size or a bigger one.
+        # So many shares of this size or a bigger one fit on a card at most.
         places = sum(cards for mem, cards in shares if mem >= least)
         if least and sum(room // least for room in free) < places:
             return True
@@ -118,7 +118,7 @@ def _too_little(node: NodeState, wants: Sequence[Want]) -> bool:
 
 
 def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:
-    """Whether those that share no card with each other need more cards than have room for any: seen at once."""
+    """Whether claims that cannot share a card need more cards than have room. A quick check."""
     most = max(node.free)
     apart = [claim for claim in claims if claim.whole or 2 * claim.mem > most]
     least = min((claim.mem for claim in apart), default=0)
@@ -136,7 +136,7 @@ def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeStat
 
 
 class _Others:
-    """All choices of cards for the claims, in the order in which the policy likes them."""
+    """All choices of cards for the claims, in the policy's order of preference."""
 
     def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: SearchEffort) -> None:
         self._wants = wants
@@ -145,7 +145,7 @@ class _Others:
         self._until = max(0, effort.left - _STEPS)
 
     def search(self, node: NodeState, headroom: Sequence[Headroom], at: int = 0) -> _Found | None:
-        """The first choice for the claims from this one on with which none of them goes without."""
+        """The first choice for the claims from this one on that gives cards to all of them."""
         want = self._wants[at]
         if at + 1 == len(self._wants):
             found = choose(node, want, headroom, self._policy)
@@ -164,7 +164,7 @@ class _Others:
         headroom: Sequence[Headroom],
         taken: tuple[int, ...] = (),
     ) -> Iterator[Chosen]:
-        """For one claim. Cards that are alike are tried once: what follows is the same with each of them."""
+        """The choices for one claim. Of cards that are alike only one is tried: the result would be the same."""
         missing = want.claim.cards - len(taken)
         while len(codes) >= missing and self._effort.left > self._until:
             pick = pick_one(node, codes, want, self._policy)
@@ -184,6 +184,6 @@ class _Others:
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
-    """All that matters to any claim of a card that takes shares."""
+    """All properties of a card that matter to a claim; equal for cards that are alike."""
     counts = node.free[i], node.free_core[i], node.clients[i], node.most[i]
     return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]

@@ -1,4 +1,4 @@
-"""Candidates: where an ask fits, which cards of which nodes it could take, and what these are then."""
+"""Candidates: where a shape fits, which cards of which nodes it could take, and what the cards are then."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from cardwise.core.placement.scored.shapes import Shape
 
 
 class Fit(NamedTuple):
-    """`usable`: which cards may serve one share of the ask; `fits`: whether the node takes the ask."""
+    """`usable`: which cards may serve one share of the shape; `fits`: whether the node takes the whole."""
 
     usable: Bools
     fits: Bools
 
 
 class Candidates(NamedTuple):
-    """Ways of placing an ask on one card, each on one of the lines: `at` that line, `card` the position there."""
+    """Ways of placing a shape on one card: `at`: the line of the node; `card`: the position of the card there."""
 
     at: Ints
     card: Ints
@@ -28,7 +28,7 @@ class Candidates(NamedTuple):
 
 
 def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
-    """Where among these lines there is room for the shape."""
+    """On which of these lines there is room for the shape."""
     ask = shape.ask
     cpu = lines.cpu[at]
     fits = cpu >= ask.cpu if ask.cpu else cpu >= 0  # below 0 is a slot of no node
@@ -53,7 +53,7 @@ def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
 
 
 def candidates(lines: Lines, shape: Shape, usable: Bools) -> Candidates:
-    """One card of each state on lines that all take the shape, which asks for one."""
+    """For a shape of one card and lines that all take it: one card of each state."""
     ask = shape.ask
     at, card = np.nonzero(usable & lines.first)
     before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
@@ -81,6 +81,6 @@ def without(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
 
 
 def used(shape: Shape, lines: Lines, chosen: Bools) -> Floats:
-    """MiB that the shape takes of these cards."""
+    """The MiB that the shape takes of these cards."""
     taken: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
     return taken

@@ -10,12 +10,12 @@ from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
 from cardwise.core.placement.scored.shapes import Shape
 
 _NEVER: Final = 1e18  # MiB that no card has
-EXACT: Final = 1e-9  # against what a division of floats loses
-_AT_ONCE: Final = 256  # nodes, so that the arrays between stay in the CPU's cache
+EXACT: Final = 1e-9  # added, since a division of floats may lose so much
+_AT_ONCE: Final = 256  # nodes, so that intermediate arrays stay in the CPU's cache
 
 
 class CardArrays(NamedTuple):
-    """Some cards, in arrays of any number of dimensions that is the same for all."""
+    """Some cards, as arrays of equal shape."""
 
     free: NDArray[np.float64]
     core: NDArray[np.float64]
@@ -43,7 +43,7 @@ class CardTable:
         return len(self.cards)
 
     def serves(self, cards: CardArrays) -> Bools:
-        """By card and shape, whether it may be one of the shape's."""
+        """By card and shape, whether the card may be one of the shape's cards."""
         served = cards.free[..., None] >= self._mem
         if self._some_core:
             served &= cards.core[..., None] >= self._core
@@ -54,7 +54,7 @@ class CardTable:
         return served
 
     def times(self, cards: CardArrays) -> Floats:
-        """By card and shape, how many times over it may be one of the shape's."""
+        """By card and shape, for how many pods of the shape the card has room."""
         each = np.floor(cards.free[..., None] * self._per_mem + EXACT)
         if self._some_core:
             np.minimum(each, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=each)
@@ -66,7 +66,7 @@ class CardTable:
 
 
 def parts(lines: Lines) -> list[CardArrays]:
-    """The cards of the lines, by line and position, in parts of so many lines that they are computed fast."""
+    """The cards of the lines, by line and position, in parts that are small enough to be computed fast."""
     return [
         CardArrays(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])
         for at in (slice(start, start + _AT_ONCE) for start in range(0, max(len(lines), 1), _AT_ONCE))
@@ -74,7 +74,7 @@ def parts(lines: Lines) -> list[CardArrays]:
 
 
 def _allowed(shapes: Sequence[Shape]) -> Bools | None:
-    """By kind of card and shape, whether they go together; None where all do."""
+    """By kind of card and shape, whether the shape may have the kind; None: each may have all kinds."""
     limited = [shape.kinds for shape in shapes if shape.kinds is not None]
     if not limited:
         return None
@@ -89,6 +89,6 @@ def _allowed(shapes: Sequence[Shape]) -> Bools | None:
 
 
 def _places(kind: Ints, allowed: Bools) -> Ints:
-    """Where a kind is in the table: the last place is of no card, the one before of kinds that no shape names."""
+    """The places of kinds in the table: the last is for "no card", the one before for kinds that no shape names."""
     last = len(allowed) - 1
     return np.where(kind < 0, last, np.minimum(kind, last - 1))

@@ -1,7 +1,7 @@
 """The placement engine for all policies: a node and cards for a pod, by cards alone or by scores of all nodes.
 
-Extender, simulator and tests call it. It follows its ledger and is told of what else changes on nodes. Not
-thread-safe: its owner locks.
+Extender, simulator and tests call it. It follows its ledger, and is told what else changes on nodes. Not thread-safe:
+its owner locks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,30 +30,30 @@ from cardwise.core.placement.scored.shapes import Ask, Shape, ask_of
 from cardwise.core.placement.scored.workload import Learned, Study, Workload
 from cardwise.core.values.refusals import Refusal
 
-_ROWS: Final = 256  # shapes of which scores are kept, those asked last
-_LOOK: Final = 400  # changes, at least, after which what concerns all nodes together is looked at anew
+_ROWS: Final = 256  # shapes whose scores are kept, those asked last
+_LOOK: Final = 400  # changes, at least, until the next look at all nodes together
 _ALL: Final = 1 << 62  # more nodes than there are
-_LOOK_UP: Final = 8  # scores, that take as long as to look up a node that has changed
-_LATE: Final = 32  # candidates that have changed, which a decision looks up before it does without such
-_BEHIND: Final = 1024  # changed nodes, beyond which the picture is too old to decide by
-_TRIES: Final = 32  # nodes in the order of their scores, after which those that may be had are looked up
+_LOOK_UP: Final = 8  # scores that take as long as looking up one changed node
+_LATE: Final = 32  # changed candidates that a decision looks up; after so many it uses unchanged ones only
+_BEHIND: Final = 1024  # changed nodes; with more the table is too old to decide by
+_TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
 Score = Callable[[Market], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fragmentation, "priced": Pricing}
 
 
 class NodeLoads(Protocol):
-    """What nodes have left beside cards."""
+    """What nodes have left of cpu, memory and pods."""
 
     def left(self, node: str) -> Load | None:
         """For further pods; None where there is no such node."""
 
 
 class Engine:
-    """Belongs to the ledger. `touch` tells it of nodes whose `left` has changed.
+    """The engine of one ledger. `touch` tells it of nodes whose `left` has changed.
 
-    `at_once`: so many nodes a decision scores at most, None for all; where more are to be scored it makes do with a
-    sample of them, and `warm` does the rest. `scorings`: its scored policies; the simulator knows further ones.
+    `at_once`: the most nodes that a decision scores, None for all. If more need a score, a decision scores a sample,
+    and `warm` does the rest. `scorings`: the scored policies; the simulator has more of them.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Engine:
         self._touched.add(node)
 
     def want(self, policy: str) -> None:
-        """The policy will be asked for: `warm` is to make it ready, if it is one of the scored."""
+        """The policy will be asked for: `warm` makes it ready, if it is a scored one."""
         if policy in self._scorings:
             self._views.want(policy)
 
     def saw(self, request: PodRequest, load: Load) -> None:
-        """A pod has arrived; to be told once of each."""
+        """A pod has arrived. To be called once for each pod."""
         ask = ask_of(request, fitting.claims(request), load)
         if ask is not None:
             self.workload.saw(ask)
 
     def due(self) -> Study | None:
-        """What to learn from, where that is to be done now: when much has arrived, or there are other cards."""
+        """What to learn from, if it is time to learn: many pods have arrived, or the cards have changed; else None."""
         changes = self._ledger.kinds.changes
         if not self.workload.due and (self._learned is None or self._taught_at == changes):
             return None
@@ -113,22 +113,22 @@ class Engine:
         return Study(dict(self.workload.counts), cards)
 
     def adopt(self, learned: Learned) -> None:
-        """What was learned counts from now on."""
+        """Uses what was learned from now on."""
         self._learned = learned
         self._views.renew()
 
     def decides(self, policy: str) -> bool:
-        """Whether it knows the nodes well enough to decide by this policy; else `warm` is to see to that."""
+        """Whether it knows the nodes well enough to decide by this policy. If not, `warm` catches up."""
         self.want(policy)
         if self._at_once is None or max(len(self._table), len(self._touched)) <= self._at_once:
             return True
         return policy in self._views and len(self._touched) <= _BEHIND
 
     def warm(self, most: int = 256) -> bool:
-        """Catches up with what has changed, looks at what concerns all nodes together, and scores beforehand what
-        decisions, having asked for it twice, would find stale in great number: one of these, for up to so many nodes.
+        """Does one piece of background work, for up to `most` nodes: catches up with changes, looks at all nodes
+        together, or scores nodes for shapes that were asked for twice and have many stale scores, the last asked first.
 
-        Whether there may be more of it; what was asked for last comes first.
+        Returns whether there may be more to do.
         """
         if self._catch_up(1 + most // _LOOK_UP):
             return True
@@ -138,7 +138,7 @@ class Engine:
             self._renew(self._views.go_on(most))
             return True
         for row in reversed(self._rows.values()):
-            # Of pods that come by the thousand, each of a size of its own, none is asked for again.
+            # If thousands of pods come, each of another size, no shape is asked for again.
             if row.asked > 1 and row.behind() > (self._at_once or 0) // 2:
                 stale = row.stale()
                 row.refresh(stale[:most])
@@ -157,7 +157,7 @@ class Engine:
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """A node with room for the load, and its cards; None where there is none. `headroom`: what quotas leave."""
+        """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
         known = self._refresh(policy)
         claims = fitting.claims(request)
         scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, headroom)
@@ -178,7 +178,7 @@ class Engine:
                 if placed is not None:
                     return placed
                 if self._touched:
-                    break  # there may be room where something has changed, and the next level is for want of it
+                    break  # changed nodes may have room; the next level is only for when there is none
             else:
                 return None
             self._catch_up(_ALL)
@@ -187,7 +187,7 @@ class Engine:
     def scores(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
-        """How good each of the nodes that take the pod is, no two alike; None where the policy has no say."""
+        """The scores of the nodes that take the pod, no two equal; None if the policy does not decide here."""
         known = self._refresh(policy)
         self._catch_up(_ALL)
         claims = fitting.claims(request)
@@ -212,7 +212,7 @@ class Engine:
     # Everything below expects to be refreshed.
 
     def _refresh(self, policy: str = "") -> bool:
-        """Whether nodes are known as the policy sees them; one that is not scored sees nothing."""
+        """Catches up. Returns whether the nodes are known as the policy needs it; an unscored policy needs nothing."""
         most = _ALL if self._at_once is None or len(self._table) <= self._at_once else self._at_once
         self._catch_up(1 + most // _LOOK_UP if policy in self._views else _ALL)
         self._notice_kinds()
@@ -223,7 +223,7 @@ class Engine:
         return policy in self._views
 
     def _catch_up(self, most: int) -> bool:
-        """Looks up to so many nodes that have changed; whether there are more."""
+        """Looks up at most so many changed nodes. Returns whether there are more."""
         if not self._touched:
             return False
         self._look_up(sorted(self._touched)[:most])  # so that the same events have the same outcome
@@ -240,13 +240,13 @@ class Engine:
             self._views.renew()
 
     def _look(self) -> None:
-        """At what concerns all nodes together, where it is time to."""
+        """Looks at all nodes together, if it is time for that."""
         if self._table.length >= self._looked_at + max(_LOOK, len(self._table.slots) // 3):
             self._looked_at = self._table.length
             self._views.look(self._table.leaving())
 
     def _renew(self, policies: Sequence[str]) -> None:
-        """The rows of these are to be scored anew, by `warm` unless they are asked for before."""
+        """The rows of these policies need new scores: by `warm`, or when they are asked for."""
         for (policy, _), row in self._rows.items():
             if policy in policies:
                 row.renew(self._views[policy])
@@ -271,7 +271,7 @@ class Engine:
     def _best(
         self, row: Row, scorer: Scorer, claims: Sequence[Claim], nodes: Collection[str] | None
     ) -> Placement | None:
-        """Of the nodes that have not changed since they were scored; None where none of these takes the pod."""
+        """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
         left = _LATE
         among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
@@ -279,20 +279,20 @@ class Engine:
             late: list[str] = []
             for slot in self._best_first(row.points, nodes, among):
                 name = self._table.names[slot]
-                if name in self._touched:  # what it would be chosen for may be over
+                if name in self._touched:  # its score may be outdated
                     if left:
                         left -= 1
                         late.append(name)
                     continue
                 if late:
-                    break  # those may still be better: they are looked up and scored anew first
+                    break  # the changed nodes may be better: they are looked up and scored again first
                 placed = self._placed(scorer, claims, slot, row)
                 if placed is not None:
                     return placed
             if late:
                 self._look_up(late)
             elif among is None and nodes is not None and row.behind():
-                among = self._slots(nodes)  # the sample was of others
+                among = self._slots(nodes)  # the sample was of other nodes
             else:
                 return None
 
@@ -306,8 +306,8 @@ class Engine:
         return Shape(ask._replace(device_class=""), self._ledger.kinds.allowed(ask.device_class))
 
     def _best_first(self, points: Floats, nodes: Collection[str] | None, among: Ints | None) -> Iterator[int]:
-        """Slots of these nodes, the best first, and of equal ones the first in the order of nodes. `among`: their
-        slots, where they are few.
+        """The slots of these nodes, the best first, equal ones in the order of nodes. `among`: their slots, if they are
+        few.
         """
         tries = 0
         names = self._table.names
@@ -330,7 +330,7 @@ class Engine:
                 points, nodes = _only(points, self._slots(nodes)), None
 
     def _slots(self, nodes: Collection[str]) -> Ints:
-        """Each once, in order: what is drawn from them is the same for the same nodes."""
+        """The slots of the nodes, each once, in order: so a sample of the same nodes is the same."""
         return np.unique(
             np.array([slot for name in nodes if (slot := self._table.slots.get(name)) is not None], np.int64)
         )
@@ -350,12 +350,12 @@ class Engine:
     def _by_cards(
         self, scorer: Scorer, claims: Sequence[Claim], load: Load, nodes: Collection[str] | None
     ) -> Placement | None:
-        """As the policy, or `binpack` in its place, has it node by node."""
+        """The choice of the policy, or of `binpack` in its place, node by node."""
         lines = self._table.lines
         fits = fit(lines, Shape(Ask(0, 0, 0, "", load.cpu, load.memory))).fits
         roomy = _Roomy(self._table, fits, nodes)
         if not claims and not scorer.devices:
-            # By name, as cards go where all else is equal: in two orders they would meet on half-full nodes.
+            # By name, as for pods with cards among equal nodes: with two orders both would meet on half-full nodes.
             first = min(roomy, default=None)
             return _plain(first, 0) if first is not None else None
         if scorer.indexed:
@@ -370,19 +370,19 @@ class Engine:
 
 
 def _only(points: Floats, slots: Ints) -> Floats:
-    """Those of these; of the others none."""
+    """The points of these slots; the other slots get none."""
     only = np.full(len(points), NONE)
     only[slots] = points[slots]
     return only
 
 
 def _plain(node: str, score: int) -> Placement:
-    """For a pod that asks for no card."""
+    """The placement of a pod that asks for no card."""
     return Placement(node=node, assignment=Assignment({}), score=score)
 
 
 class _Roomy:
-    """The nodes among those that may be had which have room beside cards."""
+    """Those of the allowed nodes that have the cpu and memory."""
 
     def __init__(self, table: NodeTable, fits: Bools, nodes: Collection[str] | None) -> None:
         self._slots = table.slots

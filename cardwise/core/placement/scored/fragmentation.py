@@ -1,9 +1,9 @@
 """FGD: the node and card where the expected fragmentation grows least (Weng et al., USENIX ATC 2023).
 
-A node's free cards are fragments to a request that cannot run there, and where it can, those cards are that are too
-small for it. What is expected is the mean over the workload's requests, those without cards included (to them all free
-cards are fragments); memory of the node plays no part. As the authors' scheduler has it, the score is a whole number
-of 0 to 100, so that nodes that differ by less than some 40/1000 of a card are equal and the first of them is taken.
+For a request that cannot run on a node, all free cards of the node are fragments; if it can run there, those cards are
+that are too small for it. Expected means: the mean over the workload's requests, including those without cards (for
+them all free cards are fragments); the node's memory does not matter. As in the authors' scheduler, the score is a
+whole number from 0 to 100. So nodes that differ by less than some 40/1000 of a card are equal, and the first is taken.
 """
 
 from collections.abc import Sequence
@@ -48,18 +48,18 @@ class Fragmentation(Nearsighted):
             self._weights[np.searchsorted(cpus, one.shape.ask.cpu) + 1 :, at] += one.weight
 
     def tally(self, lines: Lines) -> Floats:
-        """By line and shape of the workload: the free MiB of cards that may serve it, and how many these are."""
+        """By line and shape of the workload: the free MiB of cards that may serve the shape, and their number."""
         return np.concatenate([self._of(part) for part in parts(lines)])
 
     def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
-        """The MiB that are no fragments, as expected."""
+        """The expected MiB that are no fragments."""
         half = len(self._cards)
         free = tally[:, :half] * (tally[:, half:] >= self._cards.cards)
         worth: Floats = (free * self._weights[np.searchsorted(self._cpus, cpu, side="right")]).sum(axis=1)
         return worth
 
     def useful(self, lines: Lines) -> Floats:
-        """By line and card, the MiB that are no fragments, as expected; their sum is what a line is worth."""
+        """By line and card, the expected MiB that are no fragments; the sum of a line is what it is worth."""
         weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
         found, at = [], 0
         for part in parts(lines):
@@ -99,7 +99,7 @@ class Fragmentation(Nearsighted):
 
 
 def _typical(workload: Sequence[Weighted]) -> list[Weighted]:
-    """The most frequent, their weights again 1 in sum. Memory plays no part: requests that differ in it are one."""
+    """The most frequent requests, with weights of sum 1. Requests that differ only in the node's memory are one."""
     together: dict[Shape, float] = {}
     for shape, weight in workload:
         alike = shape._replace(ask=shape.ask._replace(memory=0))

@@ -1,7 +1,7 @@
 """Features of nodes: what each scored policy in use computes of their cards, kept until a node changes.
 
-They are made and renewed by looks at all nodes, part by part: one takes as long as many decisions, and none of these
-waits for it.
+They are made and renewed by a look at all nodes, in parts: a whole look takes as long as many decisions, and no
+decision waits for it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.scoring import Known, Scoring
 
 
 class NodeFeatures:
-    """Of all nodes, by slot as in the table, for one policy."""
+    """The features of all nodes for one policy, by slot of the table."""
 
     def __init__(self, table: NodeTable, scoring: Scoring) -> None:
         self.scoring = scoring
@@ -25,7 +25,7 @@ class NodeFeatures:
         self._at = 0
 
     def of(self, slots: Ints) -> Known:
-        """As of now. Each slot at most once."""
+        """The features of these slots as of now. Each slot at most once."""
         self._count(slots)
         priceless = slots[self._priceless[slots]]
         if len(priceless):
@@ -36,12 +36,12 @@ class NodeFeatures:
         return Known(self._tally[slots], self._worth[slots])
 
     def survey(self, slots: Ints) -> Floats:
-        """What a look at all nodes needs of these."""
+        """What a look at all nodes needs of these slots."""
         self._count(slots)
         return self.scoring.survey(self._table.lines.pick(slots), self._tally[slots])
 
     def look(self, surveyed: Floats, leaving: float) -> bool:
-        """At the sum of what was surveyed, see `Scoring.look`."""
+        """Looks at the sum of what was surveyed, see `Scoring.look`."""
         if not self.scoring.look(surveyed, leaving):
             return False
         self._priceless[:] = True
@@ -64,7 +64,7 @@ class NodeFeatures:
 
 
 class FeatureSurvey:
-    """A look at all nodes, part by part. What changes meanwhile may be seen or not."""
+    """A look at all nodes, in parts. It may see changes that happen meanwhile, or not."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
         self.features = features
@@ -73,7 +73,7 @@ class FeatureSurvey:
         self._at = 0
 
     def go_on(self, most: int) -> int:
-        """Surveys up to so many nodes; how many it has."""
+        """Surveys at most so many nodes. Returns how many it has surveyed."""
         count = min(most, len(self._table) - self._at)
         if count > 0 or self._sum is None:
             surveyed = self.features.survey(np.arange(self._at, self._at + count))
@@ -82,17 +82,17 @@ class FeatureSurvey:
         return count
 
     def conclude(self, leaving: float) -> bool | None:
-        """Whether scores are others now; None while it is under way."""
+        """Whether scores have changed; None while the survey is not finished."""
         if self._sum is None or self._at < len(self._table):
             return None
         return self.features.look(self._sum, leaving)
 
 
 class FeatureViews:
-    """The features of each policy that is asked for: made once it has looked at all nodes, and made anew the same way.
+    """The features of each policy that is asked for. They are made by a look at all nodes, and renewed in the same way.
 
-    Until there is new features the old is good. `make`: the scoring of a policy, for what was learned last; None
-    where nothing was learned yet.
+    Until new features are finished the old ones are used. `make`: makes the scoring of a policy from what was learned
+    last; None if nothing was learned yet.
     """
 
     def __init__(self, table: NodeTable, make: Callable[[str], Scoring | None]) -> None:
@@ -104,7 +104,7 @@ class FeatureViews:
         self._leaving = 0.0
 
     def __contains__(self, policy: str) -> bool:
-        """Whether it is there, and not yet to be made."""
+        """Whether the features of the policy are finished."""
         return policy in self._known
 
     def __getitem__(self, policy: str) -> NodeFeatures:
@@ -117,19 +117,19 @@ class FeatureViews:
             self._begin(policy)
 
     def renew(self) -> None:
-        """All is to be made anew: what was learned is another thing."""
+        """Something else was learned: all features are to be made again."""
         for policy in self._wanted:
             self._begin(policy)
 
     def look(self, leaving: float) -> None:
-        """At all nodes again; those that are being made do so anyway."""
+        """Looks at all nodes again; features that are being made do that anyway."""
         self._leaving = leaving
         for policy, features in self._known.items():
             if policy not in self._surveys:
                 self._surveys[policy] = FeatureSurvey(self._table, features)
 
     def go_on(self, most: int) -> list[str]:
-        """Looks at up to so many nodes; the policies of which all scores are others now."""
+        """Looks at at most so many nodes. Returns the policies whose scores have all changed."""
         void: list[str] = []
         for policy, survey in list(self._surveys.items()):
             most -= survey.go_on(most)

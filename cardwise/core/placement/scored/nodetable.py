@@ -1,7 +1,7 @@
 """The table of nodes: all nodes as arrays of plain numbers, one line a node, and a log of which have changed.
 
-Scores are computed for hundreds of nodes at once, and the ledger knows nodes one by one. A line is taken from the
-ledger anew when its node has changed; who keeps something computed from lines reads in the log which.
+Scores are computed for hundreds of nodes at once, but the ledger has nodes one by one. When a node changes, its line is
+read from the ledger again; results that were computed from lines are renewed by the log of changes.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 ABSENT: Final = -1  # the kind of no card
-NEVER: Final = 1 << 20  # the clients of what will not be an empty card by their ending
+NEVER: Final = 1 << 20  # the number of clients of a card that will not become empty when its clients end
 _LOG: Final = 1 << 16  # entries, after which the older half is forgotten
 _SEED: Final = b"cardwise"
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some nodes. Of cards: what is free, MiB and percent, and 0 where the card is closed; the taints and users of its
-    MPS (`mpstaints`); `clients`: how many shares are to end before it is empty, NEVER where it is to take none;
-    `first`: no card before it in the node is in the same state.
+    """Some nodes. Of their cards: free MiB and percent (0 if the card is closed); taints and users of MPS
+    (`mpstaints`); `clients`: how many shares must end before the card is empty, NEVER if it takes none; `first`: no
+    card before it on the node is in the same state.
     """
 
     free: Floats
@@ -48,7 +48,7 @@ class Lines:
         return len(self.cpu)
 
     def pick(self, at: NDArray[np.integer] | Bools | slice) -> "Lines":
-        """Some of these."""
+        """Some of these lines."""
         return Lines(
             self.free[at],
             self.core[at],
@@ -65,7 +65,7 @@ class Lines:
 
 
 def order_of(node: str) -> int:
-    """The node's place among nodes of equal score: fixed, and by nothing that means anything."""
+    """The node's place among nodes of equal score: fixed and arbitrary."""
     return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
 
 
@@ -86,7 +86,7 @@ class NodeTable:
 
     @property
     def lines(self) -> Lines:
-        """All, by slot."""
+        """All lines, by slot."""
         return self._lines
 
     def __len__(self) -> int:
@@ -123,20 +123,20 @@ class NodeTable:
         self._changed(slot)
 
     def since(self, at: int) -> Ints | None:
-        """The slots that changed since the log was so long, some of them more than once; None: perhaps all."""
+        """The slots that have changed since the log had this length, some more than once; None: perhaps all."""
         if at < self._forgotten:
             return None
         return np.array(self._log[at - self._forgotten :], np.int64)
 
     def leaving(self) -> float:
-        """How many pods go for one that comes, as the nodes show; what was long ago counts less each time."""
+        """How many pods end for each one that comes, as the nodes show; old changes count less and less."""
         ratio = self.emptier / max(self.fuller, 1.0)
         self.emptier, self.fuller = self.emptier / 2, self.fuller / 2
         return ratio
 
     @property
     def length(self) -> int:
-        """How long the log is."""
+        """The length of the log."""
         return self._forgotten + len(self._log)
 
     def _fill(self, slot: int, node: NodeState | None) -> None:
@@ -151,7 +151,7 @@ class NodeTable:
                 clients[i] = node.clients[i] if card.takes else NEVER
                 if not node.open(i) or node.free[i] <= 0:
                     continue
-                # Below zero where fewer cores are given than before: none, of which one may ask for none.
+                # Below zero if the setting has become smaller: then nothing is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]

@@ -1,7 +1,7 @@
-"""The pressure on kinds of cards: what it costs to take one that is scarce to those who can use no other.
+"""The pressure on kinds of cards: what it costs to take a card that is scarce for pods that can use no other.
 
-The share of the demand that names a kind over the kind's share of what is free. Where that is above 1 there will be too
-few of it, and those who can go elsewhere had better do so.
+Pressure is the part of the demand that names a kind, divided by the kind's part of what is free. If it is above 1,
+there will be too few cards of the kind, and pods that can use other cards should do so.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import numpy as np
 from cardwise.core.placement.scored.nodetable import Floats, Ints, Lines
 from cardwise.core.placement.scored.scoring import Weighted
 
-_CALM: Final = 0.5  # demand that names a kind, per what is free of it, up to which it costs nothing
+_CALM: Final = 0.5  # the pressure up to which a kind costs nothing
 _MOST: Final = 8.0  # cards that it costs at most
 _STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
 
 
 class Pressure:
-    """Of one workload."""
+    """The pressure by one workload."""
 
     def __init__(self, workload: Sequence[Weighted], yardstick: float) -> None:
         demand: dict[frozenset[int], float] = {}
@@ -38,17 +38,17 @@ class Pressure:
         return bool(len(self._prices))
 
     def of(self, kind: Ints) -> Floats:
-        """By card, of these kinds."""
+        """The cost of each card, which is of this kind."""
         return self._prices[np.minimum(kind, self._kinds)]
 
     def survey(self, lines: Lines) -> Floats:
-        """What is free of each kind that may be named, MiB, and of all others together."""
+        """The free MiB of each kind that the workload names, and of all other kinds together."""
         kind = np.minimum(lines.kind, self._kinds)
         some = kind >= 0
         return np.bincount(kind[some], lines.free[some], self._kinds + 1).astype(np.float64)
 
     def look(self, free: Floats) -> bool:
-        """At what is free now, as surveyed; whether prices are others."""
+        """Looks at what is free now, as surveyed. Returns whether prices have changed."""
         if not self._demand:
             return False
         named = np.zeros(len(free))
@@ -56,7 +56,7 @@ class Pressure:
             here = free[kinds]
             named[kinds] += amount * (here / here.sum() if here.any() else 1.0 / len(kinds))
         ratio = np.divide(named * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
-        # The last is of kinds that nobody names, or of no card.
+        # The last one is for kinds that no request names, and for "no card".
         prices: Floats = np.rint(np.clip(ratio - _CALM, 0.0, _MOST) / _STEP) * _STEP
         if np.array_equal(prices, self._prices):
             return False

@@ -1,8 +1,8 @@
-"""Prices of a cutting-stock problem: what the free rest of a card is worth to those who share cards.
+"""Prices of a cutting-stock problem: what the free rest of a card is worth for pods that share cards.
 
-The fewest cards that hold the workload's shares is a linear programme over the ways of cutting a card; its dual
-variables price each size of share, and a rest is worth the dearest set of shares that fits into it. So a rest that
-only serves what there is too little of is worth nothing, however big it is. Found by column generation: the simplex
+To hold the workload's shares on the fewest cards is a linear programme over the ways of cutting a card. Its dual
+variables price each size of share, and a rest is worth the most valuable set of shares that fits into it. So a rest is
+worth nothing, however big, if it only fits shares of which too few are asked. Solved by column generation: the simplex
 method with only the cuts that it needs, each found by a knapsack over the prices so far.
 """
 
@@ -57,7 +57,7 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
 
 
 def _knapsack(sizes: list[int], prices: Floats) -> Floats:
-    """The dearest set of shares, any number of each, that fits into a rest of 0 to PARTS parts."""
+    """The worth of the most valuable set of shares, any number of each, that fits into a rest of 0 to PARTS parts."""
     worth = np.zeros(PARTS + 1)
     for parts, price in zip(sizes, prices, strict=True):
         times = 1
@@ -70,7 +70,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
 
 
 def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
-    """How many of each share make up the dearest set for a whole card."""
+    """How many of each share make up the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
     rest = PARTS
     while worth[rest] > _TINY:

@@ -1,6 +1,6 @@
 """A row of scores: those of all nodes for one shape, kept until a node changes.
 
-What is kept equals what would be computed now, for every node that is not stale; a stale one has no score.
+For each node that is not stale, the kept score equals what would be computed now; a stale node has no score.
 """
 
 from typing import Final
@@ -12,13 +12,13 @@ from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.shapes import Shape
 
-SAMPLE: Final = 64  # of more, so many that take the shape
-_DRAWN: Final = 4 * SAMPLE  # among which so many are mostly found
+SAMPLE: Final = 64  # nodes that take the shape, in a sample
+_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn; mostly so many of them take the shape
 NONE: Final = -np.inf  # the points of a node that does not take the shape, or is stale
 
 
 class Row:
-    """Scores for one shape under one policy. Slots as in the table. `asked`: by how many decisions so far."""
+    """The scores for one shape under one policy, by slot of the table. `asked`: how many decisions have used it."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
         self.shape = shape
@@ -32,12 +32,12 @@ class Row:
         self._at = 0
 
     def renew(self, features: NodeFeatures) -> None:
-        """What is known is other now, and all scores are void."""
+        """The features have changed, so all scores are void."""
         self._features = features
         self.points = np.zeros(0)
 
     def behind(self) -> int:
-        """How many nodes are without a score, at most: cheaper to ask than which."""
+        """The most nodes that may be without a score; cheaper than `stale`."""
         length = len(self._table.lines)
         return length if len(self.points) != length else self._left + self._table.length - self._at
 
@@ -62,7 +62,7 @@ class Row:
         return found
 
     def refresh(self, slots: Ints) -> None:
-        """Scores for these, from now on until they change."""
+        """Scores these slots; the scores are good until a node changes."""
         usable, fits = fit(self._table.lines, self.shape, slots)
         self._settled(slots)
         slots, usable = slots[fits], usable[fits]
@@ -72,7 +72,7 @@ class Row:
             self.points[slots], self.card[slots] = scoring.scores(lines, known, self.shape, usable)
 
     def bring_up(self, at_once: int | None, generator: np.random.Generator, among: Ints | None = None) -> None:
-        """Scores for a decision among these nodes, or all: for each, or where that would take long for some."""
+        """Scores nodes for a decision among these (None: all): each of them, or a sample if that would take long."""
         stale = self.stale()
         if among is not None:
             stale = among[self._stale[among]]
@@ -81,14 +81,14 @@ class Row:
         if at_once is None or len(stale) <= at_once:
             self.refresh(stale)
             return
-        # Mostly some of them take the shape, and to ask all would take longer than to score the sample.
+        # Mostly some of them take the shape; to check all would take longer than to score the sample.
         drawn = generator.choice(stale, min(_DRAWN, len(stale)), replace=False)
         fits = self._fitting(drawn)
         if len(fits) < SAMPLE:
             fits = self._fitting(stale)
             generator.shuffle(fits)
             if len(fits) <= SAMPLE:
-                self._settled(stale)  # the others do not take it: their lack of a score is right
+                self._settled(stale)  # the others do not take the shape: that they have no score is right
         self.refresh(fits[:SAMPLE])
 
     def _fitting(self, slots: Ints) -> Ints:
@@ -98,6 +98,6 @@ class Row:
         return slots[fit(lines, self.shape, slots).fits]
 
     def _settled(self, slots: Ints) -> None:
-        """These, each once, have the score that they are to have."""
+        """These slots, each once, have the right score now."""
         self._left -= int(self._stale[slots].sum())
         self._stale[slots] = False

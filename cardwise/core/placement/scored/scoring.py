@@ -11,21 +11,21 @@ from cardwise.core.placement.scored.shapes import Shape
 
 
 class Weighted(NamedTuple):
-    """A shape of the workload and how much of the workload it is; the sum of all is 1."""
+    """A shape of the workload, and its part of the workload; the sum of all parts is 1."""
 
     shape: Shape
     weight: float
 
 
 class Scores(NamedTuple):
-    """Of some lines: how good each is, and the card that this is said of, ABSENT where it is of no single one."""
+    """The scores of some lines, and the card that each score is for; ABSENT if it is for no single card."""
 
     points: Floats
     card: Ints
 
 
 class Known(NamedTuple):
-    """What is kept of nodes as they are: of their cards so many numbers as a policy needs, and what each is worth."""
+    """What is kept of nodes: numbers of their cards that the policy needs (tally), and what each node is worth."""
 
     tally: Floats
     worth: Floats
@@ -37,39 +37,38 @@ class Scoring(Protocol):
     width: int  # numbers in a tally
 
     def tally(self, lines: Lines) -> Floats:
-        """What is kept of the nodes' cards, for as long as these do not change."""
+        """The numbers that are kept of each node's cards until they change."""
 
     def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
-        """What nodes with this tally and so much left are worth, until the next look."""
+        """What nodes with this tally and so much left are worth; good until the next look."""
 
     def survey(self, lines: Lines, tally: Floats) -> Floats:
-        """What a look needs of these nodes: the sum over several parts is what it needs of them together."""
+        """What a look needs of these nodes; the results of several parts are added up."""
 
     def look(self, surveyed: Floats, leaving: float) -> bool:
-        """At all nodes together, now and then; whether what nodes are worth, and so all scores, are others now.
-
-        `leaving`: how many pods go for one that comes.
+        """Looks at all nodes together, now and then. Returns whether all scores have changed, because nodes are worth
+        something else. `leaving`: how many pods end for each one that comes.
         """
 
     def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
-        """How good each line is for the shape; all of them take it. The more the better."""
+        """How good each line is for the shape, which all of them can take. A higher score is better."""
 
 
 class Nearsighted:
-    """What a policy need not say that looks at no more than one node."""
+    """The methods of a policy that looks at one node at a time: it needs no look at all nodes."""
 
     def survey(self, lines: Lines, tally: Floats) -> Floats:  # noqa: ARG002
         """Nothing."""
         return np.zeros(0)
 
     def look(self, surveyed: Floats, leaving: float) -> bool:  # noqa: ARG002
-        """Nothing is ever another."""
+        """Scores never change by a look."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """What a policy is made for. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""
+    """What a policy is made from. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""
 
     workload: Sequence[Weighted]
     yardstick: float
@@ -77,7 +76,7 @@ class Market:
 
 
 def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
-    """The best way on each of so many lines, of equal ones the first. `at`: the line of each, in ascending order."""
+    """The best candidate on each of `count` lines, the first of equal ones. `at`: their lines, in ascending order."""
     if len(points) == count:  # one way each
         return Scores(points, card)
     starts = np.flatnonzero(np.diff(at, prepend=-1))
@@ -88,7 +87,7 @@ def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
 
 
 def by_cards(workload: Sequence[Weighted]) -> tuple[list[Shape], Ints]:
-    """Shapes of the workload that differ in cards, and for each of the workload which of these it is."""
+    """The shapes of the workload that differ in cards, and for each request of the workload the index of its shape."""
     found: dict[Shape, int] = {}
     which = [found.setdefault(_cards_only(shape), len(found)) for shape, _ in workload]
     return list(found), np.array(which, np.int64)

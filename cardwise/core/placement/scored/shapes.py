@@ -1,6 +1,6 @@
-"""Shapes: what a pod asks of a node as plain numbers, by which scores are kept and the workload is counted.
+"""Shapes: what a pod asks of a node, as plain numbers. Scores are kept by shape, and the workload is counted by ask.
 
-A pod with more than one claim (`fitting.Claim`), or with devices, makes no ask, and is placed node by node.
+A pod with more than one claim (`fitting.Claim`), or with devices, has no ask, and is placed node by node.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cardwise.core.placement.fitting import Claim
 
 
 class Ask(NamedTuple):
-    """`cards` different cards, each with `mem` MiB and `core` percent, or whole where `mem` is 0; and of the node."""
+    """`cards` different cards, each with `mem` MiB and `core` percent, or whole if `mem` is 0; and cpu and memory."""
 
     cards: int
     mem: int
@@ -27,7 +27,7 @@ class Ask(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """An ask and the cards that may serve it: their kinds, None for all, and what MPS has to do with it (`Claim`)."""
+    """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `Claim`."""
 
     ask: Ask
     kinds: frozenset[int] | None = None
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 def ask_of(request: PodRequest, claims: Sequence[Claim], load: Load) -> Ask | None:
-    """The ask of a pod with these claims; None where it makes none."""
+    """The ask of a pod with these claims; None if it has none."""
     if request.devices or len(claims) > 1:
         return None
     if not claims:

@@ -12,12 +12,12 @@ from cardwise.core.placement.scored.prices import PARTS, rest_prices
 from cardwise.core.placement.scored.shapes import Ask
 
 MOST_ASKS: Final = 512
-_MANY: Final = 20_000  # arrivals, from which on all counts are halved
+_MANY: Final = 20_000  # arrivals, after which all counts are halved
 _FIRST: Final = 16  # arrivals, before which nothing is learned
-_SIZES: Final = 4  # of cards, those of which there are most, that shares are priced on
+_SIZES: Final = 4  # sizes of cards, the most frequent, for which shares are priced
 _VERSION: Final = 1
 _LEAST: Final = 0.001  # the smallest count that is written
-_CARDS: Final = 6400  # with the next two: what no pod can get, and no arithmetic here should meet
+_CARDS: Final = 6400  # this and the next two: limits above what any pod can get, to keep the arithmetic safe
 _MEM: Final = 2**31  # MiB
 _AMOUNT: Final = 2**62  # of cpu and memory of a node
 
@@ -27,7 +27,7 @@ class InvalidWorkload(ValueError):
 
 
 class Study(NamedTuple):
-    """What is to be learned from: how often each ask has arrived, and how many cards there are of each size."""
+    """What is learned from: how often each ask has arrived, and how many cards there are of each size."""
 
     counts: Mapping[Ask, float]
     sizes: Mapping[int, int]
@@ -35,7 +35,7 @@ class Study(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`shares`: how much of the workload each ask is, 1 in sum; `prices`: of the rest of a card, by its size."""
+    """`shares`: each ask's part of the workload, 1 in sum; `prices`: of the rest of a card, by size of card."""
 
     shares: Mapping[Ask, float]
     yardstick: float
@@ -46,7 +46,7 @@ NOTHING: Final = Learned({}, 1.0, {})
 
 
 class Workload:
-    """Counts of asks. What was seen least is forgotten where there are too many, and all fade with time."""
+    """Counts of asks. All counts fade with time; if there are too many asks, the rarest are forgotten."""
 
     def __init__(self) -> None:
         self.counts: dict[Ask, float] = {}
@@ -55,7 +55,7 @@ class Workload:
         self._learned_at = 0.0
 
     def saw(self, ask: Ask, times: float = 1.0) -> None:
-        """A pod that asks so has arrived. What no node could ever give is not counted."""
+        """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
         if not _possible(ask):
             return
         if ask not in self.counts and len(self.counts) >= MOST_ASKS:
@@ -73,20 +73,20 @@ class Workload:
 
     @property
     def due(self) -> bool:
-        """Whether enough has arrived since it was learned from."""
+        """Whether enough pods have arrived since the last learning."""
         return self._since >= max(_FIRST - self._learned_at, self._learned_at / 2)
 
     def learning(self) -> None:
-        """It is learned from now."""
+        """The learning begins now."""
         self._learned_at, self._since = self._seen, 0.0
 
     def dump(self) -> str:
-        """To be saved."""
+        """The counts as text, to be saved."""
         asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _LEAST]
         return json.dumps({"version": _VERSION, "asks": asks}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
-        """Goes on from what `dump` wrote. Raises InvalidWorkload, and is as before then."""
+        """Goes on from what `dump` wrote. Raises InvalidWorkload, and then nothing has changed."""
         try:
             saved = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ class Workload:
 
 
 def learn(study: Study) -> Learned:
-    """Takes 0.1 s for each size of card. NOTHING where nothing has arrived."""
+    """Learns; takes 0.1 s for each size of card. NOTHING if no pod has arrived."""
     total = sum(study.counts.values())
     if total <= 0:
         return NOTHING
@@ -139,7 +139,7 @@ def _counted(entry: object) -> tuple[Ask, float]:
 
 
 def _possible(ask: Ask) -> bool:
-    """Whether its numbers are such as a pod may have."""
+    """Whether a pod can have these numbers."""
     return (
         0 <= ask.cards <= _CARDS
         and 0 <= ask.mem <= _MEM
