@@ -306,7 +306,7 @@ def _place(version: str, kind: Json, namespace: str, name: str = "") -> str:
 
 def _objects(stdin: object) -> list[Json]:
     if isinstance(stdin, str):
-        return [obj for obj in yaml.safe_load_all(stdin) if obj]
+        return [obj for obj in yaml.load_all(stdin, yaml.CSafeLoader) if obj]
     return list(stdin) if isinstance(stdin, list | tuple) else [dict(stdin)] if isinstance(stdin, Mapping) else []
 
 

@@ -48,6 +48,7 @@ class Migration:
         self.space = Space(cluster, "jobs")
         self.plugins: dict[str, GpusharePlugin] = {}
         self.rendered = ""
+        self.selector: dict[str, str] | None = None  # of our DaemonSet
         text = PAGE.read_text()
         sections = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
         self.sections = dict(zip(sections[1::2], sections[2::2], strict=True))
@@ -74,7 +75,7 @@ class Migration:
                 self.cluster.wait(lambda node=node: not self._runs(node), "gpushare's DaemonSet has left the node", 60)
                 self.plugins.pop(node).stop()
             ours = self.cluster.process(f"deviceplugin-{node}")
-            wanted = bool(self.rendered) and labels.items() >= self._selector().items()
+            wanted = self.selector is not None and labels.items() >= self.selector.items()
             if wanted and not ours.noted:
                 self._start_plugin(node)
                 self.cluster.wait(lambda node=node: len(self.health(node)) == 2, f"{node} tells of its cards", 60)
@@ -127,6 +128,7 @@ class Migration:
         settings[settings.index("helm/cardwise")] = str(CHART)
         helm = str(binaries.helm(print) / "helm")
         self.rendered = run([helm, "template", *settings, "--kube-version", versions.version(), "--no-hooks"])
+        self.selector = node_selector(self.rendered)
         parts = self.cluster.parts
         (unit,) = re.findall(r"webhook\.gpuMemUnit=\w+", " ".join(rest))
         parts.apply_chart(self.cluster.api, unit)
@@ -153,14 +155,6 @@ class Migration:
         query = {"labelSelector": "component=gpushare-device-plugin", "fieldSelector": f"spec.nodeName={node}"}
         return bool(self.cluster.api.get(paths.pods(SYSTEM), query)["items"])
 
-    def _selector(self) -> dict[str, str]:
-        (made,) = [
-            one
-            for one in yaml.safe_load_all(self.rendered)
-            if one and one["kind"] == "DaemonSet" and one["metadata"]["name"] == "cardwise-deviceplugin"
-        ]
-        return dict(made["spec"]["template"]["spec"]["nodeSelector"])
-
     def _start_plugin(self, name: str) -> None:
         node = self.cluster.node(name)
         self.cluster.process(f"deviceplugin-{name}").start(
@@ -182,6 +176,16 @@ def commands(text: str) -> list[str]:
     """Of the fenced blocks, in their order."""
     blocks = re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
+
+
+def node_selector(rendered: str) -> dict[str, str]:
+    """Of the device plugin's DaemonSet."""
+    (made,) = [
+        one
+        for one in yaml.load_all(rendered, yaml.CSafeLoader)
+        if one and one["kind"] == "DaemonSet" and one["metadata"]["name"] == "cardwise-deviceplugin"
+    ]
+    return dict(made["spec"]["template"]["spec"]["nodeSelector"])
 
 
 def daemonset() -> Json:
