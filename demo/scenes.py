@@ -1,6 +1,6 @@
 """The scenes of the demo: what each applies, and what must come out of it.
 
-Each scene is one figure of Alibaba's articles or one promise of the README, asserted on what kubectl shows.
+Each scene is one figure of Alibaba's articles or one promise of the README, asserted on what the API server shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from cardwise.core.api import assignment, names
 from cardwise.kube import survey
@@ -121,14 +119,9 @@ def _expect(true: bool, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
-def _get(cluster: Cluster, *args: str) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(cluster.kubectl("get", *args, "-o", "json"))
-    return decoded
-
-
 def _running(cluster: Cluster, selector: str, count: int) -> list[dict[str, Any]]:
     def pods() -> list[dict[str, Any]]:
-        items = _get(cluster, "pods", "-l", selector)["items"]
+        items = cluster.ask("get", "pods", "-l", selector)["items"]
         return [pod for pod in items if pod["status"].get("phase") == "Running"]
 
     _expect(wait_for(lambda: len(pods()) == count, PATIENCE), f"{selector}: not {count} pods running")
@@ -167,12 +160,12 @@ def _placed(cluster: Cluster, pod: dict[str, Any]) -> tuple[str, int]:
     cluster.apply([pod])
     name = pod["metadata"]["name"]
     _assigned(cluster, name)
-    return _place(_get(cluster, "pod", name))
+    return _place(cluster.ask("get", "pod", name))
 
 
 def _assigned(cluster: Cluster, name: str) -> assignment.Assignment:
     def decoded() -> assignment.Assignment | None:
-        return assignment.decode(_get(cluster, "pod", name)["metadata"].get("annotations", {}))
+        return assignment.decode(cluster.ask("get", "pod", name)["metadata"].get("annotations", {}))
 
     _expect(wait_for(lambda: decoded() is not None, PATIENCE), f"{name} was not placed")
     found = decoded()
@@ -184,9 +177,9 @@ def _assigned(cluster: Cluster, name: str) -> assignment.Assignment:
 @contextmanager
 def _filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None]:
     """Cards filled up to `used` MiB for the time of a scene; the articles' pods make room for it."""
-    scaled = _get(cluster, "deployments")["items"]
+    scaled = cluster.ask("get", "deployments")["items"]
     for deployment in scaled:
-        cluster.kubectl("scale", "deployment", deployment["metadata"]["name"], "--replicas=0")
+        cluster.ask("scale", "deployment", deployment["metadata"]["name"], "--replicas=0")
     _empty(cluster)
     try:
         for node, mems in used.items():
@@ -197,7 +190,7 @@ def _filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None
         _empty(cluster)
         for deployment in scaled:
             replicas = deployment["spec"]["replicas"]
-            cluster.kubectl("scale", "deployment", deployment["metadata"]["name"], f"--replicas={replicas}")
+            cluster.ask("scale", "deployment", deployment["metadata"]["name"], f"--replicas={replicas}")
 
 
 def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:

@@ -67,7 +67,9 @@ class Parts:
 
     def apply_crds(self, client: KubeClient) -> None:
         """The chart's CustomResourceDefinitions, until the apiserver serves them."""
-        crds = [yaml.safe_load(path.read_text()) for path in sorted((CHART / "files" / "crds").glob("*.yaml"))]
+        crds = [
+            yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted((CHART / "files" / "crds").glob("*.yaml"))
+        ]
         apply(client, crds)
         for crd in crds:
             spec = crd["spec"]
