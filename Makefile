@@ -46,9 +46,11 @@ test: env binaries ## everything that CI runs
 	$(BIN)/pytest -q -p no:randomly --numprocesses 4 --dist loadgroup --durations 10 tests/integration tests $(ARGS)
 
 .PHONY: compiled
-compiled: env
+compiled: .venv/.compiled
+.venv/.compiled: $(STAMP) $(shell find cardwise webhook extender deviceplugin mps tests -name '*.py')
 	@echo "compiling the tests"
 	@$(BIN)/pytest -q --collect-only | tail -n 1
+	@touch $@
 
 .PHONY: check
 check: env ## lint, types and import contracts
