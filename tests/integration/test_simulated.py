@@ -22,7 +22,7 @@ from tests.cluster.cards import TestCard
 from tests.integration.conftest import SOAK, spaces
 from tests.integration.sharing import Space, assigned, inspect, workload
 
-MANY, FEW = (200, 50) if SOAK else (40, 15)  # pods
+MANY, FEW = (200, 50) if SOAK else (60, 15)  # pods
 _ALL = 1_000_000  # lines of a log
 V100, T4, A10, P100 = (
     TestCard(model=model, memory_mib=mem)
