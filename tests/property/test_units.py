@@ -13,7 +13,7 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.quantity import MiB, Percent, Unit
+from cardwise.core.values.quantity import MOST_MIB, Percent, Unit
 from extender.records.pod import Pod
 from tests.examples import examples
 from tests.webhook.reviews import Known, body
@@ -27,7 +27,6 @@ AMOUNTS = {
     "8Gi": (8192, 8192), "8138Mi": (8138, 8138), "1Ti": (1048576, 1048576), "500m": (None, 512), "1500m": (None, 1536),
     "300m": (None, None), "0": (None, None), "-2": (None, None), "1025Ki": (None, None), "3G": (None, None),
 }  # fmt: skip
-TOTAL = 2**40
 UNITS = st.sampled_from(list(Unit))
 AGENT = AgentSettings(image="registry.example/agent")
 
@@ -73,7 +72,7 @@ def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
     """By container, as each reader has it."""
     asked = request.parse_mutated(pod)
     assert asked is not None
-    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MiB(TOTAL)),) for c in asked.containers}
+    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MOST_MIB),) for c in asked.containers}
     annotations = assignment.encode(Assignment(shares), assume_time_ns=1)
     held = assignment.decode(annotations)
     assert held is not None

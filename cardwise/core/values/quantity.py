@@ -29,7 +29,7 @@ _LEAST_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amo
 _LONGEST = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
 # MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
 # message; and sums of what a liar may write stay within 64 bits.
-MOST_MIB: Final = 2**31
+MOST_MIB: Final = MiB(2**31)
 
 
 class Unit(StrEnum):
