@@ -163,7 +163,7 @@ class GangPreemption:
         return victims
 
     def _lacking(self, uid: str) -> list[Member]:
-        """The same; none where nothing can be planned for the gang now."""
+        """The members whose UIDs `unhelped` returns; none where nothing can be planned for the gang now."""
         gang = self._gangs.of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
