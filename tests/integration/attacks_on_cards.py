@@ -149,8 +149,8 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T13",
-        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), when the pod is created and later, or "
-        "in a Binding",
+        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), in full or as `all`, when the pod is "
+        "created and later, or in a Binding",
         [
             creates(
                 plain(annotations={"cdi.k8s.io/mine": device}),
@@ -158,7 +158,14 @@ PAST_CARDWISE = (
                 "metadata.annotations[cdi.k8s.io/mine]",
                 names.GPU_MEM,
             )
-            for device in (f"{names.CDI_KIND}=0", "nvidia.com/gpu=all", "vendor.com/nic=0,runtime.nvidia.com/gpu=0")
+            for device in (
+                f"{names.CDI_KIND}=0",
+                "nvidia.com/gpu=all",
+                "vendor.com/nic=0,runtime.nvidia.com/gpu=0",
+                "all",  # of NVIDIA's kind, to its runtime on CRI-O
+                "0",
+                "vendor.com/nic=0,1",
+            )
         ]
         + [
             creates(plain(annotations={key: "nvidia.com/gpu=all"}), By.ANNOTATIONS, f"metadata.annotations[{key}]")

@@ -11,7 +11,7 @@ from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 
-_LEAST: Final = (1, 30)  # ValidatingAdmissionPolicy and matchConditions are stable since then
+_LEAST: Final = (1, 31)  # as the chart says
 _CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 _CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 23)}
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it

@@ -292,7 +292,7 @@ def plant_no_rights(seen: Facts) -> None:
 @pytest.mark.parametrize(
     ("plant", "level", "text", "remedy"),
     [
-        (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.30", "upgrade the control plane"),
+        (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane"),
         (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "helm install cardwise"),
         (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
         (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
