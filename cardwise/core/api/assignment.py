@@ -161,12 +161,16 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
-        return _decode_ours(text, loads)
-    if names.GPUSHARE_ALLOCATION in annotations:
-        return _decode_framework(annotations)
-    if names.IDX in annotations:
-        return _decode_gpushare(annotations)
-    return None
+        found = _decode_ours(text, loads)
+    elif names.GPUSHARE_ALLOCATION in annotations:
+        found = _decode_framework(annotations)
+    elif names.IDX in annotations:
+        found = _decode_gpushare(annotations)
+    else:
+        return None
+    if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in found.shares()):
+        raise InvalidAssignment("a share has more MiB than any card")
+    return found
 
 
 def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
@@ -189,7 +193,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
 
 def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
     integers = type(index) is type(mem) is type(core) is type(total) is int
-    if not integers or index < 0 or core < 0 or not (0 < mem <= MOST_MIB and 0 < total <= MOST_MIB):
+    if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
         raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
@@ -213,8 +217,6 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
         total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
     except (KeyError, ValueError) as error:
         raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
-    if max(mem, total) * unit > MOST_MIB:
-        raise InvalidAssignment(f"{names.POD_MEM}={mem} of {total}: no card has so much")
     if index < 0 or mem <= 0:
         raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
     share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
@@ -241,6 +243,4 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
     )
     if not shares:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no card")
-    if any(share.mem > MOST_MIB for share in shares):
-        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION}: no card has so much")
     return Assignment({_LEGACY_KEY: shares})

@@ -268,6 +268,13 @@ def asks_for_memory_alone(claim: Claim) -> bool:
     return claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD
 
 
+def short_of_memory(node: NodeState, mem: int) -> Refusal | None:
+    """Why no card of a node with cards has so many MiB, or so many free; None where one has."""
+    if node.largest < mem:
+        return Refusal.CARD_TOO_SMALL
+    return Refusal.NO_MEMORY if max(node.free) < mem else None
+
+
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
     """Why the claim found no card of its class, from the most to the least permanent reason."""
     if not node.cards:
@@ -279,10 +286,9 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
             return Refusal.NO_SUCH_TYPE
     elif asks_for_memory_alone(claim):
         # The common cases of a full cluster, where thousands of nodes are asked.
-        if node.largest < claim.mem:
-            return Refusal.CARD_TOO_SMALL
-        if max(node.free) < claim.mem:
-            return Refusal.NO_MEMORY
+        short = short_of_memory(node, claim.mem)
+        if short is not None:
+            return short
     here = range(len(node.cards)) if among is None else among
     if claim.untolerated & FOR_GOOD and node.mps.may_close(claim.untolerated, claim.user):
         never = [i for i in here if node.mps.taints[i] & claim.untolerated & FOR_GOOD]

@@ -240,10 +240,8 @@ class Scorer:
             node = by_name.get(name)
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
-            elif by_memory and 0 < node.largest < mem:
-                refusals[name] = Refusal.CARD_TOO_SMALL  # this and the next as `refusal`, without its call
-            elif by_memory and node.largest and max(node.free) < mem:
-                refusals[name] = Refusal.NO_MEMORY
+            elif by_memory and node.cards and (short := fitting.short_of_memory(node, mem)) is not None:
+                refusals[name] = short  # as `refusal`, without the rest of it
             elif limited:
                 refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
             else:
