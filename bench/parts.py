@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.cluster import ports
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,15 +48,6 @@ class Extender:
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    """Below the range from which outgoing connections take theirs."""
-    for port in range(21_000 + os.getpid() % 5000, 32_000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
 
 
 @contextlib.contextmanager
@@ -94,7 +86,7 @@ def extender(
     kubeconfig: Path, *options: str, env: dict[str, str] | None = None, tls: Path | None = None, code: Path = ROOT
 ) -> Iterator[Extender]:
     """The extender of the checkout `code`, ready: on plain HTTP, or on mutual TLS with its certificates in `tls`."""
-    port, metrics = free_port(), free_port() + 1
+    port, metrics = ports.free(2)
     arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--no-lease"]
     arguments += ["--plain-http"] if tls is None else ["--tls-dir", str(tls)]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]

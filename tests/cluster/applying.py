@@ -7,6 +7,7 @@ from typing import Any
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
+from tests.cluster.processes import PATIENCE
 
 MANAGER = "tests-cluster"
 _THREADS = 8
@@ -27,7 +28,7 @@ def apply(client: KubeClient, objects: Iterable[Mapping[str, Any]], namespace: s
         plural, namespaced = resources(version)[obj["kind"]]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         collection = paths.namespaced(base, plural, metadata.get("namespace", namespace) if namespaced else "")
-        client.patch(f"{collection}/{metadata['name']}", obj, "apply", MANAGER, force=True, timeout=60)
+        client.patch(f"{collection}/{metadata['name']}", obj, "apply", MANAGER, force=True, timeout=PATIENCE)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for done in [pool.submit(apply_one, obj) for obj in objects]:

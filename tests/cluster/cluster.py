@@ -16,7 +16,7 @@ from urllib3 import BaseHTTPResponse
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
-from cardwise.kube.client import KubeClient
+from cardwise.kube.client import KubeClient, Query
 from tests.cluster import (
     binaries,
     cards,
@@ -43,8 +43,14 @@ _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the pat
 
 class _PatientClient(KubeClient):
     """A test waits for an answer as long as for any event: on a busy machine the API server may stand still for longer
-    than a part of ours would wait.
+    than a part of ours would wait. After 60 s it breaks off what it was answering: what was only read is read again.
     """
+
+    def get(self, path: str, query: Query | None = None, *, timeout: float | None = 10.0) -> dict[str, Any]:
+        try:
+            return super().get(path, query, timeout=timeout)
+        except errors.Unreachable:
+            return super().get(path, query, timeout=timeout)
 
     def _ask(self, method: str, path: str, *, timeout: float | None, **settings: Any) -> BaseHTTPResponse:
         return super()._ask(method, path, timeout=timeout and max(timeout, PATIENCE), **settings)
@@ -169,7 +175,7 @@ class Cluster:
     def log_tail(self, name: str, lines: int = 50) -> str:
         return self.process(name).log_tail(lines)
 
-    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 60) -> str:
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = PATIENCE) -> str:
         """Run kubectl as the admin; returns stdout. Raises CommandFailed with stderr."""
         return processes.run([*self._kubectl, *args], stdin=stdin, check=check, timeout=timeout)
 
@@ -191,10 +197,10 @@ class Cluster:
         """YAML text or decoded objects, server-side: what an earlier one said and these do not goes."""
         self.ask("apply", "--server-side", "--force-conflicts", stdin=documents)
 
-    def wait(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+    def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for a condition. Raises AssertionError that names it."""
-        if not wait_for(ready, timeout):
-            raise AssertionError(f"{what}: not so after {timeout:.0f} s")
+        if not wait_for(ready):
+            raise AssertionError(f"{what}: not so after {PATIENCE:.0f} s")
 
     def simulate(self, nodes: Mapping[str, Sequence[cards.TestCard]], *, keeper: bool = True) -> None:
         """Simulated nodes with these cards; `keeper`: it plays their kubelets."""

@@ -11,6 +11,8 @@ import tarfile
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from tests.cluster.processes import PATIENCE
+
 _ROOT = Path(__file__).parents[2]
 _COPIED = ("cardwise", "webhook", "extender", "deviceplugin", "mps", "helm")
 
@@ -34,6 +36,7 @@ def write(folder: Path) -> str:
 def _git(*words: str) -> bytes:
     """What it says; empty where it fails, or is not there."""
     try:
-        return subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, check=True, timeout=60).stdout
+        command = ["git", "-C", str(_ROOT), *words]
+        return subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE).stdout
     except (OSError, subprocess.SubprocessError):
         return b""

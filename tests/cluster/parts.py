@@ -28,7 +28,6 @@ from tests.cluster.processes import PATIENCE, NotReady, Process, run, wait_for
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "cardwise"
 GIVEN = ("--set", "scheduler.mode=manual,image.repository=cardwise")  # what the chart has no default for
-_CRDS = 60  # seconds until the apiserver serves them
 _SOME_URL = "https://webhook.invalid"  # stands for the webhook's address in what is rendered once
 SERVICE_ACCOUNTS = ("cardwise-webhook", "cardwise-extender", "cardwise-deviceplugin")
 
@@ -74,8 +73,8 @@ class Parts:
         for crd in crds:
             spec = crd["spec"]
             path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
-            if not wait_for(functools.partial(_is_served, client, path), _CRDS):
-                raise NotReady(f"the apiserver does not serve {path} after {_CRDS} s")
+            if not wait_for(functools.partial(_is_served, client, path)):
+                raise NotReady(f"the apiserver does not serve {path} after {PATIENCE:.0f} s")
 
     def apply_chart(self, client: KubeClient, *sets: str) -> None:
         """RBAC, webhook configurations and policies, and a kubeconfig per part. `sets`: values beside the defaults."""
@@ -139,14 +138,14 @@ class Parts:
             account, environment = "cardwise-deviceplugin", mps.environment()
             self._start(f"mps-{node.name}", "cardwise-mps", *flags, account=account, environment=environment)
 
-    def wait_ready(self, part: str, timeout: float = PATIENCE) -> None:
+    def wait_ready(self, part: str) -> None:
         """Until /readyz of webhook or extender says yes."""
-        Process(self._state, part).wait_until(lambda: says_ready(self.ports[f"{part}-metrics"]), "/readyz", timeout)
+        Process(self._state, part).wait_until(lambda: says_ready(self.ports[f"{part}-metrics"]), "/readyz")
 
     def wait_certified(self) -> None:
         """Until the extender has made the certificates that kube-scheduler reads when it starts."""
         files = [self.tls_dir / name for name in ("ca.crt", "client.crt", "client.key")]
-        Process(self._state, "extender").wait_until(lambda: all(f.exists() for f in files), "certificates", PATIENCE)
+        Process(self._state, "extender").wait_until(lambda: all(f.exists() for f in files), "certificates")
 
     def stanzas(self) -> list[dict[str, Any]]:
         """What kube-scheduler needs to reach the extender."""

@@ -1,15 +1,15 @@
 """Free loopback ports below the kernel's range for outgoing connections, which would take them."""
 
 import fcntl
+import os
 import random
 import socket
 import tempfile
 from pathlib import Path
-from typing import IO
 
 _LOW, _HIGH = 15_000, 30_000
 _given: set[int] = set()  # by this process
-_locks: list[IO[bytes]] = []  # the file whose byte PORT is locked by the process that has the port
+_locks: list[int] = []  # the open file whose byte PORT is locked by the process that has the port
 
 
 def free(count: int) -> list[int]:
@@ -34,7 +34,8 @@ def free(count: int) -> list[int]:
 
 def _lock(port: int) -> bool:
     if not _locks:
-        _locks.append((Path(tempfile.gettempdir()) / "cardwise-tests-ports").open("ab"))
+        path = Path(tempfile.gettempdir()) / "cardwise-tests-ports"
+        _locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         fcntl.lockf(_locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:

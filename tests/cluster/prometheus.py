@@ -19,10 +19,9 @@ from typing import Any
 import yaml
 
 from tests.cluster import binaries, ports
-from tests.cluster.processes import Process
+from tests.cluster.processes import PATIENCE, Process
 
 PACKAGE = "prometheus"
-_ANSWER_SECONDS = 30.0
 
 
 def programs(say: binaries.Say) -> Path:
@@ -62,7 +61,9 @@ def _unpack(into: Path, say: binaries.Say) -> None:
 def _run(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     try:
-        return subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(
+            command, cwd=folder, env=quiet, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
     except subprocess.TimeoutExpired as error:
         raise binaries.NoBinaries(f"{' '.join(command)} had no end after {error.timeout:.0f} s") from error
 
@@ -105,7 +106,7 @@ class Prometheus:
                 "--log.level=warn",
             ]
         )
-        self._process.wait_until(self._ready, "/-/ready", 60)
+        self._process.wait_until(self._ready, "/-/ready")
 
     def stop(self) -> None:
         self._process.stop()
@@ -122,7 +123,7 @@ class Prometheus:
         """What a call of its HTTP API has as data. Raises ValueError."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise ValueError(f"{parameters}: {error.read().decode(errors='replace')}") from error

@@ -168,8 +168,8 @@ def extender_in_trouble(cluster: Cluster, draw: random.Random, every: float) -> 
                 outlive_lease(cluster)
                 extender.resume()
             renewed = _renewal(cluster)
-            cluster.parts.wait_ready("extender", 60)
-            wait_for(lambda renewed=renewed: _renewal(cluster) != renewed, 60)
+            cluster.parts.wait_ready("extender")
+            wait_for(lambda renewed=renewed: _renewal(cluster) != renewed)
             outages.append((began, time.monotonic()))
 
     tormentor = threading.Thread(target=torment)
@@ -239,4 +239,4 @@ def many_gangs(
         )
     assert halves[0][0] < half
     space.wait(lambda: all(group["phase"] == "Running" for group in groups(space).values()), "all are known to run")
-    space.wait(lambda: all(not used for _, used, _ in inspect(space.cluster).values()), "nothing is held any more", 120)
+    space.wait(lambda: all(not used for _, used, _ in inspect(space.cluster).values()), "nothing is held any more")

@@ -13,6 +13,7 @@ import grpc
 
 from cardwise.core.api import names
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+from tests.cluster.processes import PATIENCE
 from tests.fakes import grpcs
 
 _SOCKET = "aliyungpushare.sock"
@@ -34,7 +35,7 @@ class GpusharePlugin:
         self._server.start()
         request = wire.RegisterRequest(version="v1beta1", endpoint=_SOCKET, resource_name=names.GPU_MEM)
         with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
-            grpcs.stub(channel, wire.DESCRIPTOR.services_by_name["Registration"]).Register(request, timeout=30)
+            grpcs.stub(channel, wire.DESCRIPTOR.services_by_name["Registration"]).Register(request, timeout=PATIENCE)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -163,12 +163,12 @@ class Space:
     def phase(self, name: str) -> str:
         return str(self.get(name)["status"].get("phase", ""))
 
-    def placed(self, name: str, timeout: float = PATIENCE) -> tuple[str, str]:
+    def placed(self, name: str) -> tuple[str, str]:
         """Where the pod landed: node, and card indices as its annotation names them."""
-        self.wait(lambda: self.get(name)["spec"].get("nodeName"), f"{name} has a node", timeout)
+        self.wait(lambda: self.get(name)["spec"].get("nodeName"), f"{name} has a node")
         return where(self.get(name))
 
-    def running(self, *pods: str, timeout: float = PATIENCE) -> None:
+    def running(self, *pods: str) -> None:
         """All of them run."""
         wanted = set(pods)
 
@@ -176,7 +176,7 @@ class Space:
             phases = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()}
             return all(phases.get(name) == "Running" for name in wanted)
 
-        self.wait(so, f"{', '.join(pods)} run", timeout)
+        self.wait(so, f"{', '.join(pods)} run")
 
     def gone(self, *pods: str) -> None:
         """None of them is there any more."""

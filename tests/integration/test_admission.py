@@ -126,7 +126,7 @@ def _wait_for_policies(api: Api) -> None:
     ]
     for probe in probes:
         refused = functools.partial(_denies, api, probe)
-        assert wait_for(refused, 60), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
+        assert wait_for(refused), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
 
 
 def _denies(api: Api, pod: dict[str, Any]) -> bool:
@@ -247,9 +247,9 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         assert names.IDX in api.refused("annotate", "pod", "free-too", f"{names.IDX}=0")
     finally:
         api.webhook.restart()
-        api.cluster.parts.wait_ready("webhook", 60)
+        api.cluster.parts.wait_ready("webhook")
         gpu = build.pod("gpu", gpu_mem=1)
-        assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 60)
+        assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0)
         api.ok("delete", "pod", "free", "free-too", "free-three", "--ignore-not-found", "--force", "--grace-period=0")
 
 
@@ -268,14 +268,14 @@ def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
     api.webhook.stop()
     external.start([*noted.command, f"--tls-dir={tmp_path}"], noted.environment)
     try:
-        external.wait_until(admitted, "its first CA", 60)
+        external.wait_until(admitted, "its first CA")
         authority = _issue(tmp_path)
-        external.wait_until(admitted, "the renewed CA", 60)
+        external.wait_until(admitted, "the renewed CA")
     finally:
         external.stop()
         api.webhook.restart()
-        api.cluster.parts.wait_ready("webhook", 60)
-    assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 60)
+        api.cluster.parts.wait_ready("webhook")
+    assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0)
 
 
 def _issue(directory: Path) -> bytes:

@@ -15,6 +15,7 @@ from cardwise.gpus import mpsnode
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage
 from tests.cluster import mps as manager
+from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import Space, assigned, workload
 
@@ -22,7 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(480)]
 
 NODE, MANAGER = "n1", "mps-n1"
 IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"
-START = 180  # seconds until a pod of Python containers is ready on a machine under load
 RESTRICTED = {
     "runAsNonRoot": True,
     "runAsUser": 1000,
@@ -70,9 +70,7 @@ def state(cluster: Cluster, index: int) -> str:
 
 
 def ready(cluster: Cluster) -> None:
-    cluster.wait(
-        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "MPS of both cards is ready", 60
-    )
+    cluster.wait(lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "MPS of both cards is ready")
 
 
 def home(cluster: Cluster, index: int) -> Path:
@@ -121,8 +119,8 @@ def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Spa
         "spec": {"backoffLimit": 0, "template": {"metadata": template["metadata"], "spec": spec}},
     }
     space.kubectl("apply", "-f", "-", stdin=json.dumps(job))
-    space.wait(lambda: bool(space.pods()), "the pod was admitted", 60)
-    space.wait(lambda: space.pods()[0]["status"]["phase"] in ("Succeeded", "Failed"), "the pod ends by itself", START)
+    space.wait(lambda: bool(space.pods()), "the pod was admitted")
+    space.wait(lambda: space.pods()[0]["status"]["phase"] in ("Succeeded", "Failed"), "the pod ends by itself")
     (pod,) = space.pods()
     name = pod["metadata"]["name"]
     (line,) = space.kubectl("logs", name, "-c", "main").splitlines()
@@ -140,28 +138,28 @@ def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Spa
     agent = next(one for one in containers(pod) if one["name"] == shareagent.CONTAINER)
     assert (agent["restartCount"], agent["state"]["terminated"]["exitCode"]) == (0, 0)
     path = f"/apis/batch/v1/namespaces/{space.name}/jobs/job"
-    space.wait(lambda: space.cluster.api.get(path)["status"].get("succeeded") == 1, "the Job is complete", 60)
+    space.wait(lambda: space.cluster.api.get(path)["status"].get("succeeded") == 1, "the Job is complete")
 
 
 def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space) -> None:
     cluster = space.cluster
     for name in ("one", "two"):
         space.create(stays(name))
-    space.running("one", "two", timeout=START)
+    space.running("one", "two")
     before = {name: containers(space.get(name)) for name in ("one", "two")}
     daemons = [daemon(cluster, index).daemon_pid for index in (0, 1)]
     process = cluster.process(MANAGER)
-    process.stop(timeout=60)
+    process.stop(PATIENCE)
     held = {share.index for name in ("one", "two") for share in assigned(space.get(name)).shares()}
     assert held == {0}, "binpack"
-    cluster.wait(lambda: state(cluster, 0) == MpsState.DOWN, "it said good-bye", 60)
+    cluster.wait(lambda: state(cluster, 0) == MpsState.DOWN, "it said good-bye")
     process.restart()
     cluster.wait(
-        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "the next one has taken over", 60
+        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "the next one has taken over"
     )
     assert daemon(cluster, 0).daemon_pid == daemons[0], "the same daemon serves those that run"
     space.create(stays("after"))
-    space.running("after", timeout=START)
+    space.running("after")
     for name, old in before.items():
         now = containers(space.get(name))
         assert [(one["containerID"], one["restartCount"]) for one in now] == [(one["containerID"], 0) for one in old]

@@ -47,7 +47,7 @@ def space(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
     name = "agent-" + "".join(c for c in request.node.originalname.lower() if c.isalnum())[-40:]
     metadata = {"name": name} | getattr(request, "param", {})
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", name).returncode == 0, 60)
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", name).returncode == 0)
     yield name
     api.ok("delete", "namespace", name, "--wait=false")
 
@@ -122,7 +122,7 @@ def settled(api: Api, obj: Json, **amounts: str) -> Json:
         of_agent = agent(found) if found else None
         return of_agent is not None and own(of_agent, "limits") == amounts
 
-    assert wait_for(seen, 60), api.run("create", DRY, "-f", "-", stdin=obj).stderr or found
+    assert wait_for(seen), api.run("create", DRY, "-f", "-", stdin=obj).stderr or found
     return found
 
 
@@ -153,7 +153,7 @@ def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api,
     full = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
     left_out = "the share agent is left out, since a LimitRange allows a pod 1 of cpu at most"
     told = functools.partial(api.run, "create", DRY, "-f", "-", stdin=full)
-    assert wait_for(lambda: left_out in told().stderr, 60), told().stderr
+    assert wait_for(lambda: left_out in told().stderr), told().stderr
     made = api.create(full)
     assert agent(made) is None
     assert mounts(made) == []
@@ -170,7 +170,7 @@ def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str
     hard = {"requests.cpu": "2", "limits.cpu": "2", "requests.memory": "4Gi", "limits.memory": "4Gi"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": space}}
     api.create(quota | {"spec": {"hard": hard}})
-    assert wait_for(lambda: "used" in (api.get("resourcequota", "q", "-n", space).get("status") or {}), 60)
+    assert wait_for(lambda: "used" in (api.get("resourcequota", "q", "-n", space).get("status") or {}))
     assert "must specify" in api.refused("create", DRY, "-f", "-", stdin=pod(space))
     api.create(pod(space, amounts={"limits": ONE}))
     used = api.get("resourcequota", "q", "-n", space)["status"]["used"]
@@ -217,7 +217,7 @@ def test_the_defaults_of_a_namespace(api: Api, space: str) -> None:
         found.update(api.create(pod(space), DRY))
         return bool(found["metadata"]["annotations"].get(names.MPS) == "off")
 
-    assert wait_for(known, 60), found["metadata"]["annotations"]
+    assert wait_for(known), found["metadata"]["annotations"]
     assert env(found)["CARDWISE_FRAMEWORKS"] == "torch,jax"
     assert env(found)["PYTHONPATH"] == "/run/cardwise/python"
     assert agent(found) is not None, "the hook brings it along"

@@ -125,7 +125,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     assert churn.problems == []
     assert churn.made
     print(f"{len(churn.made)} pods have come meanwhile")
-    space.wait(lambda: not churn.waiting(), "all that came have run", 180)
+    space.wait(lambda: not churn.waiting(), "all that came have run")
     after = space.get("half")
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
@@ -273,7 +273,7 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     cluster.chart.upgrade({"scheduler": {"mode": "manual"}})
     assert yaml.safe_load(manifest.read_text()) == static_scheduler(cluster)
     space.create(workload("plain-again", command=IDLE))
-    space.running("plain-again", timeout=120)
+    space.running("plain-again")
     said = cluster.chart.helm("test", "cardwise", "--logs", check=False)
     assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in said
     cluster.chart.helm("rollback", "cardwise", "--wait", "--timeout=480s")

@@ -13,6 +13,7 @@ from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
+from tests.cluster.processes import PATIENCE
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, assigned, deployment, inspect, workload
 
@@ -23,7 +24,9 @@ BIN = Path(__file__).parents[2] / ".venv" / "bin"
 
 def process(cluster: Cluster, program: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | cluster.environment()
-    return subprocess.run([program, *args], capture_output=True, text=True, check=False, env=environment, timeout=60)
+    return subprocess.run(
+        [program, *args], capture_output=True, text=True, check=False, env=environment, timeout=PATIENCE
+    )
 
 
 def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster, space):
@@ -63,7 +66,7 @@ def test_kubectl_gives_the_plugin_what_stands_behind_its_name_and_nothing_else(c
 
     def kubectl(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["kubectl", *words], capture_output=True, text=True, check=False, env=environment, timeout=60
+            ["kubectl", *words], capture_output=True, text=True, check=False, env=environment, timeout=PATIENCE
         )
 
     for words in (["--context", "good", "quota", "-A"], ["quota", "-A", "--context=good"]):

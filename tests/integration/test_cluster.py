@@ -100,7 +100,7 @@ def links_of(cluster: Cluster) -> list[Path]:
 
 
 def cli(*arguments: str) -> str:
-    return processes.run([sys.executable, "-m", "tests.cluster", *arguments], timeout=120)
+    return processes.run([sys.executable, "-m", "tests.cluster", *arguments])
 
 
 @pytest.mark.node

@@ -16,6 +16,7 @@ import pytest
 from cardwise.core.api import classes, names
 from cardwise.kube import paths
 from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
 from tests.integration.commands import typed
 from tests.integration.sharing import Space, workload
 
@@ -97,7 +98,7 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     others[0].create(workload("my-pod", gpu_mem=100))
     for name, annotations in SLURP.items():
         space.create(workload(name, gpu_mem=100, annotations=annotations))
-    space.running(*SLURP, timeout=120)
+    space.running(*SLURP)
     yield made
     for one in (space, *others):
         cluster.ask("delete", "namespace", one.name, "--wait=false")
@@ -106,7 +107,7 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for one in found:
         cluster.api.patch(paths.extendedresources(one["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
     for one in (space, *others):
-        one.wait(lambda one=one: not one.pods(), "its pods are gone", 120)
+        one.wait(lambda one=one: not one.pods(), "its pods are gone")
 
 
 class Shell:
@@ -131,7 +132,7 @@ class Shell:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
 
 
@@ -168,7 +169,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
     finally:
         cluster.ask("delete", "clusterrolebinding", "cardwise-view", "--ignore-not-found")
         space.delete("notebook", grace=1)
-        space.wait(lambda: not space.pods(), "its pod is gone", 120)
+        space.wait(lambda: not space.pods(), "its pod is gone")
         cluster.ask("delete", "namespace", space.name, "--wait=false")
 
 

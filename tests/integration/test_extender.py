@@ -12,6 +12,7 @@ import pytest
 from cardwise.core.api import names
 from tests.build import P100
 from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, assigned, inspect, kill9, scheduler_tls, workload
 
@@ -34,7 +35,8 @@ def create_at_once(space: Space, pods: list[dict]) -> None:
 
 
 def ask(port: int, context: ssl.SSLContext, method: str, path: str) -> bytes:
-    with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)) as caller:
+    caller = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE)
+    with contextlib.closing(caller):
         caller.request(method, names.EXTENDER_PREFIX + path, body=b"{}" if method == "POST" else None)
         return caller.getresponse().read()
 

@@ -43,7 +43,7 @@ def workload(kind: str, version: str, **spec: Any) -> Json:
 def api(cluster: Cluster) -> Iterator[Api]:
     api = Api(cluster)
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
-    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", SPACE).returncode == 0, 60)
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", SPACE).returncode == 0)
     yield api
     api.ok("delete", "namespace", SPACE, "--wait=false")
 
@@ -53,7 +53,7 @@ def member(api: Api) -> Iterator[Json]:
     """One that waits for two others; the policies act."""
     made = api.create(pod("slurp-0", gpu_mem=8138))
     label = ("label", "pod", "slurp-0", "-n", SPACE, "--overwrite", f"{names.GANG}=other", DRY)
-    assert wait_for(lambda: api.run(*label).returncode != 0, 60)
+    assert wait_for(lambda: api.run(*label).returncode != 0)
     yield made
     api.ok("delete", "pod", "slurp-0", "-n", SPACE, "--force", "--grace-period=0", "--ignore-not-found")
 
@@ -118,7 +118,7 @@ def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, 
     other = pod("slurp-1", number="4", gpu_mem=1)
     says = "4 differs from what another pod of the same gang says; write that number"
     refused = functools.partial(api.run, "create", DRY, "-f", "-", stdin=other)
-    assert wait_for(lambda: says in refused().stderr, 60), refused().stderr
+    assert wait_for(lambda: says in refused().stderr), refused().stderr
     api.create(pod("slurp-1", gpu_mem=1), DRY)
     elsewhere = pod("other", gang="other", number="4")
     api.create(elsewhere, DRY)
@@ -170,10 +170,10 @@ def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:
     api.cluster.apply(processes.run([*policy, "--set", "policies.deviceHostPaths={/dev/infiniband,/dev/vfio}"]))
     try:
         says = "gives access to devices past Cardwise; leave the volume out and ask for the device by its class"
-        assert wait_for(lambda: says in create().stderr, 60), create().stderr
+        assert wait_for(lambda: says in create().stderr), create().stderr
     finally:
         api.cluster.apply(processes.run(policy))
-    assert wait_for(lambda: create().returncode == 0, 60)
+    assert wait_for(lambda: create().returncode == 0)
 
 
 def test_pods_in_no_gang_never_wait_for_the_webhook(api: Api, member: Json) -> None:
@@ -195,9 +195,9 @@ def test_pods_in_no_gang_never_wait_for_the_webhook(api: Api, member: Json) -> N
         assert "is settled" in api.refused("label", "pod", "slurp-0", "-n", SPACE, f"{names.GANG}-")
     finally:
         api.webhook.restart()
-        api.cluster.parts.wait_ready("webhook", 60)
+        api.cluster.parts.wait_ready("webhook")
         again = functools.partial(api.run, "create", DRY, "-f", "-", stdin=pod("worker", gpu_mem=1))
-        assert wait_for(lambda: again().returncode == 0, 60)
+        assert wait_for(lambda: again().returncode == 0)
         api.ok("delete", "deployment", "w", "-n", SPACE)
 
 

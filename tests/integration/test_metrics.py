@@ -17,7 +17,7 @@ from cardwise.kube import errors
 from tests.build import P100
 from tests.cluster import Cluster, binaries, mps, ports
 from tests.cluster.parts import CHART
-from tests.cluster.processes import Process, wait_for
+from tests.cluster.processes import PATIENCE, Process, wait_for
 from tests.cluster.prometheus import Prometheus, programs
 from tests.integration.gangpods import member
 from tests.integration.sharing import Space, workload
@@ -117,7 +117,7 @@ def prometheus(
     made.start(ALERTS)
     count = sum(map(len, addresses.values()))
     try:
-        assert wait_for(lambda: _up(made) == count, 60), made.query("up")
+        assert wait_for(lambda: _up(made) == count), made.query("up")
         yield made
     finally:
         made.stop()
@@ -149,7 +149,7 @@ def test_every_panel_shows_something(prometheus: Prometheus) -> None:
                 del empty[name]
         return not [each for each in empty.values() if not _quiet(each)]
 
-    wait_for(told, 90)
+    wait_for(told)
     assert {name: each for name, each in empty.items() if not _quiet(each)} == {}
 
 
@@ -186,7 +186,7 @@ def _eventually(prometheus: Prometheus, expression: str, good: Callable[[set[flo
         seen = {float(sample["value"][1]) for sample in prometheus.query(expression)}
         return bool(seen) and good(seen)
 
-    assert wait_for(look, 120), f"{expression}: {seen}"
+    assert wait_for(look), f"{expression}: {seen}"
 
 
 def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
@@ -196,7 +196,7 @@ def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
         groups = prometheus.ask("rules", type="alert")["groups"]
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
-    wait_for(lambda: all(rule["health"] == "ok" for rule in rules().values()), 60)
+    wait_for(lambda: all(rule["health"] == "ok" for rule in rules().values()))
     found = rules()
     assert sorted(found) == sorted(written)
     assert {name: rule.get("lastError", "") for name, rule in found.items() if rule["health"] != "ok"} == {}
@@ -219,7 +219,7 @@ def test_every_part_that_is_scraped_is_one_that_may_be_down(
     prometheus: Prometheus, addresses: dict[str, dict[str, dict[str, str]]]
 ) -> None:
     expression = _expression("CardwisePartDown")
-    assert wait_for(lambda: prometheus.query(expression) == [], 60), prometheus.query(expression)
+    assert wait_for(lambda: prometheus.query(expression) == []), prometheus.query(expression)
     watched = {sample["metric"]["instance"] for sample in prometheus.query(expression.replace("< 0.5", ">= 0.5"))}
     assert watched == {address for targets in addresses.values() for address in targets}
 
@@ -242,15 +242,14 @@ def test_what_the_parts_serve_is_what_promtool_takes(
 ) -> None:
     del prometheus  # somebody has scraped before: some are counted only then
     rules = subprocess.run(
-        [folder / "promtool", "check", "rules", ALERTS], capture_output=True, text=True, check=False, timeout=60
+        [folder / "promtool", "check", "rules", ALERTS], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert rules.returncode == 0, rules.stdout + rules.stderr
     for job, targets in addresses.items():
         for address in targets:
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
                 text = answer.read()
-            done = subprocess.run(
-                [folder / "promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=60
-            )
+            command = [folder / "promtool", "check", "metrics"]
+            done = subprocess.run(command, input=text, capture_output=True, check=False, timeout=PATIENCE)
             said = [line for line in done.stderr.decode().splitlines() if re.match(r"(cardwise_|error)", line)]
             assert said == [], f"{job}: {said}"

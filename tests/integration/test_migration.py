@@ -72,13 +72,13 @@ class Migration:
                 self.plugins[node] = GpusharePlugin(self.cluster.node(node).kubelet_dir, 2 * CARD)
                 self.plugins[node].start()
             elif LABEL not in labels and node in self.plugins:
-                self.cluster.wait(lambda node=node: not self._runs(node), "gpushare's DaemonSet has left the node", 60)
+                self.cluster.wait(lambda node=node: not self._runs(node), "gpushare's DaemonSet has left the node")
                 self.plugins.pop(node).stop()
             ours = self.cluster.process(f"deviceplugin-{node}")
             wanted = self.selector is not None and labels.items() >= self.selector.items()
             if wanted and not ours.noted:
                 self._start_plugin(node)
-                self.cluster.wait(lambda node=node: len(self.health(node)) == 2, f"{node} tells of its cards", 60)
+                self.cluster.wait(lambda node=node: len(self.health(node)) == 2, f"{node} tells of its cards")
             elif not wanted and ours.noted:
                 ours.stop()
 
@@ -104,7 +104,7 @@ class Migration:
             status = self.cluster.api.get(paths.nodes(node))["status"]
             return bool(status.get("allocatable", {}).get(names.GPU_MEM) == str(2 * CARD))
 
-        self.cluster.wait(offered, f"gpushare's capacity of {node}", 60)
+        self.cluster.wait(offered, f"gpushare's capacity of {node}")
 
     def _kubectl(self, words: list[str]) -> str:
         return self.cluster.kubectl(*words)
@@ -218,7 +218,7 @@ def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, g
     pods = paths.pods(migration.space.name)
     for path, obj in ((pods, pod), (f"{pods}/{name}/binding", binding)):
         # The API server may heed rules for a moment that were taken away.
-        migration.cluster.wait(lambda path=path, obj=obj: taken(migration.cluster, path, obj), f"{name} is taken", 60)
+        migration.cluster.wait(lambda path=path, obj=obj: taken(migration.cluster, path, obj), f"{name} is taken")
 
 
 def taken(cluster: Cluster, path: str, obj: Json) -> bool:
@@ -243,7 +243,7 @@ def migration() -> Iterator[Migration]:
                 made.wait_for_gpushare(node)
             placed_by_gpushare(made, "former", MOVED, 1, 11)
             placed_by_gpushare(made, "staying", STAYING, 0, 7)
-            made.space.running("former", "staying", timeout=120)
+            made.space.running("former", "staying")
             yield made
         finally:
             for plugin in made.plugins.values():
@@ -271,23 +271,23 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     # In a hurry: a pod of gpushare's runs there. It is counted, and nothing fails while the kubelet would fail it.
     seen = migration.follow("3. Move a node")
     assert re.search(r"jobs +former +1 +11\s", seen)
-    cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 11 * 1024, "the pod of gpushare is counted", 120)
+    cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 11 * 1024, "the pod of gpushare is counted")
     reason = ("Unhealthy", "pods that gpushare's device plugin gave a share run on this node (1): wait for their end")
-    cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared", 120)
+    cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared")
     assert space.phase("new") == "Pending"
     assert {name: ids(space, name) for name in containers} == containers, "pods of gpushare were disturbed"
     space.kubectl("delete", "pod", "former", "--wait=false")
-    cluster.wait(lambda: all("run on" not in why for _, why in migration.health(MOVED)), "its end is seen", 120)
+    cluster.wait(lambda: all("run on" not in why for _, why in migration.health(MOVED)), "its end is seen")
 
     migration.follow("Without waiting five minutes")
-    space.running("new", timeout=150)
+    space.running("new")
     assert where(space.get("new")) == (MOVED, "0")
     assert space.put(workload("beside", gpu_mem=9)) == (MOVED, "1")
-    space.running("beside", timeout=120)
+    space.running("beside")
     space.create(workload("late", gpu_mem=7))
     space.wait(lambda: "Insufficient GPU Memory in one device" in space.reasons("late"), "no card is over-committed")
     space.kubectl("delete", "pod", "beside", "--wait=false")
-    space.running("late", timeout=120)
+    space.running("late")
     assert where(space.get("late")) == (MOVED, "1")
     for name in ("new", "late"):
         granted = lambda name=name: space.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true"  # noqa: E731
@@ -306,7 +306,7 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     migration.wait_for_gpushare(MOVED)
     assert migration.counted(MOVED) == {}
     placed_by_gpushare(migration, "again", MOVED, 0, 7)
-    space.running("again", "staying", timeout=120)
+    space.running("again", "staying")
     assert "NVIDIA_VISIBLE_DEVICES=1" in space.inside("again", "env").splitlines()
     assert migration.done == commands(PAGE.read_text()), "every command of the guide was executed"
 

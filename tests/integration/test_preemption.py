@@ -239,7 +239,7 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
                 extender.resume()
             cluster.parts.wait_ready("extender")
             began = time.monotonic()
-            cards = {space.placed(f"high{i}", 120) for i in range(2)}
+            cards = {space.placed(f"high{i}") for i in range(2)}
             waited.append(time.monotonic() - began)
             print(f"{number}: {how}, placed {waited[-1]:.1f} s after the extender was back", flush=True)
             assert len(cards) == 2

@@ -156,7 +156,7 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
     without_nodes = rendered("policies/deviceplugin.yaml", "deviceplugin.restrictToNode=false")
     cluster.apply([*roles, *policies])
     try:
-        cluster.wait(lambda: allowed(cluster, "mps", RIGHTS["mps"][0]), "the new role is known", 60)
+        cluster.wait(lambda: allowed(cluster, "mps", RIGHTS["mps"][0]), "the new role is known")
         yield cluster
     finally:
         cluster.apply(without_nodes)
@@ -372,7 +372,7 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
         space.wait(lambda: len(made()) == count + 1, "each model has its class")
         assert max(Counter(made().values()).values()) <= 16, "in one second, of which two looks may be part"
         stack.close()
-        space.wait(lambda: not made(), "what is invented no more is gone", 60)
+        space.wait(lambda: not made(), "what is invented no more is gone")
 
 
 def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:

@@ -21,6 +21,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import P100, container, pod
 from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
 from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
 from tests.integration.attacks_on_rules import BIGGER_SHARE, CARDWISE_ITSELF, PAST_THE_SCHEDULER, QUOTAS_AND_RIGHTS
 from tests.integration.sharing import (
@@ -312,7 +313,7 @@ def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
     for part, verb in (("extender", "filter"), ("extender", "inspect"), ("extender-bind", "bind")):
         request = urllib.request.Request(f"{parts.url(part)}{names.EXTENDER_PREFIX}/{verb}", body.encode())
         with pytest.raises((urllib.error.URLError, OSError)) as refused:
-            urllib.request.urlopen(request, context=context, timeout=30)
+            urllib.request.urlopen(request, context=context, timeout=PATIENCE)
         assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
 
 
@@ -376,7 +377,7 @@ def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> No
     def stranger() -> str:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{cluster.parts.url('webhook')}/validate", review, headers)
-        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+        with urllib.request.urlopen(request, context=context, timeout=PATIENCE) as answer:
             return str(json.load(answer)["response"]["status"]["message"])
 
     told = stranger()

@@ -20,23 +20,18 @@ from cardwise.runtime.http import serving
 from cardwise.runtime.settings import HostPort
 from cardwise.runtime.tls.certstore import DirStore
 from cardwise.runtime.tls.tls import Rotator
+from tests.cluster import ports
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
 PATIENCE = 60.0  # seconds: only decides how late a broken test fails
 IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Running:
     """`said` are the lines of its standard output, `logged` those of the other."""
 
     def __init__(self, **settings) -> None:
-        self.port = settings.setdefault("port", free_port())
+        self.port = settings.setdefault("port", ports.free(1)[0])
         self.slow = settings.get("slow", 0)
         self.said: list[str] = []
         self.logged: list[str] = []
@@ -119,7 +114,7 @@ def certificates(tmp_path_factory) -> Path:
 
 
 def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(running, certificates):
-    server = running(slow=free_port(), tls=str(certificates), client_ca=True)
+    server = running(slow=ports.free(1)[0], tls=str(certificates), client_ca=True)
     server.until("app", "start")
     nobody = ssl.create_default_context(cafile=certificates / "ca.crt")
     known = ssl.create_default_context(cafile=certificates / "ca.crt")
