@@ -18,10 +18,3 @@ def container(tmp_path):
     container = Container(tmp_path, PYTHON)
     container.env.update(HALF, **QUIET)
     return container
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            # TensorFlow alone takes some ten seconds to import on a busy machine.
-            item.add_marker(pytest.mark.timeout(300))

@@ -15,8 +15,6 @@ from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LOCAL
 from tests.gpu.machine import eventually
 
-pytestmark = pytest.mark.timeout(300)
-
 OUT_OF_MEMORY = 2
 TERMINATED = 810  # CUDA_ERROR_MPS_CLIENT_TERMINATED
 GRANULARITY = 2  # multiprocessors come in pairs

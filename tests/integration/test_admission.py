@@ -22,7 +22,7 @@ from tests import build
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 EXTENDER = "system:serviceaccount:cardwise-system:cardwise-extender"
 PLUGIN = "system:serviceaccount:cardwise-system:cardwise-deviceplugin"

@@ -19,7 +19,7 @@ from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import Space, assigned, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
 NODE, MANAGER = "n1", "mps-n1"
 IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"

@@ -18,7 +18,7 @@ from tests.integration.sharing import flags
 from tests.integration.since import since
 from tests.integration.test_admission import Api, cards_without_node
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 IMAGE = "cardwise.local/cardwise:1"

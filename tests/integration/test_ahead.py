@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, flags, inspect, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 HALF = P100 // 2
 NODES, CARDS = 2, 2

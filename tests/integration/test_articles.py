@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from tests.build import P100
 from tests.integration.sharing import Space, assigned, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from tests.build import container
 from tests.integration.sharing import Space, device_numbers, probe, probed, where, workload
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 SHOWN = "env | grep -E 'ALIYUN|NVIDIA|CUDA|CARDWISE|XLA|CUPY' | sort"
 

@@ -148,7 +148,6 @@ class Chaos:
         print(self.log[-1], flush=True)
 
 
-@pytest.mark.timeout(420)
 def test_twenty_steps_of_chaos(space):
     chaos(space, 20)
 
@@ -330,7 +329,6 @@ def succession(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Suc
         yield Succession(space, cluster.state_dir / f"out-{space.name}")
 
 
-@pytest.mark.timeout(240)
 def test_a_successor_starts_when_the_container_of_a_force_deleted_pod_is_gone(cluster, succession):
     """Also when all who know of the first pod are killed meanwhile."""
     succession.force_delete()
@@ -341,7 +339,6 @@ def test_a_successor_starts_when_the_container_of_a_force_deleted_pod_is_gone(cl
     succession.check()
 
 
-@pytest.mark.timeout(240)
 def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
     space = succession.space
     # Nobody ends the container while the kubelet hangs; its pod object is gone at once.

@@ -23,7 +23,7 @@ from tests.cluster.images import IDLE
 from tests.integration.conftest import SOAK, SpecOf, started
 from tests.integration.sharing import Space, assigned, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order]
 
 
 SYSTEM = names.NAMESPACE

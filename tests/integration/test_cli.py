@@ -17,7 +17,7 @@ from tests.cluster.processes import PATIENCE
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, assigned, deployment, inspect, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order]
 
 BIN = Path(__file__).parents[2] / ".venv" / "bin"
 

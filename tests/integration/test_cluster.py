@@ -17,7 +17,7 @@ from tests.cluster.__main__ import main
 from tests.cluster.processes import wait_for
 from tests.integration.sharing import Space, cgroups
 
-pytestmark = [pytest.mark.cluster("bare"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("bare")]
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, deployment, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 ROOT = Path(__file__).parents[2]
 

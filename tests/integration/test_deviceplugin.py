@@ -28,7 +28,7 @@ from tests.cluster.images import BUSYBOX
 from tests.cluster.processes import run
 from tests.integration.sharing import Space, cgroups
 
-pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
 
 NODE = "n1"
 P100 = 16276  # MiB

@@ -20,7 +20,7 @@ from tests.cluster.processes import PATIENCE
 from tests.integration.commands import typed
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]

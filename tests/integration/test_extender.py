@@ -16,7 +16,7 @@ from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, assigned, inspect, kill9, scheduler_tls, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 CARDS = 8  # of the nodes below
 

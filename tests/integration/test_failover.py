@@ -31,7 +31,7 @@ from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
 from tests.integration.sharing import Space, kill9, where, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 LIMIT = 60  # shares of the namespace
 SIZES = (1024, 2048, 4069, 8138)  # MiB
@@ -240,7 +240,6 @@ def rotates(space: Space, replicas: list[Process], seconds: float) -> None:
 
 
 @pytest.mark.soak  # its limits are seconds of a machine that has nothing else to do
-@pytest.mark.timeout(600)
 def test_leaders_that_are_told_to_end_and_killed_under_load_break_no_rule(space: Space, pair: Pair):
     ends(space, pair, [told_to_end, kill9])
 
@@ -251,7 +250,6 @@ def test_twenty_leaders_that_end_under_load(space: Space, pair: Pair):
     ends(space, pair, [told_to_end, kill9] * 10)
 
 
-@pytest.mark.timeout(900)
 def test_a_leader_that_stood_still_past_its_lease_gives_no_card_twice(space: Space, pair: Pair):
     freezes(space, pair, 1)
 
@@ -268,7 +266,6 @@ def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: 
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
 def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
     with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
         rotates(space, replicas, 300)

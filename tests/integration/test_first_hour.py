@@ -14,7 +14,7 @@ from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 DEVICES = Path(__file__).parents[2] / "examples" / "devices"

@@ -16,7 +16,7 @@ from tests.cluster.parts import CHART, GIVEN
 from tests.cluster.processes import wait_for
 from tests.integration.test_admission import EXTENDER, Api
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 SPACE = "gang-admission"

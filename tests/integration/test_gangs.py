@@ -17,7 +17,7 @@ from tests.integration.ruleone import Follower
 from tests.integration.sharing import Space, kill9, outlive_lease, workload
 from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 NODES = 6  # of two cards each
 CARDS = 2 * NODES
@@ -112,7 +112,6 @@ def test_as_many_as_there_are_cards_and_one_card_too_few(space):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_a_hundred_of_a_whole_card_on_ninety_nine(big_space):
     one_card_too_few(big_space, MANY_NODES)
 
@@ -284,7 +283,6 @@ def test_a_big_gang_does_not_keep_others_waiting(space):
     space.wait(lambda: len(bound(space, "g-")) == size, "then all are")
 
 
-@pytest.mark.timeout(420)
 def test_some_gangs_while_the_extender_dies_again_and_again(space):
     many_gangs(space, cards=CARDS, gangs=6, largest=8, arrive=5, limit=250, half=60)
 

@@ -21,7 +21,7 @@ from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 NAMESPACE = "nvidia-gpu-operator"
 OBJECTS: list[Json] = list(yaml.safe_load_all(Path(__file__).with_name("gpuoperator.yaml").read_text()))

@@ -17,7 +17,7 @@ from tests.integration.ruleone import Follower
 from tests.integration.sharing import Space, kill9, wait_for_classes, workload
 from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 CLIENTS, NODES = 20, 2
 

@@ -19,7 +19,7 @@ from tests.cluster.parts import says_ready
 from tests.cluster.processes import PATIENCE
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("bare"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("bare")]
 
 
 @pytest.fixture

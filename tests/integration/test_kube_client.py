@@ -21,7 +21,6 @@ from tests.fakes.clock import FakeClock
 
 pytestmark = [
     pytest.mark.cluster("api"),
-    pytest.mark.timeout(1200),  # the first run of all builds the programs
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),

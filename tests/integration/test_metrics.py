@@ -23,7 +23,7 @@ from tests.integration.gangpods import member
 from tests.integration.sharing import Space, workload
 from tests.observability.metricdocs import documented
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 _MIB = 1024 * 1024
 ALERTS = CHART / "files" / "alerts" / "cardwise.yaml"

@@ -27,7 +27,7 @@ from tests.integration.conftest import SpecOf, started
 from tests.integration.gpushareplugin import GpusharePlugin
 from tests.integration.sharing import Space, assigned, inspect, where, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 MOVED, STAYING = "n1", "n2"

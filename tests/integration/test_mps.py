@@ -28,7 +28,7 @@ from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
 from tests.integration.sharing import Space
 
-pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
 
 NODE, MANAGER, PLUGIN = "n2", "mps-n2", "deviceplugin-n2"
 P100 = 16276

@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from tests.integration.sharing import Space, assigned, device_numbers, probe, pr
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.node,
-    pytest.mark.timeout(900),  # the toolkit may have to be built first
     pytest.mark.skipif(not os.environ.get(toolkit.MOCK), reason=f"set {toolkit.MOCK}: CONTRIBUTING.md"),
 ]
 

@@ -16,7 +16,7 @@ from tests.cluster import Cluster, versions
 from tests.cluster.cards import card_uuid
 from tests.integration.sharing import IDLE, Space, assigned, device_numbers, probe, where, workload
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 NODE = "n1"
 RDMA = names.CLASS_PREFIX + "rdma"

@@ -29,7 +29,6 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         yield from spaces(cluster, request)
 
 
-@pytest.mark.timeout(240)
 def test_eight_pairs_are_not_swapped(space):
     assert mismatches(space, pairs=8) == []
 

@@ -12,7 +12,7 @@ from tests.cluster.node import CGROUP
 from tests.integration.sharing import Space, inspect, workload
 from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 MERGE = "strategic"
 

@@ -16,7 +16,6 @@ from tests.integration.since import since
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(480),
     since(37, "PodGroups as v1beta1"),
 ]
 

@@ -16,7 +16,7 @@ from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, flags, inspect, kill9, outlive_lease, prioritize, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 HALF = P100 // 2
 NODES, CARDS = 2, 2

@@ -18,7 +18,7 @@ from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, binding, wait_for_classes, where, workload
 from tests.integration.test_types import K80, K80_CLASS
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 T4_CLASS = "nvidia.tesla.t4"
 
 

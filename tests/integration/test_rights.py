@@ -23,7 +23,7 @@ from tests.cluster.parts import CHART, GIVEN
 from tests.integration.sharing import Space, workload
 from tests.integration.writes_of_parts import EXCESS, MAY, Excess, World, of_ours
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim")]
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

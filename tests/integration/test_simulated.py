@@ -29,7 +29,7 @@ V100, T4, A10, P100 = (
     for model, mem in (("Tesla-V100", 32510), ("Tesla-T4", 15109), ("A10", 22731), ("Tesla-P100", 16276))
 )
 # Far more than they take: a cluster is started within the limit as well, where this test is the first.
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 NODES = ((9, [V100] * 8), (5, [T4] * 4), (4, [P100] * 2), (2, [A10]))  # how many, and their cards
 # How often, and what.

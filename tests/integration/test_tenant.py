@@ -41,7 +41,7 @@ from tests.integration.since import since
 from tests.integration.tenancy import Attack, By, Tenant, bound, told_by
 from tests.runtime.http.attacking import HELLO, trickling
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS, *CARDWISE_ITSELF)
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

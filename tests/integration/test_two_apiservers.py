@@ -25,7 +25,7 @@ from tests.integration.replicas import Pair, two_extenders
 from tests.integration.sharing import Space, workload
 from tests.integration.test_failover import Load, Rules
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.integration.sharing import (
     workload,
 )
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order]
 
 K80, P100 = 11441, 16276  # MiB
 SMALL_K80 = 5632

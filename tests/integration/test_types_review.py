@@ -12,7 +12,7 @@ from tests.cluster import Cluster, CommandFailed
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, deployment, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 P100 = "nvidia.tesla-p100"  # what simulated cards are
 P100_KEY = names.CLASS_PREFIX + P100

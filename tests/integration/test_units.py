@@ -15,7 +15,7 @@ from tests.cluster.cards import TestCard
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, account, assigned, binding, inspect, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 KEY = f"requests.{names.GPU_MEM}"
 

@@ -10,7 +10,7 @@ from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim")]
 
 # Who waited for the extender in vain would wait for as long as it hangs, so this may be far above what a busy machine
 # takes. How long it is on a quiet one is in docs/measured.md.
