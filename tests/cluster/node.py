@@ -221,6 +221,12 @@ class Node:
         )
         self.process("kubelet").start(command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 
+    def keep_kubelet(self) -> None:
+        """Start it again where it has given up, as systemd does: it waits 5 s for the runtime's first answer."""
+        kubelet = self.process("kubelet")
+        if not kubelet.alive():
+            kubelet.restart()
+
     def _write_kubelet_config(self, address: str, manifests: Path | None) -> None:
         port, health_port = ports.free(2)
         config: dict[str, object] = {

@@ -76,7 +76,14 @@ class Chaos:
         self._kill_at = dict(zip(self._random.sample(range(steps // 4, steps), len(ONCE)), ONCE, strict=True))
         self.log: list[str] = []
 
+    def keep(self) -> None:
+        """A kubelet that comes up while its runtime stands still gives up."""
+        for node in NODES:
+            if f"kubelet-{node}" not in self._due:
+                self._space.cluster.node(node).keep_kubelet()
+
     def step(self, number: int) -> None:
+        self.keep()
         for name in [name for name, (due, _) in self._due.items() if due <= number]:
             self._start(name)
         if number in self._kill_at:
@@ -177,7 +184,12 @@ def chaos(space: Space, steps: int, seed: int | None = None) -> None:
         began = time.monotonic()
         for name in WORKLOADS:
             space.ask("scale", "deployment", name, "--replicas=1")
-        space.wait(lambda: _ready(space), "every Deployment is ready")
+
+        def ready() -> bool:
+            monkey.keep()
+            return _ready(space)
+
+        space.wait(ready, "every Deployment is ready")
         quiet: list[str] = ["never asked"]
 
         def agreed() -> bool:
