@@ -23,7 +23,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import GangPatience
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
 from extender.records import nodeinfo, objects, podinfo, wire
@@ -82,8 +82,8 @@ def _preempts(state: State, gang: int, everywhere: list[str]) -> None:
         state.remove_pod(record)
 
 
-def _ask(name: str, asked: PodRequest, nodes: list[str]) -> Ask:
-    return Ask(PodRef(f"u-{name}", "default", f"single-{name}"), asked, nodes, "binpack")
+def _ask(name: str, asked: PodRequest, nodes: list[str]) -> PlacementRequest:
+    return PlacementRequest(PodRef(f"u-{name}", "default", f"single-{name}"), asked, nodes, "binpack")
 
 
 class _Turns:

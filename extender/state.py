@@ -28,7 +28,7 @@ from extender.cache.inventory import Report
 from extender.cache.longsearch import LongSearch
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import NominatedPods
-from extender.cache.placing import Ask, Placing
+from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.policies import Policies
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
@@ -227,7 +227,7 @@ class State:
         with self._lock:
             return self._reservations.decided(uid)
 
-    def plan(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
+    def plan(self, ask: PlacementRequest, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
         """The best node, which is held for the pod until its bind comes. Replaces an earlier plan.
 
         `created`: when the pod was created.
@@ -263,7 +263,9 @@ class State:
             self._queue.refused(uid)
             return False
 
-    def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
+    def fitting(
+        self, ask: PlacementRequest, *, created: str = ahead.YOUNGEST
+    ) -> dict[str, int] | Unplaceable | Decided:
         """As `plan`, but returns all nodes that fit, with their scores, and holds nothing."""
         uid = ask.pod.uid
         ask = self._long.look(ask)
@@ -279,7 +281,7 @@ class State:
             self._cache.refused(uid, ask.since)
             return Unplaceable(refusals=refusals)
 
-    def scores(self, ask: Ask) -> dict[str, int]:
+    def scores(self, ask: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits. Uses the result of `fitting` once, if it is less than a second
         old: bind checks the cards again. What the pod holds itself does not count.
         """
@@ -318,7 +320,7 @@ class State:
             elif request is not None and not self._cache.loads.offers(node):
                 chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
             elif request is not None:
-                chosen = self._choose(Ask(pod, request, (node,), policy), node)
+                chosen = self._choose(PlacementRequest(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):
                 self._reservations.give_up(uid)
                 self._gangs.unposted(uid)
@@ -480,7 +482,7 @@ class State:
                 self._bound_on.add(pod.node)
         self.ahead.over(pod.uid)
 
-    def _choose(self, ask: Ask, node: str) -> Assignment | Refusal:
+    def _choose(self, ask: PlacementRequest, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node if it is still good, else other cards there."""
         self._cache.count_cards()
         one = self._reservations.get(ask.pod.uid)

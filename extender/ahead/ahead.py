@@ -20,7 +20,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.ahead.reserve import Reserve
 from extender.cache import yielding
 from extender.cache.cache import Cache
-from extender.cache.placing import Ask, Placing
+from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
@@ -156,7 +156,7 @@ class Ahead:
                 self._doubt(doubt)
             self._end([uid], Outcome.ELSEWHERE)
 
-    def place(self, ask: Ask, created: str) -> Placement | Unplaceable:
+    def place(self, ask: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
         return self.overtaking(
             ask.request.priority,
@@ -166,7 +166,7 @@ class Ahead:
             lambda found: (found.node,) if isinstance(found, Placement) else (),
         )
 
-    def score(self, ask: Ask, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score(self, ask: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place`, but the scores of all nodes that fit, and why the others do not."""
         return self.overtaking(
             ask.request.priority,

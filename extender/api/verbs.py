@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.ahead.ahead import YOUNGEST
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import MARKS, Decided, Phase
 from extender.records.pod import Pod
@@ -83,7 +83,7 @@ def filter_nodes(
     policy = asked.policy or preferences.policy
     closed = state.gangs.reserved(pod.rank, asked, offered)
     candidates = [name for name in offered if name not in closed] if closed else offered
-    ask = Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy))
+    ask = PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
         found = state.plan(ask, created=created)
@@ -117,7 +117,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
     policy = asked.policy or preferences.policy
-    scored = state.scores(Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
+    scored = state.scores(PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
     found = [scored.get(name) for name in candidates]
     known = [score for score in found if score is not None]
     if not known:

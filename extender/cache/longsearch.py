@@ -12,7 +12,7 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.placing import Ask, Looked, Placing
+from extender.cache.placing import Looked, PlacementRequest, Placing
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way
@@ -30,7 +30,7 @@ class LongSearch:
         self._placing = placing
         self._clock = clock
 
-    def look(self, ask: Ask) -> Ask:
+    def look(self, ask: PlacementRequest) -> PlacementRequest:
         """The ask with the results of all nodes, if the search takes more than one turn."""
         if len(ask.nodes) <= FEW or not fitting.several(ask.request):
             return ask

@@ -35,7 +35,7 @@ class Looked(NamedTuple):
     freed: int
 
 
-class Ask(NamedTuple):
+class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from. `load`: its cpu and memory; None if no policy needs that. `looked`:
     the result of a search in turns; None if none was needed.
     """
@@ -62,7 +62,7 @@ class Placing:
         self._scored = scored
         self._nominated = nominated
 
-    def place(self, ask: Ask) -> Placement | Unplaceable:
+    def place(self, ask: PlacementRequest) -> Placement | Unplaceable:
         """The best node; nothing is held yet."""
         if ask.looked is not None:
             return self._first(ask, ask.looked)
@@ -75,18 +75,18 @@ class Placing:
             return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, headroom)
 
     @contextmanager
-    def asking(self, ask: Ask, effort: SearchEffort) -> Iterator[Scorer]:
+    def asking(self, ask: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
         self._cache.count_cards()
         with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
             yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
-    def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
+    def place_on(self, ask: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod holds itself does not count."""
         with self.asking(ask, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
-    def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score(self, ask: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself does not count."""
         if ask.looked is not None and ask.looked.scores:
             return ask.looked.scores, ask.looked.refusals
@@ -107,9 +107,9 @@ class Placing:
     def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
-        return self.place(Ask(pod.ref, pod.request, nodes, policy, load))
+        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, load))
 
-    def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
+    def hold(self, ask: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Holds this for the pod."""
         self._cache.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
@@ -125,7 +125,7 @@ class Placing:
             ahead=pod,
         )
 
-    def _first(self, ask: Ask, looked: Looked) -> Placement | Unplaceable:
+    def _first(self, ask: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
         effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
         with self.asking(ask, effort) as scorer:

@@ -12,7 +12,7 @@ from cardwise.kube import paths
 from cardwise.kube.leases.lease import LeaderElector
 from extender.binding import binder
 from extender.binding.binder import Binder
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import ByLease
 from extender.records.podinfo import PodRecord
@@ -144,7 +144,9 @@ class Extender:
         pod = self.api.pods()[name]
         asked = request.parse(pod)
         comes(self.state, name, asked, pod["metadata"]["resourceVersion"])
-        return self.state.plan(Ask(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
+        return self.state.plan(
+            PlacementRequest(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), asked, nodes, "binpack")
+        )
 
     def bind(self, name: str, node: str) -> str:
         namespace = self.api.pods()[name]["metadata"]["namespace"]

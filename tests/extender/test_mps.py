@@ -6,7 +6,7 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun
 from extender.gangs.gangwords import GangSettings
 from extender.records import wire
@@ -63,7 +63,7 @@ def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int |
 def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
     """The card that filter finds for such a pod on node n1, or why it finds none."""
     asked = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
-    found = world.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, ["n1"], "binpack"))
+    found = world.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, ["n1"], "binpack"))
     if isinstance(found, Unplaceable):
         return found.refusals["n1"]
     assert isinstance(found, Placement)
@@ -102,13 +102,14 @@ def test_who_runs_as_whom(world):
     mixed["spec"]["containers"] *= 2
     mixed["spec"]["containers"][1] = mixed["spec"]["containers"][1] | {"securityContext": {"runAsUser": 7}}
     tell(world, 1, multiUser=False)
-    found = world.plan(Ask(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
+    found = world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
     assert isinstance(found, Unplaceable), "its own containers would wait for each other"
     assert found.refusals == {"n1": Refusal.MPS_USER}
     sidecar = {"name": "log", "image": "i", "securityContext": {"runAsUser": 7}}
     mixed["spec"]["containers"][1] = sidecar
     assert isinstance(
-        world.plan(Ask(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")), Placement
+        world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")),
+        Placement,
     )
 
 
@@ -123,7 +124,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         fresh = state(FakeClock())
         tell(fresh, 0, **told)
         asked = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
-        return fresh.plan(Ask(PodRef("uid-a", "default", "a"), asked, ["n1"], "binpack"))
+        return fresh.plan(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1"], "binpack"))
 
     refused = planned("required", multiUser=False)
     assert isinstance(refused, Unplaceable)

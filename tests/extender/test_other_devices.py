@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from cardwise.core.api import assignment, names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
@@ -58,7 +58,7 @@ def wants(name, *containers):
 
 def plan(made, name, *containers, nodes=("n1", "n2")):
     asked = request.parse_mutated(wants(name, *containers))
-    return made.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, list(nodes), "binpack"))
+    return made.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, list(nodes), "binpack"))
 
 
 def bind(made, name, *containers, node="n1"):

@@ -8,7 +8,7 @@ from cardwise.core.api import names, quotas, request
 from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
@@ -49,7 +49,9 @@ def world(clock):
 
 def plan(world, name="p", mem=8138, nodes=("n1",)):
     return world.plan(
-        Ask(PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack")
+        PlacementRequest(
+            PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack"
+        )
     )
 
 
@@ -492,10 +494,12 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "b", P100)
     clock.advance(31)
     asked = request.parse(asking("c", gpu_mem=P100))
-    assert isinstance(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable)
+    assert isinstance(
+        world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable
+    )
     world.tick()
     assert world.touch_due() == "n1"
-    assert list(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
+    assert list(world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):

@@ -10,7 +10,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.inventory import Inventory
 from extender.cache.membership import ClassMembership
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import objects
 from extender.records.podref import PodRef
@@ -248,9 +248,15 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
     for _ in range(2):
         assert isinstance(plan(world, "a", 8138), Placement)
     asked = request.parse(asking("a", gpu_mem=8138))
-    assert list(world.fitting(Ask(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == ["n1", "n2"]
-    assert set(world.scores(Ask(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == {"n1", "n2"}
-    assert world.scores(Ask(PodRef("uid-b", "default", "b"), asked, ["n1", "n2"], "binpack")) == {}
+    assert list(world.fitting(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == [
+        "n1",
+        "n2",
+    ]
+    assert set(world.scores(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == {
+        "n1",
+        "n2",
+    }
+    assert world.scores(PlacementRequest(PodRef("uid-b", "default", "b"), asked, ["n1", "n2"], "binpack")) == {}
     assert isinstance(begin(world, "a", 8138), Begun)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
@@ -416,7 +422,9 @@ def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
 def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
     asked = request.parse_mutated(asking("p", gpu_mem=100, device_class="k80"))
-    assert refused(world.plan(Ask(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
+    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
+        Refusal.QUOTA
+    }
     full = world.full_entry("default", asked)
     assert (full.entry.model, full.asked.shares) == ("Tesla K80", 1)
 
@@ -425,7 +433,9 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
     asked = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))
-    assert refused(world.plan(Ask(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
+    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
+        Refusal.QUOTA
+    }
     assert world.full_entry("default", asked).asked == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
     assert world.full_entry("default", asked).entry.device_class in ("p100", "k80")

@@ -10,7 +10,7 @@ from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Decided, Patience
 from extender.records import objects, podinfo
 from extender.records.podref import PodRef
@@ -101,7 +101,7 @@ def plan(
     """What filter decides about a pod of one container."""
     asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
     assert asked is not None
-    return made.plan(Ask(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
+    return made.plan(PlacementRequest(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
 
 
 def comes(made: State, name: str, asked: PodRequest | None, version: str) -> None:
@@ -129,7 +129,7 @@ def refuse(made: State, name: str = "w", node: str = "n1") -> None:
     """filter says no to a pod that asks for more than any card has."""
     asked = request.parse(asking(name, gpu_mem=P100 + 1))
     assert asked is not None
-    refused = made.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, [node], "binpack"))
+    refused = made.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
 
 

@@ -7,7 +7,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Phase
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -161,7 +161,9 @@ def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
     made = world(n1=[8138], n2=[P100])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
     assert set(verbs.filter_nodes(made, ALL, args).node_names) == {"n1", "n2"}
-    made.plan(Ask(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack"))
+    made.plan(
+        PlacementRequest(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack")
+    )
     tops = []
     for _ in range(2):
         scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
@@ -180,7 +182,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 def test_inspect_is_gpushares_json():
     made = world(n1=[P100 - 1024, P100])
     made.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
-    made.plan(Ask(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
+    made.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(made) == {
         "unit": "MiB",
         "nodes": [

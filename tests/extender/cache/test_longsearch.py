@@ -9,7 +9,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache import longsearch
 from extender.cache.longsearch import FEW
-from extender.cache.placing import Ask
+from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
@@ -49,7 +49,7 @@ def cluster(clock, frees, cards=2):
 def ask(name="p", whole=1, mem=8000):
     """A whole card, and a part of another."""
     asked = request.parse(pod(containers=[container("a", gpu_count=whole), container("b", gpu_mem=mem)]))
-    return Ask(PodRef(f"uid-{name}", "default", name), asked, NODES, "binpack")
+    return PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, NODES, "binpack")
 
 
 def take(made, name, index, mem):
