@@ -42,7 +42,7 @@ Score = Callable[[Market], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fragmentation, "priced": Pricing}
 
 
-class NodeLoads(Protocol):
+class FreeLoads(Protocol):
     """What nodes have left of cpu, memory and pods."""
 
     def left(self, node: str) -> Load | None:
@@ -57,7 +57,7 @@ class Engine:
     """
 
     def __init__(
-        self, ledger: Ledger, loads: NodeLoads, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
+        self, ledger: Ledger, loads: FreeLoads, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
     ) -> None:
         self.workload = Workload()
         self._ledger = ledger
