@@ -51,7 +51,7 @@ class When(StrEnum):
     NEVER = "never"
 
 
-class Outcome(StrEnum):
+class NominationOutcome(StrEnum):
     """What became of a pod that was decided about ahead."""
 
     MET = "met"  # kube-scheduler asked for that node alone
@@ -92,7 +92,7 @@ class Ahead:
         settings: AheadSettings,
         clock: Clock,
     ) -> None:
-        self.observe: Callable[[Outcome], None] = lambda _: None  # called with the outcome for each pod
+        self.observe: Callable[[NominationOutcome], None] = lambda _: None  # called with the outcome for each pod
         self._lock = lock
         self._cache, self._queue = cache, cache.queue
         self._reservations = cache.reservations
@@ -125,7 +125,7 @@ class Ahead:
         else:
             self.over(pod.uid)
         if pod.refused:
-            self._end([pod.uid], Outcome.ELSEWHERE)
+            self._end([pod.uid], NominationOutcome.ELSEWHERE)
 
     def over(self, uid: str) -> None:
         """The pod is bound or gone; or its status names no such node any more."""
@@ -150,11 +150,11 @@ class Ahead:
         if list(nodes) == [one.node]:
             self._reservations.meet(uid)
             self._doubts.pop(doubt, None)
-            self.observe(Outcome.MET)
+            self.observe(NominationOutcome.MET)
         else:
             if one.node not in nodes:
                 self._doubt(doubt)
-            self._end([uid], Outcome.ELSEWHERE)
+            self._end([uid], NominationOutcome.ELSEWHERE)
 
     def place(self, ask: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
@@ -202,7 +202,7 @@ class Ahead:
         limited = bool(self._cache.headroom(namespace))
         self._end(
             [one.pod.uid for one in later if one.node in nodes or (limited and one.pod.namespace == namespace)],
-            Outcome.OVERTAKEN,
+            NominationOutcome.OVERTAKEN,
         )
         return search()
 
@@ -210,7 +210,7 @@ class Ahead:
 
     def expired(self, uid: str) -> None:
         """kube-scheduler did not ask for the pod in time; it holds nothing any more."""
-        self.observe(Outcome.EXPIRED)
+        self.observe(NominationOutcome.EXPIRED)
         self._queue.put_back(uid)
 
     # What the nominator asks, from its thread.
@@ -265,7 +265,7 @@ class Ahead:
     def unwritten(self, uid: str) -> None:
         """The node could not be written into the pod's status."""
         with self._lock:
-            self._end([uid], Outcome.LATE)
+            self._end([uid], NominationOutcome.LATE)
 
     # Everything below is what they are made of.
 
@@ -316,7 +316,7 @@ class Ahead:
         until = self._clock.now() + _DOUBT_SECONDS if times >= _DOUBTS else float("-inf")
         self._doubts[doubt] = times, until
 
-    def _end(self, uids: Iterable[str], outcome: Outcome) -> None:
+    def _end(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
         """Frees what these pods hold ahead, except where kube-scheduler has asked already."""
         for uid in uids:
             if self._nominated(uid) is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cardwise.core.api.request import Load
 from cardwise.core.values.decoded import Json
-from extender.ahead.ahead import AheadSettings, Outcome, When
+from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Patience
@@ -32,7 +32,7 @@ class World:
         self.clock = FakeClock()
         of_gangs = gangwords.GangSettings(max_waiting=8)
         self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[NominationOutcome] = []
         self.state.ahead.observe = self.outcomes.append
         self.pods: dict[str, Json] = {}
         for node in nodes or ("n1",):

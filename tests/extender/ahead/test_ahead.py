@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from extender.ahead import ahead
-from extender.ahead.ahead import AheadSettings, Outcome, When
+from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.ahead.reserve import Reserve
 from extender.cache.reservations import Begun
 from extender.queue import schedulingqueue
@@ -188,7 +188,7 @@ def test_the_scheduler_comes_to_the_node_alone_and_binds():
     assert mark(world.state, "uid-p") == "plan"
     assert isinstance(begin(world.state, "p", HALF, node=node), Begun)
     world.tell(bound("p", HALF, 0, node=node))
-    assert world.outcomes == [Outcome.MET]
+    assert world.outcomes == [NominationOutcome.MET]
     assert free(world.state, node) == [P100 - HALF]
 
 
@@ -200,7 +200,7 @@ def test_what_it_refuses_there_is_placed_as_ever_and_not_ahead_again():
     assert (free(world.state, "n1"), free(world.state, "n2")) == ([P100], [P100 - HALF])
     world.tell(pod)
     assert world.ahead() == {}
-    assert world.outcomes == [Outcome.ELSEWHERE]
+    assert world.outcomes == [NominationOutcome.ELSEWHERE]
 
 
 def test_what_is_planned_is_let_go_when_no_node_will_do():
@@ -273,7 +273,7 @@ def test_a_hold_ends_by_itself():
     world.filter("q", "n1")
     world.passes(31)
     assert free(world.state) == [P100]
-    assert world.outcomes == [Outcome.MET, Outcome.EXPIRED]
+    assert world.outcomes == [NominationOutcome.MET, NominationOutcome.EXPIRED]
     for waiting in ("p", "q"):
         world.tell(world.pods[waiting])
     assert world.ahead() == {"p": "n1"}, "the scheduler has come to the other one"
@@ -318,7 +318,7 @@ def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
     world.create("asker", MOST, **asker)
     assert world.filter("asker", "n1") == (["n1"] if gets else [])
     assert free(world.state, "n2") == [P100 - MOST], "what it does not need stays held"
-    assert world.outcomes == ([Outcome.OVERTAKEN] if gets else [])
+    assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
 
 def test_who_fits_nowhere_takes_nothing_from_anybody():
@@ -359,7 +359,7 @@ def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets
     assert world.ahead() == {"later": "n1"}
     world.tell(gangworlds.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
     assert world.filter("m", "n1") == gets
-    assert world.outcomes == ([Outcome.OVERTAKEN] if gets else [])
+    assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
 
 def named(world: World, name: str, **status: object) -> dict:
@@ -380,7 +380,7 @@ def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_it
     named(world, "p")
     assert stale(world) == []
     world.passes(31)
-    assert world.outcomes == [Outcome.EXPIRED]
+    assert world.outcomes == [NominationOutcome.EXPIRED]
     assert stale(world) == []  # as the moment before the scheduler comes
     world.passes(3)
     assert stale(world) == ["p"]

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.kube import paths
-from extender.ahead.ahead import Nominee, Outcome
+from extender.ahead.ahead import NominationOutcome, Nominee
 from extender.controllers.aheadwriter import AheadWriter
 from extender.records.podref import PodRef
 from tests.extender.aheadworlds import World
@@ -109,7 +109,7 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
         writing.changes()
     writing.writer.write(nominee)
     assert free(writing.world.state) == [P100]
-    assert writing.world.outcomes == [Outcome.LATE]
+    assert writing.world.outcomes == [NominationOutcome.LATE]
     writing.create("q")
     writing.round(writes=1)
 
