@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MIB = 1024 * 1024
 
 
-class Share:
+class FrameworkShare:
     """What the frameworks are told: MiB and bytes on each card, the fraction of a card as text and number; and how to
     speak to those who want to hear.
     """
@@ -27,7 +27,7 @@ class Share:
         self.fraction = float(fraction)
 
 
-def read_share(file: str, say: "Any") -> "Share | None":
+def read_share(file: str, say: "Any") -> "FrameworkShare | None":
     """The share as the environment tells it, else the agent's file; None where there is nothing for a framework to do.
 
     That is a whole card, and a share that the kernel enforces: there the card that a program sees *is* the share, and
@@ -41,7 +41,7 @@ def read_share(file: str, say: "Any") -> "Share | None":
             told = json.load(opened)
     limit = os.environ.get("CARDWISE_MEM_LIMIT_MIB") or told["limitMiB"]
     fraction = os.environ.get("CARDWISE_MEM_FRACTION") or told["fraction"]
-    share = Share(int(limit), str(fraction), say)
+    share = FrameworkShare(int(limit), str(fraction), say)
     if share.limit_mib <= 0 or not 0 < share.fraction < 1 or told.get("enforced") == "kernel":
         return None
     return share
