@@ -184,6 +184,13 @@ class DeviceTaken(Struct, frozen=True):
 GrantConflict = CardFull | DeviceTaken
 
 
+class Claim(Struct, frozen=True):
+    """A grant that was entered, and the container's one before it."""
+
+    grant: Grant
+    before: Grant | None
+
+
 class GrantStore:
     """All grants of this node. Thread-safe; the lock is held for the check and the entry in memory, not for disk."""
 
@@ -221,11 +228,11 @@ class GrantStore:
             found = [grant for grant in self._grants.values() if slot in grant.slots]
         return max(found, key=lambda grant: grant.granted_ns, default=None)
 
-    def claim(self, grant: Grant, totals: Mapping[str, int]) -> GrantConflict | None:
+    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Claim | GrantConflict:
         """Enter the grant, or say which card is over-full or which device taken; `totals` are the MiB of this node's
         cards by UUID.
 
-        The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
+        The grant is on disk when this returns a Claim. Raises OSError; it then stays in memory, where the next try and
         `drop` find it.
         """
         return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), self._latest_ns)
@@ -281,6 +288,32 @@ class GrantStore:
                         del self._grants[key], self._stamps[key]
         return list(found.values())
 
+    def take_back(self, claim: Claim) -> None:
+        """Undo a claim that nothing was delivered for, unless its container was granted anew since. Raises OSError.
+
+        A container that starts again keeps the grant that it had: it may start without the API server by that.
+        """
+        grant, before = claim.grant, claim.before
+        with self._disk_of(grant.pod_uid):
+            if self.get(grant.pod_uid, grant.container) is not grant:
+                return
+            if before is not None:
+                self._write(before)
+            else:
+                path = self._path(grant)
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # other containers of the pod have theirs
+                    path.parent.rmdir()
+                    _sync(self._folder)
+            with self._lock:
+                key = (grant.pod_uid, grant.container)
+                if self._grants.get(key) is not grant:
+                    return
+                if before is not None:
+                    self._grants[key] = before
+                else:
+                    del self._grants[key], self._stamps[key]
+
     def held(self) -> dict[str, int]:
         """MiB held by UUID, for devices that are no GPUs 0."""
         sums: dict[str, int] = defaultdict(int)
@@ -331,7 +364,7 @@ class GrantStore:
 
     def _enter(
         self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
-    ) -> GrantConflict | None:
+    ) -> Claim | GrantConflict:
         _checked(grant)
         version = _WITH_DEVICES if grant.pod_devices else _VERSION
         key = (grant.pod_uid, grant.container)
@@ -341,11 +374,12 @@ class GrantStore:
                 return conflict
             grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns())
             self._epoch += 1
+            claim = Claim(grant, self._grants.get(key))
             self._grants[key], self._stamps[key] = grant, self._epoch
         with self._disk_of(grant.pod_uid):
             if self.get(grant.pod_uid, grant.container) is grant:  # not given anew, and not freed
                 self._write(grant)
-        return None
+        return claim
 
     def _put_back(self, grant: Grant) -> None:
         with self._disk_of(grant.pod_uid):

@@ -20,7 +20,15 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
 from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
 from deviceplugin.grants.cdi import NoDevice
-from deviceplugin.grants.grants import Grant, GrantConflict, GrantedDevice, GrantedShare, GrantStore, UnsafeName
+from deviceplugin.grants.grants import (
+    Claim,
+    Grant,
+    GrantConflict,
+    GrantedDevice,
+    GrantedShare,
+    GrantStore,
+    UnsafeName,
+)
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait, NotYet
 from deviceplugin.sources.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
@@ -203,8 +211,11 @@ class PreStart:
             grant = self._mps.wait(grant, self._seat, self._waiting.release, active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
-            self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()}, active)
+            claim = self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()}, active)
             self._mps.confirm(grant)  # the card may have been awaited for seconds
+            if not active():
+                self._grants.take_back(claim)
+                raise StartRefused(_GIVEN_UP)
             if access is not Access.ENV:
                 self._delivery.deliver(grant, hardware)
         except NotYet as error:
@@ -267,20 +278,21 @@ class PreStart:
                     "it has recovered, or delete the pod, so that it is placed again"
                 )
 
-    def _claim(self, grant: Grant, totals: dict[str, int], active: Active) -> None:
+    def _claim(self, grant: Grant, totals: dict[str, int], active: Active) -> Claim:
+        entered = self._enter(grant, totals, active)
+        if not isinstance(entered, Claim) and self._seat():
+            try:
+                entered = self._wait_for_room(entered, grant, totals, active)
+            finally:
+                self._waiting.release()
+        if not isinstance(entered, Claim):
+            raise StartRefused(str(entered))
+        return entered
+
+    def _enter(self, grant: Grant, totals: dict[str, int], active: Active) -> Claim | GrantConflict:
         if not active():
             raise StartRefused(_GIVEN_UP)
-        conflict = self._grants.claim(grant, totals)
-        if conflict is None:
-            return
-        if not self._seat():
-            raise StartRefused(str(conflict))
-        try:
-            conflict = self._wait_for_room(conflict, grant, totals, active)
-        finally:
-            self._waiting.release()
-        if conflict is not None:
-            raise StartRefused(str(conflict))
+        return self._grants.claim(grant, totals)
 
     def _seat(self) -> bool:
         """Whether one more call may wait."""
@@ -288,16 +300,13 @@ class PreStart:
 
     def _wait_for_room(
         self, conflict: GrantConflict, grant: Grant, totals: dict[str, int], active: Active
-    ) -> GrantConflict | None:
+    ) -> Claim | GrantConflict:
         """What holds the card or device has mostly ended already, and only nobody has asked the runtime yet."""
         deadline = self._clock.now() + _CONFLICT_SECONDS
-        left: GrantConflict | None = conflict
-        while left is not None:
-            self._release({holder.pod_uid for holder in left.holders})
-            left = self._grants.claim(grant, totals)
-            if left is None or self._clock.now() >= deadline:
-                break
+        while True:
+            self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds where the runtime is slow
+            entered = self._enter(grant, totals, active)
+            if isinstance(entered, Claim) or self._clock.now() >= deadline:
+                return entered
+            conflict = entered
             self._clock.sleep(_CONFLICT_PAUSE)
-            if not active():
-                raise StartRefused(_GIVEN_UP)
-        return left

@@ -121,10 +121,14 @@ def build() -> None:
 @cli.command()
 @click.argument("version")
 def add(version: str) -> None:
-    """Write the Go module of a Kubernetes version (1.38.0), build it, and see its control plane come up."""
-    os.environ[versions.CHOSEN] = versions.write(version, binaries.go(click.echo))
-    bin_dir = binaries.kube(click.echo)
-    with tempfile.TemporaryDirectory(prefix="cw-add-") as folder:
+    """Write the Go module of a Kubernetes version (1.38.0), build it, and see its control plane come up.
+
+    If one of these fails, what the tests had of that minor stays.
+    """
+    go = binaries.go(click.echo)
+    with versions.added(version, go) as minor, tempfile.TemporaryDirectory(prefix="cw-add-") as folder:
+        os.environ[versions.CHOSEN] = minor
+        bin_dir = binaries.kube(click.echo)
         plane = ControlPlane(Path(folder), bin_dir)
         plane.write_credentials(())
         try:

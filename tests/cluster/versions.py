@@ -1,16 +1,19 @@
 """The versions of Kubernetes, containerd and CRI-O that the tests can run on: a folder of `kube/`, `containerd/` or
 `crio/` for each minor, with its go.mod and go.sum.
 
-`write` makes such a folder of Kubernetes from its own go.mod. It pins nothing of its own: the modules that
+`added` makes such a folder of Kubernetes from its own go.mod. It pins nothing of its own: the modules that
 Kubernetes keeps in its own repository have the same version as it, etcd has the version of its client, and Go's rule
 of the least version gives the rest as Kubernetes itself has it.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ CHOSEN_CRIO = "CARDWISE_CRIO"
 _MODULE = "k8s.io/kubernetes"
 _ETCD = "go.etcd.io/etcd/server/v3"
 _ETCD_CLIENT = "go.etcd.io/etcd/client/v3"
+_RELEASE = re.compile(r"v?(\d+\.\d+)(\.\d+)")
 
 
 class UnknownVersion(ValueError):
@@ -82,22 +86,35 @@ def sources() -> list[Path]:
     return [FOLDER / minor() / "go.mod", FOLDER / minor() / "go.sum", MAIN]
 
 
-def write(wanted: str, go: str) -> str:
-    """Writes the folder of a version ("1.38.0"), in place of what its minor had; returns the minor."""
-    name = ".".join(wanted.removeprefix("v").split(".")[:2])
+@contextmanager
+def added(wanted: str, go: str) -> Iterator[str]:
+    """The folder of a version ("1.38.0"), in place of what its minor had; gives the minor. After an error inside, all
+    is as it was before. Raises UnknownVersion before anything is written.
+    """
+    found = _RELEASE.fullmatch(wanted)
+    if found is None:
+        raise UnknownVersion(f"{wanted}: write a release with its patch, as 1.38.0; the tests run on no other")
+    name, tagged = found[1], f"v{found[1]}{found[2]}"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copy(MAIN, folder)
-        tagged = f"v{wanted.removeprefix('v')}"
         there = json.loads(_run(go, folder, "mod", "download", "-json", f"{_MODULE}@{tagged}"))
         upstream = json.loads(_run(go, folder, "mod", "edit", "-json", there["GoMod"]))
         (folder / "go.mod").write_text(module(tagged, upstream))
         _run(go, folder, "mod", "tidy")
-        into = FOLDER / name
-        into.mkdir(exist_ok=True)
-        for file in ("go.mod", "go.sum"):
-            shutil.copy(folder / file, into)
-    return name
+        into, before = FOLDER / name, folder / "before"
+        if into.exists():
+            shutil.copytree(into, before)
+        try:
+            into.mkdir(exist_ok=True)
+            for file in ("go.mod", "go.sum"):
+                shutil.copy(folder / file, into)
+            yield name
+        except BaseException:
+            shutil.rmtree(into)
+            if before.exists():
+                shutil.copytree(before, into)
+            raise
 
 
 def module(tagged: str, upstream: dict[str, Any]) -> str:

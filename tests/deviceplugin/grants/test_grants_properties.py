@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from deviceplugin.grants.grants import Grant, GrantedShare, GrantStore, by_pod
+from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore, by_pod
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
@@ -69,11 +69,22 @@ class Disk(RuleBasedStateMachine):
             return
         mine = grant(uid, container, card, mem // 2, core // 2)
         before = self.store.get(uid, container)
-        refused = self.store.claim(mine, TOTALS)
+        entered = isinstance(self.store.claim(mine, TOTALS), Claim)
         if before is not None or self.store.of_pod(uid):
-            assert refused is None, "a pod that has begun may always go on, and a container restart"
-        if refused is None:
+            assert entered, "a pod that has begun may always go on, and a container restart"
+        if entered:
             self.started.add((uid, container))
+
+    @rule(pod=pods, container=st.sampled_from(["a", "b"]))
+    def given_up(self, pod, container):
+        uid, card, mem, core = pod
+        before = self.store.all()
+        if uid in self.ended:
+            return
+        claim = self.store.claim(grant(uid, container, card, mem // 2, core // 2), TOTALS)
+        if isinstance(claim, Claim):
+            self.store.take_back(claim)
+        assert self.store.all() == before
 
     @rule(pod=pods)
     def end(self, pod):
@@ -90,7 +101,7 @@ class Disk(RuleBasedStateMachine):
         epoch = self.store.epoch()
         if uid not in self.ended and self.store.get(uid, "a") is not None:
             mine = grant(uid, "a", card, mem // 2, core // 2)
-            assert self.store.claim(mine, TOTALS) is None
+            assert isinstance(self.store.claim(mine, TOTALS), Claim)
             assert self.store.drop(uid, epoch) == []
             assert self.store.get(uid, "a") is not None
 
@@ -123,8 +134,8 @@ TestDisk.settings = settings(max_examples=examples(30, soak=600), stateful_step_
 @pytest.mark.parametrize(("mib", "percent", "fits"), [(200, 100, True), (199, 100, False), (200, 99, False)])
 def test_a_card_is_given_to_its_last_mib_and_percent_and_no_further(tmp_path, mib, percent, fits):
     store = GrantStore(tmp_path / "grants", core=percent)
-    assert store.claim(grant("first", "a", 0, 40, 10), {"GPU-0": mib}) is None
-    assert (store.claim(grant("second", "a", 0, 60, 40), {"GPU-0": mib}) is None) is fits
+    assert isinstance(store.claim(grant("first", "a", 0, 40, 10), {"GPU-0": mib}), Claim)
+    assert isinstance(store.claim(grant("second", "a", 0, 60, 40), {"GPU-0": mib}), Claim) is fits
 
 
 def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):
@@ -133,7 +144,7 @@ def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_
     for number, day in enumerate((20, 10, 1)):
         clock.set_wall(datetime(2026, 1, day, tzinfo=UTC))
         mine = msgspec.structs.replace(grant(f"u{number}", "a", 0, 10), slots=("s001",))
-        assert store.claim(mine, TOTALS) is None
+        assert isinstance(store.claim(mine, TOTALS), Claim)
         assert store.owner("s001").pod_uid == f"u{number}"
         store = GrantStore(tmp_path / "grants", clock=clock)
         assert store.owner("s001").pod_uid == f"u{number}"

@@ -11,7 +11,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Grant, GrantedShare, GrantStore
+from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
 from tests.deviceplugin.fakenode import PATIENCE
@@ -52,7 +52,7 @@ class Node:
         self.delivery = Delivery(self.folder, None)
 
     def prestart(self, made: Grant) -> None:
-        assert self.grants.claim(made, TOTALS) is None
+        assert isinstance(self.grants.claim(made, TOTALS), Claim)
         self.delivery.deliver(made, HERE)
 
     def device(self, slot: str) -> str:
@@ -202,10 +202,26 @@ def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatc
             if then == "is dropped":
                 node.grants.drop("a", node.grants.epoch())
             else:
-                assert node.grants.claim(other, TOTALS) is None
+                assert isinstance(node.grants.claim(other, TOTALS), Claim)
         return disk_of(pod_uid)
 
     monkeypatch.setattr(node.grants, "_disk_of", between)
-    assert node.grants.claim(grant("a", "s001", 0), TOTALS) is None
+    assert isinstance(node.grants.claim(grant("a", "s001", 0), TOTALS), Claim)
     on_disk = [one.slots for one in GrantStore(tmp_path / "grants").all()]
     assert on_disk == [one.slots for one in node.grants.all()]
+
+
+def test_only_what_the_claim_itself_has_entered_is_taken_back(node, tmp_path):
+    """The kubelet has given the first call up, and its next call comes before that one's end."""
+    first, second = (node.grants.claim(grant("a", slot, 0), TOTALS) for slot in ("s001", "s002"))
+
+    def on_disk() -> list[Grant]:
+        return GrantStore(tmp_path / "grants").all()
+
+    node.grants.take_back(first)
+    assert node.grants.all() == on_disk() == [second.grant]
+    node.grants.take_back(second)
+    assert node.grants.all() == on_disk() == [first.grant]
+    node.grants.take_back(first)
+    assert node.grants.all() == on_disk() == []
+    assert list((tmp_path / "grants").iterdir()) == []

@@ -103,6 +103,42 @@ def test_who_is_deleted_while_it_waits_for_the_card_is_not_given_it(idle_rig):
     assert rig.spec(slot) is None
 
 
+def test_who_is_deleted_while_room_is_made_is_not_given_it(rig, monkeypatch):
+    """The container runtime may take seconds to say what has ended."""
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    rig.end(first)
+    prestart = rig.agent._prestart
+    free = prestart._release
+
+    def slowly(uids):
+        free(uids)
+        rig.kubelet.plugin.active = False
+
+    monkeypatch.setattr(prestart, "_release", slowly)
+    assert "has given up" in refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
+    assert rig.agent.grants.all() == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a first start", "a restart"])
+def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypatch, again):
+    pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
+    slot = rig.run(pod, "one") if again else None
+    before = rig.agent.grants.all()
+    wait = rig.agent._prestart._mps
+
+    def confirm(_):
+        assert rig.held_on_disk(0) == 2000
+        rig.kubelet.plugin.active = False
+
+    monkeypatch.setattr(wait, "confirm", confirm)
+    delivery = rig.agent._prestart._delivery
+    monkeypatch.setattr(delivery, "deliver", lambda *_: pytest.fail("nobody waits for it"))
+    assert "has given up" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
+    assert rig.agent.grants.all() == before
+    assert rig.held_on_disk(0) == (2000 if again else 0)
+
+
 def test_a_card_that_others_hold_is_refused_by_name(rig):
     rig.run(rig.bind("first", [(0, 10000)]))
     code, why = refusal(lambda: rig.run(rig.bind("second", [(0, 10000)])))

@@ -8,7 +8,7 @@ import pytest
 
 from cardwise.core.api import mps
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import GrantStore
+from deviceplugin.grants.grants import Claim, GrantStore
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
 from tests.deviceplugin.records import grant
@@ -59,7 +59,7 @@ def test_what_was_freed_does_not_come_back(rig):
 def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     store = GrantStore(tmp_path / "grants")
     made = grant()
-    assert store.claim(made, {"GPU-1": P100}) is None
+    assert isinstance(store.claim(made, {"GPU-1": P100}), Claim)
     (known,) = store.all()
     store.drop(made.pod_uid, store.epoch())
     store._put_back(known)
