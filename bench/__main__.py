@@ -85,7 +85,7 @@ def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tupl
 @click.option("--pods", default=2000)
 @click.option("--runs", default=3)
 def batching(nodes: int, pods: int, runs: int) -> None:
-    """Pods a second of the real kube-scheduler that ask for no card, with an extender, without, and with one beside."""
+    """Pods a second that ask for no card, with an extender, without, and with one beside; races of two."""
     from bench import batching as bench  # noqa: PLC0415
 
     _show(bench.run(nodes, pods, runs))

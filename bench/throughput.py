@@ -32,7 +32,7 @@ from tests.cluster.processes import Process, children, wait_for
 
 NAMESPACE = "default"
 LOW, HIGH = 1024, 16276  # MiB
-_LIMIT = 600  # seconds of one run
+LIMIT = 600  # seconds of one run
 _KINDS = {
     "stock": "stock, pods of 1 CPU",
     "shares": "stock, shares without an extender",
@@ -116,26 +116,23 @@ class Bench:
         self, name: str, stanzas: list[dict], *, gpu: bool, sampling: int = 100, profiles: Sequence[dict] = ()
     ) -> Result:
         """One run. `sampling`: percent of the nodes that the scheduler looks at, 0 for its own choice."""
-        cluster = self._cluster
+        cluster, draw = self._cluster, random.Random(1)
         scheduler = cluster.process("kube-scheduler")
         scheduler.stop()
         cluster.control_plane.start_scheduler(stanzas, sampling=sampling, profiles=profiles)
         time.sleep(2)
         scheduler.pause()
-        version = self._create(name, gpu=gpu)
-        counter = Counter(cluster, version, self._pods)
+        counter = self.create([_pod(name, i, draw, gpu=gpu) for i in range(self._pods)])
         cpu = self._cpu()
         began = time.monotonic()
         scheduler.resume()
-        seconds = counter.wait(began, _LIMIT)
+        seconds = counter.wait(began, LIMIT)
         after = self._cpu()
         if stanzas:
             values = self._values()
             print(f"  mean of a call: {_mean_seconds(values)}; ahead: {_ahead(values)}", file=sys.stderr)
             cluster.process("extender").stop()
-        cluster.api.delete(paths.pods(NAMESPACE), {"gracePeriodSeconds": 0}, timeout=60)
-        if not wait_for(lambda: not cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["items"], 60):
-            raise RuntimeError("pods were not deleted")
+        self.clear()
         used = {who: round((after[who] - cpu[who]) * 1000 / self._pods, 2) for who in after if who in cpu}
         return Result(self._pods / seconds, used)
 
@@ -144,20 +141,19 @@ class Bench:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
             return dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
 
-    def _create(self, name: str, *, gpu: bool) -> str:
-        draw = random.Random(1)
-
-        def pod(i: int) -> dict:
-            limits = {"cpu": "1"}
-            if gpu:
-                limits = {"aliyun.com/gpu-mem": str(draw.randint(LOW, HIGH)), "cardwise.dev/share": "1"}
-            container = {"name": "main", "image": "example.com/app:1", "resources": {"limits": limits}}
-            return {"metadata": {"name": f"{name}-{i}"}, "spec": {"containers": [container]}}
-
-        pods = [pod(i) for i in range(self._pods)]
+    def create(self, pods: list[dict]) -> "Counter":
+        """These pods, while no scheduler runs; counts those that get a node from now on."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda each: self._cluster.api.create(paths.pods(NAMESPACE), each), pods))
-        return self._cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["metadata"]["resourceVersion"]
+        version = self._cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["metadata"]["resourceVersion"]
+        return Counter(self._cluster, version, len(pods))
+
+    def clear(self) -> None:
+        """Without pods again."""
+        api = self._cluster.api
+        api.delete(paths.pods(NAMESPACE), {"gracePeriodSeconds": 0}, timeout=60)
+        if not wait_for(lambda: not api.get(paths.pods(NAMESPACE), {"limit": "1"})["items"]):
+            raise RuntimeError("pods were not deleted")
 
     def _cpu(self) -> dict[str, float]:
         found = {}
@@ -166,6 +162,19 @@ class Bench:
             if process.noted is not None and process.alive():
                 found[name] = sum(cpu_seconds(pid) for pid in [process.pid, *children(process.pid)])
         return found
+
+
+def _pod(name: str, i: int, draw: random.Random, *, gpu: bool) -> dict:
+    limits = {"cpu": "1"}
+    if gpu:
+        limits = {"aliyun.com/gpu-mem": str(draw.randint(LOW, HIGH)), "cardwise.dev/share": "1"}
+    return pod(f"{name}-{i}", limits)
+
+
+def pod(name: str, limits: dict[str, str], **spec: str) -> dict:
+    """A pod with these limits."""
+    container = {"name": "main", "image": "example.com/app:1", "resources": {"limits": limits}}
+    return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
 def _mean_seconds(values: dict[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from tests.cluster.cards import TestCard, card_uuid
 
 LABEL = "cardwise.dev/simulated"
 RUN_SECONDS = "simulated.test/run-seconds"  # not in our domain: the webhook strips what it does not know there
+CPUS = 64  # of a node
 _WORKERS = 4
 _GONE = (errors.NotFound, errors.Conflict)
 
@@ -54,7 +55,7 @@ def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> No
     # Admission adds a not-ready taint, which only the node lifecycle controller would take away.
     client.patch(paths.nodes(name), {"spec": {"taints": None}})
     total = sum(card.memory_mib for card in cards)
-    capacity = {"cpu": "64", "memory": "512Gi", "pods": "500", "ephemeral-storage": "1Ti"}
+    capacity = {"cpu": str(CPUS), "memory": "512Gi", "pods": "500", "ephemeral-storage": "1Ti"}
     if cards:
         capacity |= {
             names.GPU_MEM: str(total),
