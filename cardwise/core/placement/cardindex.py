@@ -1,18 +1,23 @@
 """The index of all open cards by free memory: finds the one best node of thousands for filter.
 
-A request for one card is answered by a bisection, and not by asking every node. There is a list for each kind of card
-and the taints of its MPS (`mpstaints`), so that a request walks only cards that it may use. The answer equals that of
-asking node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
-tests/property/test_mpstaints.py).
+A request for one card is answered by a bisection, and not by asking every node. There is a list for each kind of card,
+the taints of its MPS (`mpstaints`), and whether a pod holds a part of it (`USED`), so that a request walks only cards
+that it may use. The answer equals that of asking node by node (tests/core/placement/test_cardindex.py,
+tests/property/test_typed_placement.py, tests/property/test_mpstaints.py).
 """
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
 
 from cardwise.core.placement.mpstaints import BITS
 
-# Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its taints.
+USED: Final = 1 << BITS  # like a taint: closes the card to requests for whole cards
+KIND: Final = BITS + 1  # the bits below a group's kind
+
+# Free MiB, node, position of the card in the node's lists, and its group: its kind above `USED` and its taints.
 Entry = tuple[int, str, int, int]
 
 _MANY = 2000  # from so many changed nodes on, sorting again is cheaper than moving their cards
@@ -66,13 +71,17 @@ class CardIndex:
         walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
 
+    def count(self, untolerated: int) -> Mapping[str, int]:
+        """How many cards without such a taint nodes have. Nodes without such cards are left out."""
+        return Counter(entry[1] for entries in self._chosen(None, untolerated) for entry in entries)
+
     def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
         if kinds is None and not untolerated:
             return self._entries.values()
         return [
             entries
             for number, entries in self._entries.items()
-            if not number & untolerated and (kinds is None or number >> BITS in kinds)
+            if not number & untolerated and (kinds is None or number >> KIND in kinds)
         ]
 
     def _remove(self, entry: Entry) -> None:

@@ -19,10 +19,9 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
-from cardwise.core.placement.cardindex import CardIndex, Entry
+from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
 from cardwise.core.placement.devices import Device, in_order
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
-from cardwise.core.placement.mpstaints import BITS
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
@@ -226,10 +225,13 @@ class Ledger:
 
     def _open_cards(self, name: str) -> list[Entry]:
         state = self._nodes.get(name)
-        codes = state.ascending() if state is not None else ()
-        kinds = state.kinds if state is not None else ()
-        taints = state.mps.taints if state is not None else ()
-        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i] << BITS | taints[i]) for code in codes]
+        if state is None:
+            return []
+        groups = [
+            kind << KIND | (USED if clients else 0) | taints
+            for kind, clients, taints in zip(state.kinds, state.clients, state.mps.taints, strict=True)
+        ]
+        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), groups[i]) for code in state.ascending()]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)

@@ -5,6 +5,7 @@ Extender, simulator, `explain` and the tests call these functions; nothing else 
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment, CardShare
@@ -13,7 +14,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
-from cardwise.core.placement.cardindex import CardIndex, Entry
+from cardwise.core.placement.cardindex import USED, CardIndex, Entry
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds
 from cardwise.core.placement.ledger import Ledger
@@ -38,22 +39,24 @@ class Unplaceable:
 
 
 def place(
-    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
+    ledger: Ledger, nodes: Collection[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Unplaceable:
     """The best of the nodes under the policy; equal scores go to the node named first.
 
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
     scorer = Scorer(request, policy, headroom)
-    if scorer.indexed:
+    many = len(nodes) * _FEW > len(ledger.by_name())  # a few are asked faster than the index is walked
+    if many and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
         node = scorer.first(ledger, nodes)
         if node is not None:
             return _certainly(scorer.place_on(node))
         return Unplaceable(refusals=scorer.refuse_all(ledger, nodes))
-    scores, refusals = scorer.score_all(ledger, nodes)
+    some = scorer.with_cards(ledger, nodes) if many else nodes
+    scores, refusals = scorer.score_all(ledger, some)
     if not scores:
-        return Unplaceable(refusals=refusals)
+        return Unplaceable(refusals=refusals if some is nodes else scorer.score_all(ledger, nodes)[1])
     most = max(scores.values())
     best = min(name for name, score in scores.items() if score == most)
     return _certainly(scorer.place_on(ledger.node(best)))
@@ -74,6 +77,9 @@ def exceeded(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom])
         for one in headroom
         if not one.takes(quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, one.entry)))
     ]
+
+
+_FEW: Final = 8  # this part of all nodes
 
 
 class _Names(Collection[str]):
@@ -105,7 +111,7 @@ class _Names(Collection[str]):
         return len(self._names)
 
 
-# How a policy walks the index of all cards for a share of one card; a policy that is not here asks node by node.
+# How a policy walks the index of all cards for one card; a policy that is not here asks node by node.
 _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]] = {
     "binpack": CardIndex.smallest,
     "spread": CardIndex.largest,
@@ -149,7 +155,7 @@ class Scorer:
     @property
     def indexed(self) -> bool:
         """Whether `first` can answer."""
-        return self._single and not self._whole and self._walk is not None and self._devices is None
+        return self._single and self._walk is not None and self._devices is None
 
     def first(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
         """The best of the nodes, by the index of all cards; None if none fits."""
@@ -158,9 +164,9 @@ class Scorer:
         plan = self._plan_on(ledger.kinds)
         claim, levels, _ = plan.wants[0]
         restricted = self._restricted(ledger)
-        untolerated = claim.untolerated if restricted else 0
+        untolerated = (claim.untolerated if restricted else 0) | (USED if claim.whole else 0)
         for _, kinds in levels:
-            for _, name, position, _ in self._walk(ledger.index(), claim.mem, nodes, kinds, untolerated):
+            for _, name, position, _ in self._walk(ledger.index(), claim.mem or 1, nodes, kinds, untolerated):
                 node = ledger.node(name)
                 if (
                     node is not None
@@ -170,6 +176,15 @@ class Scorer:
                 ):
                     return node
         return None
+
+    def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
+        """For several whole cards: those of the nodes with so many, by the index of all cards. In a full cluster they
+        are few, and only they need to be scored. For other requests: the nodes as they are.
+        """
+        if len(self._claims) != 1 or not self._whole:
+            return nodes
+        cards, found = self._claims[0].cards, ledger.index().count(USED)
+        return [name for name in nodes if found.get(name, 0) >= cards]
 
     def exhausted(self, ledger: Ledger) -> bool:
         """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""

@@ -64,6 +64,25 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
         assert found.node in candidates
 
 
+MANY = [f"n{i:02}" for i in range(17)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(MANY), st.integers(0, 2), st.integers(1, 60)), max_size=40),
+    asked,
+    st.lists(st.sampled_from([*MANY, "unknown"]), max_size=4, unique=True),
+    st.sampled_from(sorted(policies.POLICIES)),
+)
+def test_few_of_many_nodes_are_asked_as_all_are(held, wanted, nodes, policy):
+    ledger = Ledger(max_clients=4)
+    for i, name in enumerate(MANY):
+        ledger.set_cards(name, cards(*[40 + 40 * (i % 2)] * (i % 4), node=name))
+    for uid, (node, index, mem) in enumerate(held):
+        ledger.hold(holding(str(uid), mem, index, node=node))
+    wanted = request.parse(pod(containers=[wanted]))
+    assert placement.place(ledger, nodes, wanted, policy) == slowly(ledger, nodes, wanted, policy)
+
+
 def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
     ledger = Ledger()
     for i in range(2500):
