@@ -181,7 +181,7 @@ class Extender:
         registry.register(levels)
         registry.register(self._fragments)
         metrics = Metrics(registry, self._clock)
-        self._state.gangs.observe(metrics.held, metrics.queued)
+        self._state.gangs.observe, self._state.gangs.queued = metrics.held, metrics.queued
         self._state.ahead.observe = metrics.ahead
         parts = Parts(
             state=self._state,

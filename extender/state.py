@@ -4,7 +4,7 @@ Nothing here waits or does I/O. Which pod has room on which cards is in the tabl
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,6 +15,7 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement.kinds import UNKNOWN
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
@@ -35,7 +36,6 @@ from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way
 from extender.gangs import gangwords
-from extender.gangs.ganglock import LockedGangs
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
@@ -78,7 +78,7 @@ class State:
         nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)
-        reserve = Reserve(cache, clock)
+        self._reserve = reserve = Reserve(cache, clock)
         self.ahead = Ahead(
             self._lock,
             cache=cache,
@@ -90,9 +90,10 @@ class State:
         places = GangPlaces(
             cache=cache, nominated=nominated, reserve=reserve, ahead=self.ahead, policy=settings.policy, clock=clock
         )
-        self._gangs = Gangs(cache, places, settings, clock)
-        self.gangs = LockedGangs(self._lock, cache, self._gangs, reserve, clock)
-        self.preemption = Preemption(self._lock, cache=cache, nominated=nominated, gangs=self._gangs, clock=clock)
+        self.gangs = Gangs(self._lock, cache=cache, places=places, settings=settings, clock=clock)
+        self.preemption = Preemption(
+            self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
+        )
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._unplaced: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
 
@@ -133,10 +134,10 @@ class State:
         """The pod is so now."""
         with self._lock:
             if pod.member is not None:
-                self._gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
+                self.gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
             else:
-                self._gangs.drop(pod.uid)
-            self._gangs.beside(pod.uid, pod.group)
+                self.gangs.drop(pod.uid)
+            self.gangs.beside(pod.uid, pod.group)
             if not (pod.node or pod.finished):
                 self._queue.waits(pod)
                 if pod.asks is not None and not self._is_on_its_way(pod.asks):
@@ -148,8 +149,8 @@ class State:
     def remove_pod(self, pod: PodRecord) -> None:
         """The pod is gone; it was last seen so."""
         with self._lock:
-            self._gangs.drop(pod.uid)
-            self._gangs.beside(pod.uid, "")
+            self.gangs.drop(pod.uid)
+            self.gangs.beside(pod.uid, "")
             self._unplaced.pop(pod.uid, None)
             self._queue.over(pod.uid)
             self._reservations.left(pod.uid, ended=pod.ended)
@@ -161,12 +162,12 @@ class State:
         with self._lock:
             if placed.node:
                 self._loads.set_pod(key, placed)
-            self._gangs.beside(key, placed.group)
+            self.gangs.beside(key, placed.group)
 
     def remove_other(self, key: str) -> None:
         with self._lock:
             self._loads.remove_pod(key)
-            self._gangs.beside(key, "")
+            self.gangs.beside(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str:
         """The ExtendedResource is so now. Returns what of it is not believed, and why."""
@@ -263,6 +264,14 @@ class State:
             self._queue.refused(uid)
             return False
 
+    def reserved(self, rank: Rank, request: PodRequest, nodes: Collection[str]) -> set[str]:
+        """Those of the nodes that a gang which has waited long keeps from a pod of this rank."""
+        if self._reserve.gang is None:
+            return set()
+        with self._lock:
+            self._cache.count_cards()
+            return self._reserve.closed(rank, request, nodes)
+
     def fitting(
         self, ask: PlacementRequest, *, created: str = ahead.YOUNGEST
     ) -> dict[str, int] | Unplaceable | Decided:
@@ -312,7 +321,7 @@ class State:
             decided = self._reservations.decided(uid)
             if decided is not None and not unsure:
                 return decided
-            if not self._gangs.may_post(uid, node):
+            if not self.gangs.may_post(uid, node):
                 return Refusal.GANG_BACKS_OFF
             chosen: Assignment | Refusal | None = None
             if one is not None and unsure:
@@ -323,7 +332,7 @@ class State:
                 chosen = self._choose(PlacementRequest(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):
                 self._reservations.give_up(uid)
-                self._gangs.unposted(uid)
+                self.gangs.unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
                 self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
@@ -334,9 +343,9 @@ class State:
         with self._lock:
             self._reservations.posted(uid, phase)
             if phase is None:
-                self._gangs.unposted(uid)
+                self.gangs.unposted(uid)
             else:
-                self._gangs.posted(uid)
+                self.gangs.posted(uid)
 
     def unheard(self) -> set[str]:
         """The pods for which a Binding of this process may still land. Until that is settled, their cards count."""
@@ -346,7 +355,7 @@ class State:
     def forget_plans(self) -> None:
         """Another extender decides from now on, or has decided until now: plans that are not posted end."""
         with self._lock:
-            self._gangs.forget()
+            self.gangs.forget()
             self._queue.forget_fragmented()
             self._reservations.drop_plans()
 
@@ -367,7 +376,7 @@ class State:
         """The result of a consistent read of a pod from `tick`."""
         with self._lock:
             if self._reservations.looked_up(uid, bound=bound, exists=exists):
-                self._gangs.unposted(uid)
+                self.gangs.unposted(uid)
 
     def look_up_failed(self, uid: str) -> None:
         """A pod from `tick` could not be looked up, or its Binding not be made void: it is tried again later."""

@@ -81,7 +81,7 @@ def filter_nodes(
     state.ahead.serves(pod.scheduler)
     created = pod.created or YOUNGEST
     policy = asked.policy or preferences.policy
-    closed = state.gangs.reserved(pod.rank, asked, offered)
+    closed = state.reserved(pod.rank, asked, offered)
     candidates = [name for name in offered if name not in closed] if closed else offered
     ask = PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]

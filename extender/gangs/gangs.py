@@ -1,33 +1,48 @@
 """The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
 
-Part of the state, whose lock guards it. The phase of one gang is in `cardwise.core.gangs.gangstate`; plans are made in
-`gangplaces`. Nothing here waits: a bind waits on a `Hold`.
+Part of the state, whose lock it shares; long work is done in short turns, and other threads get the lock in between.
+The phase of one gang is in `cardwise.core.gangs.gangstate`; plans are made in `gangplaces`. Nothing here waits: a bind
+waits on a `Hold`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.gangs.gangplan import Planned
 from cardwise.core.gangs.gangs import Foreign, GangPhase, Group, Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
+from extender.cache.statelock import StateLock
+from extender.cache.yielding import give_way, slices
 from extender.gangs.bindturns import BindTurns
 from extender.gangs.gangplaces import CHEAP, TURN, GangPlaces
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwords import GangSettings, Hold, Work
 from extender.gangs.line import Line, Walk
 
+_TOLD_AT_ONCE: Final = 50  # gangs
+_TENDED_AT_ONCE: Final = 200  # gangs
+_ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
+_RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that are left are planned in the term
+
 
 class Gangs:
-    """Not thread-safe: the state locks."""
+    """Methods may be called from any thread; for those that say so the caller holds the lock.
 
-    def __init__(self, cache: Cache, places: GangPlaces, settings: GangSettings, clock: Clock) -> None:
+    `observe` and `queued` are callbacks for metrics. `observe`: a hold is over, "bound" or "ended", after so many
+    seconds. `queued`: a gang begins to be bound, whose oldest member was created then.
+    """
+
+    def __init__(
+        self, lock: StateLock, *, cache: Cache, places: GangPlaces, settings: GangSettings, clock: Clock
+    ) -> None:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
+        self._lock = lock
         self._cache = cache
         self._queue = cache.queue
         self._reservations = cache.reservations
@@ -41,8 +56,8 @@ class Gangs:
         self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
         self._line = Line()
-        self._round = Walk(iter(()))  # gangs that `plan_some` has still to look at
-        self._halves = Walk(iter(()))  # gangs that `recover_some` has still to look at
+        self._round = Walk(iter(()))  # gangs that `_plan_some` has still to look at
+        self._halves = Walk(iter(()))  # gangs that `_recover_some` has still to look at
         self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
@@ -50,7 +65,7 @@ class Gangs:
         self._places = places
         self._stopped = ""
 
-    # What the API server tells.
+    # What the API server tells. For pods the caller holds the lock.
 
     def put(self, key: str, member: Member) -> None:
         """The member of the gang, "namespace/name", is so now. To be called before its reservation is changed."""
@@ -88,19 +103,21 @@ class Gangs:
 
     def set_group(self, key: str, group: Group | None) -> None:
         """Our PodGroup, "namespace/name", is so now; None: it is gone."""
-        if group is None:
-            self._groups.pop(key, None)
-        else:
-            self._groups[key] = group
-        self._changed(key)
+        with self._lock:
+            if group is None:
+                self._groups.pop(key, None)
+            else:
+                self._groups[key] = group
+            self._changed(key)
 
     def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
         """As `set_group`, for a PodGroup of another API group."""
-        if group is None:
-            self._foreign.pop((kind, key), None)
-        else:
-            self._foreign[kind, key] = group
-        self._changed(key)
+        with self._lock:
+            if group is None:
+                self._foreign.pop((kind, key), None)
+            else:
+                self._foreign[kind, key] = group
+            self._changed(key)
 
     def beside(self, pod: str, key: str) -> None:
         """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or gone."""
@@ -116,59 +133,67 @@ class Gangs:
         if not self._beside[before]:
             del self._beside[before]
 
-    # What filter and bind decide.
+    # What filter and bind ask.
+
+    def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
+        """The planned node of a member, or why it has none; None: the pod is placed alone."""
+        with self._lock:
+            self._cache.count_cards()
+            now = self._clock.now()
+            gang = self.of(uid)
+            if gang is None:
+                self._queue.refused(uid)
+                return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
+            if gang.ran:
+                return None
+            found = self._filter(gang, uid, nodes, now)
+            if isinstance(found, Refusal):
+                self._queue.refused(uid)
+                return found
+            self._queue.placed(uid)
+            gang.passes(uid, now)
+            return found
+
+    def join(self, uid: str, node: str) -> Hold | str | None:
+        """A bind call for a member has come. Returns the hold to wait for, or the error; None: it goes on at once."""
+        with self._lock:
+            self._cache.count_cards()
+            now = self._clock.now()
+            gang = self.of(uid)
+            if gang is None or gang.ran:
+                return None
+            if gang.plan.get(uid) != node:
+                return "its gang has another plan by now, or none; the pod is tried again"
+            if gang.forward:
+                return None
+            if self._stopped:
+                return self._stopped
+            name = gang.members[uid].name
+            if uid in gang.arrived:
+                self._end(gang, f"{name} was sent to bind twice")
+                return "its gang has no plan any more; the pod is tried again"
+            hold = self._holds[gang.key]
+            if gang.arrives(uid, now):
+                self._commit(gang, hold, now)
+            return hold
+
+    def waits(self, uid: str) -> bool:
+        """Whether a bind of this pod would have to wait for other members."""
+        with self._lock:
+            gang = self.of(uid)
+            return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
+
+    def cancel(self, hold: Hold, reason: str) -> None:
+        """Ends the hold: a bind that waits for it cannot go on."""
+        with self._lock:
+            if self._holds.get(hold.key) is hold:
+                self._end(self._gangs[hold.key], reason)
+
+    # What the state and preemption ask. The caller holds the lock.
 
     def of(self, uid: str) -> Gang | None:
         """The gang that the pod is in."""
         return self._gangs.get(self._of.get(uid, ""))
-
-    def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
-        """The planned node of a member, or why it has none; None: the pod is placed alone."""
-        now = self._clock.now()
-        gang = self.of(uid)
-        if gang is None:
-            self._queue.refused(uid)
-            return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
-        if gang.ran:
-            return None
-        found = self._filter(gang, uid, nodes, now)
-        if isinstance(found, Refusal):
-            self._queue.refused(uid)
-            return found
-        self._queue.placed(uid)
-        gang.passes(uid, now)
-        return found
-
-    def join(self, uid: str, node: str) -> Hold | str | None:
-        """A bind call for a member has come. Returns the hold to wait for, or the error; None: it goes on at once."""
-        now = self._clock.now()
-        gang = self.of(uid)
-        if gang is None or gang.ran:
-            return None
-        if gang.plan.get(uid) != node:
-            return "its gang has another plan by now, or none; the pod is tried again"
-        if gang.forward:
-            return None
-        if self._stopped:
-            return self._stopped
-        name = gang.members[uid].name
-        if uid in gang.arrived:
-            self._end(gang, f"{name} was sent to bind twice")
-            return "its gang has no plan any more; the pod is tried again"
-        hold = self._holds[gang.key]
-        if gang.arrives(uid, now):
-            self._commit(gang, hold, now)
-        return hold
-
-    def waits(self, uid: str) -> bool:
-        """Whether a bind of this pod would have to wait for other members."""
-        gang = self.of(uid)
-        return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
-
-    def cancel(self, hold: Hold, reason: str) -> None:
-        """Ends the hold: a bind that waits for it cannot go on."""
-        if self._holds.get(hold.key) is hold:
-            self._end(self._gangs[hold.key], reason)
 
     def may_post(self, uid: str, node: str) -> bool:
         """Whether a bind of this pod may be posted now: it is in no gang, or its gang goes forward, or runs."""
@@ -187,16 +212,6 @@ class Gangs:
         if gang is not None:
             self._stand_back(gang, self._clock.now())
 
-    def look(self, members: Sequence[Member], until: float) -> bool:
-        """See `GangPlaces.look`."""
-        return self._places.look(members, until)
-
-    def would_place(self, gang: Gang, members: Sequence[Member], *, shape: str, also: Iterable[str]) -> Planned | None:
-        """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
-        return self._places.would_place(gang, members, self._clock.now(), shape=shape, also=also)
-
-    # What time and leaders do.
-
     def forget(self) -> None:
         """Another extender decides from now on, or has decided until now: only what the API server shows is kept."""
         now = self._clock.now()
@@ -204,32 +219,105 @@ class Gangs:
             self._void(gang, gang.forget(now))
         self._places.forget()
 
-    def recover(self) -> None:
-        """A term begins: `recover_some` plans gangs that are bound in part before anything else is placed."""
-        now, wall = self._clock.now(), self._clock.wall().timestamp()
-        for gang in self._gangs.values():
-            gang.taken_over(now, wall)
-        self._halves = self._line.in_order()
+    # What time and leaders do.
 
-    def recover_some(self) -> bool:
-        """Goes on with `recover` for one turn. Returns whether gangs are left for the next turn."""
-        until, now = self._clock.cpu() + TURN, self._clock.now()
-        while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
-            missing = gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else []
-            if missing:
-                self._places.place(gang, missing, now)
-            self._halves.go_on()
-        return gang is not None
+    def recover(self) -> None:
+        """A term begins: gangs that are bound in part are planned before anything else is placed."""
+        with self._lock:
+            now, wall = self._clock.now(), self._clock.wall().timestamp()
+            for gang in self._gangs.values():
+                gang.taken_over(now, wall)
+            self._halves = self._line.in_order()
+        until = self._clock.now() + _RECOVER_SECONDS
+        while self._recover_some() and self._clock.now() < until:
+            give_way(self._clock)
 
     def stop(self, reason: str) -> None:
         """Ends all holds; from now on no bind may wait."""
-        self._stopped = reason
-        for hold in list(self._holds.values()):
-            self._end(self._gangs[hold.key], reason)
+        with self._lock:
+            self._stopped = reason
+            for hold in list(self._holds.values()):
+                self._end(self._gangs[hold.key], reason)
 
-    def tend(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
-        """Does what is due by time for these gangs; there may be thousands. Adds to `work` what is to be written, and
-        to `due` the gangs that have waited too long.
+    def step(self) -> Work:
+        """One round of what is due by time; only the leader calls it. Returns what is to be written."""
+        work, due = Work([], []), list[Gang]()
+        for some in slices(self._keys(), _TENDED_AT_ONCE, self._clock):
+            with self._lock:
+                self._cache.count_cards()
+                self._tend(some, work, due)
+        with self._lock:
+            self._cache.count_cards()
+            self._tended(due)
+        until = self._clock.now() + _ROUND_SECONDS
+        while self._plan_some() and self._clock.now() < until:
+            give_way(self._clock)
+        return work
+
+    def evicts(self, uid: str) -> bool:
+        """Whether the member is still to be evicted."""
+        with self._lock:
+            gang = self.of(uid)
+            return gang is not None and uid in gang.evicting
+
+    # What is shown of them.
+
+    def views(self) -> list[View]:
+        """All gangs as people see them."""
+        found: list[View] = []
+        for some in slices(self._keys(), _TOLD_AT_ONCE, self._clock):
+            with self._lock:
+                gangs = (self._gangs[key] for key in some if key in self._gangs)
+                found += [view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
+        return found
+
+    def phases(self) -> dict[str, int]:
+        """How many gangs are in which phase."""
+        with self._lock:
+            counts = dict.fromkeys(map(str, GangPhase), 0)
+            for gang in self._gangs.values():
+                counts[str(gang.phase)] += not gang.group.basic
+            return counts
+
+    def foreign(self) -> list[tuple[Foreign, str]]:
+        """The gangs whose minimum is in a PodGroup of another API group, and which group."""
+        with self._lock:
+            return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
+
+    # Turns of long work.
+
+    def _keys(self) -> list[str]:
+        with self._lock:
+            return list(self._gangs)
+
+    def _recover_some(self) -> bool:
+        """One turn of `recover`. Returns whether gangs are left for the next turn."""
+        with self._lock:
+            self._cache.count_cards()
+            until, now = self._clock.cpu() + TURN, self._clock.now()
+            while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
+                missing = gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else []
+                if missing:
+                    self._places.place(gang, missing, now)
+                self._halves.go_on()
+            return gang is not None
+
+    def _plan_some(self) -> bool:
+        """Goes on with the round that `_tended` has begun, for one turn. Returns whether gangs are left."""
+        with self._lock:
+            self._cache.count_cards()
+            began, now = self._clock.cpu(), self._clock.now()
+            self._plan_in_order(self._round, self._unasked, now, began + TURN)
+            self._round_cost += self._clock.cpu() - began
+            if self._round.gang is None and self._round_cost > CHEAP:
+                self._next_round = now + yielding.rest(self._round_cost)
+            return self._round.gang is not None
+
+    # Everything below runs under the lock.
+
+    def _tend(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
+        """Does what is due by time for these gangs. Adds to `work` what is to be written, and to `due` the gangs that
+        have waited too long.
         """
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
@@ -245,49 +333,13 @@ class Gangs:
             if gang.reserves(now):
                 due.append(gang)
 
-    def tended(self, due: Iterable[Gang]) -> None:
+    def _tended(self, due: Iterable[Gang]) -> None:
         """To be called when all gangs were tended: chooses the gang for which nodes are kept, and begins a round."""
         now = self._clock.now()
         if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
             self._queue.move_all()
         if now >= self._next_round and self._round.gang is None:
             self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
-
-    def plan_some(self) -> bool:
-        """Goes on with the round that `tended` has begun, for one turn. Returns whether gangs are left for the next."""
-        began, now = self._clock.cpu(), self._clock.now()
-        self._plan_in_order(self._round, self._unasked, now, began + TURN)
-        self._round_cost += self._clock.cpu() - began
-        if self._round.gang is None and self._round_cost > CHEAP:
-            self._next_round = now + yielding.rest(self._round_cost)
-        return self._round.gang is not None
-
-    def evicts(self, uid: str) -> bool:
-        """Whether the member is still to be evicted."""
-        gang = self.of(uid)
-        return gang is not None and uid in gang.evicting
-
-    def keys(self) -> list[str]:
-        """The keys of all gangs."""
-        return list(self._gangs)
-
-    def views(self, keys: Iterable[str]) -> list[View]:
-        """These gangs as people see them, without those that are gone or are no gangs."""
-        gangs = (self._gangs[key] for key in keys if key in self._gangs)
-        return [view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
-
-    def phases(self) -> dict[str, int]:
-        """How many gangs are in which phase."""
-        counts = dict.fromkeys(map(str, GangPhase), 0)
-        for gang in self._gangs.values():
-            counts[str(gang.phase)] += not gang.group.basic
-        return counts
-
-    def foreign(self) -> list[tuple[Foreign, str]]:
-        """The gangs whose minimum is in a PodGroup of another API group, and which group."""
-        return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
-
-    # Everything below is what they are made of.
 
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
         member = gang.members[uid]
@@ -335,7 +387,7 @@ class Gangs:
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
         """Plans the gangs that come before this one in line, as far as the turn's time allows. Returns whether all were
-        looked at; if not, `plan_some` goes on with them, and then with this gang.
+        looked at; if not, `_plan_some` goes on with them, and then with this gang.
         """
         unasked, until = list[Gang](), self._clock.cpu() + TURN
         if not self._plan_in_order(self._line.before(gang), unasked, now, until):

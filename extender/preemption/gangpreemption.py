@@ -22,7 +22,7 @@ from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, NominatedPlace
-from extender.gangs.gangplaces import TURN
+from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
@@ -56,12 +56,15 @@ class GangSearch:
 class GangPreemption:
     """Not thread-safe: the state locks."""
 
-    def __init__(self, nominated: NominatedPods, gangs: Gangs, *, cache: Cache, clock: Clock) -> None:
+    def __init__(
+        self, nominated: NominatedPods, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock
+    ) -> None:
         self._ledger = cache.ledger
         self._loads = cache.loads
         self._nominations = cache.reservations.nominations
         self._nominated = nominated
         self._gangs = gangs
+        self._gang_places = places
         self._clock = clock
 
     def concerns(self, uid: str) -> bool:
@@ -83,7 +86,7 @@ class GangPreemption:
             gang, lacking = self._gangs.of(uid), self._lacking(uid)
             if gang is None or all(member.uid != uid for member in lacking):
                 return None, False
-            if not self._gangs.look(lacking, self._clock.cpu() + TURN):
+            if not self._gang_places.look(lacking, self._clock.cpu() + TURN):
                 return None, True
             if not search.takes:
                 search.takes = 1
@@ -179,7 +182,7 @@ class GangPreemption:
         """Places for all of these members once all victims are gone, with the cards that they get."""
         shape = gang.members[search.claimant.uid].shape
         with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
-            planned = self._gangs.would_place(gang, members, shape=shape, also=nodes)
+            planned = self._gang_places.would_place(gang, members, self._clock.now(), shape=shape, also=nodes)
         if planned is None:
             return None
         return [

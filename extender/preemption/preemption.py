@@ -17,6 +17,7 @@ from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
+from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption, GangSearch
 from extender.queue.schedulingqueue import Fragmented
@@ -42,14 +43,23 @@ class Eviction:
 class Preemption:
     """Methods may be called from any thread; for those that say so the caller holds the lock."""
 
-    def __init__(self, lock: StateLock, *, cache: Cache, nominated: NominatedPods, gangs: Gangs, clock: Clock) -> None:
+    def __init__(
+        self,
+        lock: StateLock,
+        *,
+        cache: Cache,
+        nominated: NominatedPods,
+        gangs: Gangs,
+        places: GangPlaces,
+        clock: Clock,
+    ) -> None:
         self._lock = lock
         self._cache = cache
         self._loads = cache.loads
         self._nominated = nominated
         self._nominations = cache.reservations.nominations
         self._queue = cache.queue
-        self._together = GangPreemption(nominated, gangs, cache=cache, clock=clock)
+        self._together = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
         self._clock = clock
 
     # What the API server tells.

@@ -91,11 +91,11 @@ def check(world):
         for placed in world._loads._pods.values():
             taken[placed.node] += placed.load.cpu
         assert {node: total.cpu for node, total in world._loads._sums.items()} == dict(taken)
-    gangs = world._gangs._gangs.values()
+    gangs = world.gangs._gangs.values()
     assert {uid: one.node for uid, one in rows.items() if one.phase is Phase.WAITING} == {
         uid: node for each in gangs for uid, node in each.plan.items()
     }
-    assert world._gangs._holds.keys() == {each.key for each in gangs if each.plan}
+    assert world.gangs._holds.keys() == {each.key for each in gangs if each.plan}
     return {uid: (one.places, one.told) for uid, one in table.nominations._of.items()}
 
 

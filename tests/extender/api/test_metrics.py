@@ -101,7 +101,7 @@ def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
     world = World({"n1": 2})
     told: list[str] = []
     held: list[str] = []
-    world.state.gangs.observe(lambda outcome, _: held.append(outcome), told.append)
+    world.state.gangs.observe, world.state.gangs.queued = (lambda outcome, _: held.append(outcome)), told.append
     world.create(member("m0", minimum=2, gated=False, created=5, gpu_mem=P100))
     world.run(2)
     assert told == []

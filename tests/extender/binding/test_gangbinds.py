@@ -256,7 +256,7 @@ def test_those_who_wait_are_told_also_where_what_counts_it_fails():
     def fail(*_: object) -> None:
         raise RuntimeError("a histogram is broken")
 
-    world.state.gangs.observe(fail, fail)
+    world.state.gangs.observe = world.state.gangs.queued = fail
     assert world.schedule("g0") == ""
     with pytest.raises(RuntimeError):
         world.schedule("g1")

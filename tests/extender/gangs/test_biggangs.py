@@ -94,7 +94,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
     for count in (2 * AT_A_TIME, 10 * AT_A_TIME):
         world = greedy(count)
         asks(world, count)
-        world.state._gangs._places.freed()  # so that each may fit again
+        world.state.gangs._places.freed()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
             assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
@@ -110,16 +110,16 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     world.create(*(member(f"v{i}", "v", 2, namespace="other", created=9, gated=False, gpu_mem=P100) for i in range(2)))
     world.filter("v0")
     world.clock.advance(10)
-    world.state._gangs._places.freed()
+    world.state.gangs._places.freed()
     looked = []
-    look_at = world.state._gangs._look_at
+    look_at = world.state.gangs._look_at
 
     def costly(gang, *how):
         looked.append(gang.name)
         world.clock.worked += 2 * gangs.TURN
         return look_at(gang, *how)
 
-    monkeypatch.setattr(world.state._gangs, "_look_at", costly)
+    monkeypatch.setattr(world.state.gangs, "_look_at", costly)
     world.keep()
     assert looked.index("v") == AT_A_TIME
     assert len(looked) == 2 * AT_A_TIME + 1, "the others have their turn after it"
@@ -140,7 +140,7 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
         world.clock.worked += 2 * gangs.TURN
         return plan(ledger, nodes, members, terms)
 
-    some = gangs.Gangs.recover_some
+    some = gangs.Gangs._recover_some
 
     def turn(self):
         before = len(planned)
@@ -149,7 +149,7 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
         return left
 
     monkeypatch.setattr(gangplan, "plan", costly)
-    monkeypatch.setattr(gangs.Gangs, "recover_some", turn)
+    monkeypatch.setattr(gangs.Gangs, "_recover_some", turn)
     world.restart()
     assert planned == ["h01", "h11", "h21", "h31"]
     assert max(turns) == 1
@@ -158,7 +158,7 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
 def test_before_a_term_only_so_much_time_goes_into_that(monkeypatch):
     """The Lease is ours meanwhile, and nobody is placed."""
     world = World({"n1": 2})
-    monkeypatch.setattr(gangs.Gangs, "recover_some", lambda self: True)
+    monkeypatch.setattr(gangs.Gangs, "_recover_some", lambda self: True)
     began = world.clock.now()
     world.restart()
     assert world.clock.now() - began < 4

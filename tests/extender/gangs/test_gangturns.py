@@ -75,7 +75,7 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
         return gangplan.Unplanned(member=members[0])
 
     turns: list[int] = []
-    plan_some = world.state._gangs.plan_some
+    plan_some = world.state.gangs._plan_some
 
     def counted():
         before = len(done)
@@ -84,7 +84,7 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
         return more
 
     monkeypatch.setattr(gangplan, "plan", vain)
-    monkeypatch.setattr(world.state._gangs, "plan_some", counted)
+    monkeypatch.setattr(world.state.gangs, "_plan_some", counted)
     world.clock.advance(10)
     world.keep()
     assert done == [f"g{gang}" for gang in range(GANGS)]
@@ -94,7 +94,7 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
 def test_a_round_without_an_end_keeps_no_gate_closed(monkeypatch):
     """Kinds of cards that change all the time, say: what is known of the nodes is never complete."""
     world = World({"n1": 1}, max_waiting=1000)
-    monkeypatch.setattr(world.state._gangs, "plan_some", lambda: True)
+    monkeypatch.setattr(world.state.gangs, "_plan_some", lambda: True)
     world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
     world.keep()
     assert not any("schedulingGates" in pod["spec"] for pod in world.pods.values())

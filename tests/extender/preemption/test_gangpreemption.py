@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from cardwise.core.gangs.vacancy import LOOKS, Vacancies
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.gangs.gangplaces import TURN
-from extender.gangs.gangs import Gangs
+from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -257,8 +256,10 @@ def test_what_is_ending_already_is_waited_for():
 def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
     """The plan is of the nodes as they will be, whatever is known of them as they are."""
     found = []
-    would_place = Gangs.would_place
-    monkeypatch.setattr(Gangs, "would_place", lambda *args, **how: found.append(would_place(*args, **how)) or found[-1])
+    would_place = GangPlaces.would_place
+    monkeypatch.setattr(
+        GangPlaces, "would_place", lambda *args, **how: found.append(would_place(*args, **how)) or found[-1]
+    )
     world = Full(n1=[LOW], n2=[LOW])
     for node in world.nodes:
         world.add_node(node, NodeSpec(1, cpu=1))
@@ -335,13 +336,13 @@ def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, data)
 def test_each_plan_is_a_turn_at_the_state(monkeypatch):
     """What is to be answered is asked of two: that the gang is complete, and that it is not enough to wait."""
     plans = Counter[int]()
-    would_place = Gangs.would_place
+    would_place = GangPlaces.would_place
 
     def counted(*args, **how):
         plans[len(pauses)] += 1
         return would_place(*args, **how)
 
-    monkeypatch.setattr(Gangs, "would_place", counted)
+    monkeypatch.setattr(GangPlaces, "would_place", counted)
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
     gang(world, 5)
     pauses = world.meanwhile(0, lambda: None)
