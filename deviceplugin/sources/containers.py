@@ -128,8 +128,9 @@ def serves_cdi(facts: RuntimeFacts) -> bool:
     if match is None:
         return False
     version = int(match[1]), int(match[2])
-    # containerd: on by default since 2.0, off in 1.7. CRI-O: always, since 1.23.
-    return {"containerd": version >= (2, 0), "cri-o": version >= (1, 23)}.get(facts.name, False)
+    # containerd: on by default since 2.0, off in 1.7. CRI-O: always, since 1.28; before, by annotations only, which
+    # newer kubelets do not write.
+    return {"containerd": version >= (2, 0), "cri-o": version >= (1, 28)}.get(facts.name, False)
 
 
 def _cdi_of(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:

@@ -25,7 +25,7 @@ from tests.cluster.parts import CHART
 from tests.cluster.processes import run
 from tests.integration.conftest import SpecOf, started
 from tests.integration.gpushareplugin import GpusharePlugin
-from tests.integration.sharing import Space, assigned, inspect, where, workload
+from tests.integration.sharing import Space, assigned, deployment, inspect, where, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
@@ -34,6 +34,9 @@ MOVED, STAYING = "n1", "n2"
 LABEL = "gpushare"
 SYSTEM = "kube-system"
 CARD = P100 // 1024
+# What gpushare's own samples/1.yaml to 4.yaml ask for, each a Deployment of one pod: GiB, but the last one's is of the
+# time when gpushare counted MiB.
+SAMPLES = {"binpack-1": 2, "binpack-2": 2, "binpack-3": 2, "binpack-4": 16276}
 
 
 class Migration:
@@ -295,6 +298,8 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
         assert assigned(pod).mem == {"new": 9, "late": 7}[name] * 1024
         space.wait(granted, f"{name} was granted its card")
 
+    samples_run(space)
+
     told = migration.follow("4. Take gpushare away")
     assert "gpushare-device-plugin-ds" not in told.partition("deleted")[2]
     cluster.apply([daemonset()])  # the way back begins with it
@@ -309,6 +314,27 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     space.running("again", "staying")
     assert "NVIDIA_VISIBLE_DEVICES=1" in space.inside("again", "env").splitlines()
     assert migration.done == commands(PAGE.read_text()), "every command of the guide was executed"
+
+
+def samples_run(space: Space) -> None:
+    *good, mib = SAMPLES
+    space.apply(*(sample(name) for name in SAMPLES))
+
+    def deployed(name: str) -> Json:
+        return dict(space.ask("get", "deployment", name).get("status", {}))
+
+    space.wait(lambda: all(deployed(name).get("readyReplicas") == 1 for name in good), f"{good} run")
+    pods = [pod for pod in space.pods() if pod["metadata"].get("labels", {}).get("app") in SAMPLES]
+    assert [(where(pod)[0], assigned(pod).mem) for pod in pods] == [(MOVED, 2048)] * len(good)
+    space.wait(lambda: "ask for at most 16276Mi" in str(deployed(mib).get("conditions")), "what to write is said")
+    space.kubectl("delete", "deployment", *SAMPLES, "--cascade=foreground", "--wait")
+
+
+def sample(name: str) -> Json:
+    made = deployment(name, 1)
+    (main,) = made["spec"]["template"]["spec"]["containers"]
+    main["resources"] = {"limits": {names.GPU_MEM: SAMPLES[name]}}  # a number, not a text
+    return made
 
 
 def hard(space: Space) -> str:

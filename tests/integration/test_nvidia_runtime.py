@@ -308,13 +308,49 @@ def test_a_debug_container_of_a_pod_with_a_share_says_that_it_wants_no_card(
     with pytest.raises(errors.Invalid, match="kubectl debug --env=NVIDIA_VISIBLE_DEVICES=void"):
         debug({})
     debug(VOID)
+    assert debugged(team, "debug") == closed(cluster)
+
+
+def closed(cluster: Cluster) -> list[str]:
+    """What a container tells that opens no card."""
+    return [f"refused {number} Operation not permitted" for number in device_numbers(cluster, "n1")]
+
+
+def debugged(space: Space, name: str) -> list[str]:
+    """What a debug container of the pod "steady" has told."""
 
     def told() -> list[str]:
-        (state,) = team.get("steady")["status"].get("ephemeralContainerStatuses") or [{}]
-        return str(state.get("state", {}).get("terminated", {}).get("message", "")).splitlines()
+        states = space.get("steady")["status"].get("ephemeralContainerStatuses") or ()
+        found = {one["name"]: one.get("state", {}).get("terminated", {}).get("message", "") for one in states}
+        return str(found.get(name, "")).splitlines()
 
-    team.wait(told, "it has looked")
-    assert told() == [f"refused {index} Operation not permitted" for index in device_numbers(cluster, "n1")]
+    space.wait(told, f"{name} has looked")
+    return told()
+
+
+def test_where_it_is_the_default_runtime_a_debug_container_gets_cards_by_its_image(
+    cluster: Cluster, team: Space, settings: Path
+) -> None:
+    """Unless it says `void`, or the node does not read the environment."""
+    path = paths.namespaced("/api/v1", "pods", team.name, "steady", "ephemeralcontainers")
+    node = cluster.node("n1")
+
+    def debug(name: str, more: Json) -> list[str]:
+        one = looking(cluster, name, {"image": ALL} | more)
+        del one["resources"]
+        cluster.api.patch(path, {"spec": {"ephemeralContainers": [one]}}, "strategic")
+        return debugged(team, name)
+
+    node.default_runtime("nvidia")
+    try:
+        team.create(workload("steady", gpu_mem=64))
+        team.running("steady")
+        assert {"opens 0", "opens 1"} <= set(debug("open", {}))
+        assert debug("void", VOID) == closed(cluster)
+        toolkit.configure(settings, {ENVIRONMENT: False})
+        assert debug("ignored", {}) == closed(cluster)
+    finally:
+        node.default_runtime("runc")
 
 
 def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(

@@ -12,14 +12,17 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 
 _LEAST: Final = (1, 31)  # as the chart says
+# CRI-O has no switch. Before 1.28 it takes CDI devices by annotations only, which newer kubelets do not write.
 _CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
-_CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 23)}
+_CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
 _FEW: Final = 5
 
 # Names that DaemonSets and Deployments of other GPU sharers have, whatever their release is called.
 _OTHERS: Final = {
     "nvidia-device-plugin": "NVIDIA's device plugin",
+    "nvidia-dra-driver": "NVIDIA's DRA driver",
+    "dra-driver-nvidia": "NVIDIA's DRA driver",
     "hami-device-plugin": "HAMi",
     "volcano-device-plugin": "Volcano's vGPU plugin",
     "gpu-manager": "Tencent's gpu-manager",
@@ -71,7 +74,7 @@ def _cdi_remedy(runtime: str, number: str) -> str:
     if runtime not in _CDI_AT_ALL:
         return "use containerd 2 or CRI-O: this runtime has no CDI"
     if _numbers(number) < _CDI_AT_ALL[runtime]:
-        return f"upgrade {runtime}: it has CDI since {_dotted(_CDI_AT_ALL[runtime])}"
+        return f"upgrade {runtime} to {_dotted(_CDI_AT_ALL[runtime])} or later: before, it takes no CDI devices"
     if _numbers(number) < _CDI_BY_DEFAULT[runtime]:
         since = _dotted(_CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"

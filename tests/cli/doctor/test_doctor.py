@@ -248,6 +248,11 @@ def plant_old_runtime(seen: Facts) -> None:
     seen.cards[0]["status"]["cardAccess"] = seen.cards[1]["status"]["cardAccess"] = "env"
 
 
+def plant_old_crio(seen: Facts) -> None:
+    plant_old_runtime(seen)
+    seen.nodes = [node("n1", "cri-o://1.27.8")]
+
+
 def plant_docker(seen: Facts) -> None:
     plant_old_runtime(seen)
     seen.nodes = [node("n1", "docker://27.1")]
@@ -273,6 +278,10 @@ def plant_nvidia_plugin(seen: Facts) -> None:
 
 def plant_hami(seen: Facts) -> None:
     seen.daemonsets = [workload("hami-device-plugin")]
+
+
+def plant_dra_driver(seen: Facts) -> None:
+    seen.daemonsets = [workload("nvidia-dra-driver-gpu-kubelet-plugin")]
 
 
 def plant_gpushare(seen: Facts) -> None:
@@ -317,6 +326,7 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
         (plant_old_runtime, Severity.WARNING, "n1: cards are given by environment only", "enable_cdi = true"),
+        (plant_old_crio, Severity.WARNING, "n1: cards are given by environment only", "upgrade cri-o to 1.28 or later"),
         (plant_docker, Severity.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
         (plant_no_mps, Severity.NOTE, "no node has an MPS manager", "cardwise-mps"),
         (
@@ -328,6 +338,7 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_no_mps_any_more, Severity.PROBLEM, "n1, 2 cards: without MPS, Down: the node's", "deviceplugin.mps=off"),
         (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
+        (plant_dra_driver, Severity.NOTE, "NVIDIA's DRA driver is installed: DaemonSet gpu/nvidia-dra", "nodeSelector"),
         (
             plant_gpushare,
             Severity.WARNING,

@@ -24,7 +24,8 @@ from tests.deviceplugin.records import grant
         (RuntimeFacts("containerd", "1.7.20", None, ()), Access.ENV),
         (RuntimeFacts("containerd", "1.7.20", True, ()), Access.CDI),
         (RuntimeFacts("containerd", "1.6.20~ds1", None, ()), Access.ENV),
-        (RuntimeFacts("cri-o", "1.33.0", None, ()), Access.CDI),
+        (RuntimeFacts("cri-o", "1.28.0", None, ()), Access.CDI),
+        (RuntimeFacts("cri-o", "1.27.8", None, ()), Access.ENV),
         (RuntimeFacts("docker", "28", None, ()), Access.ENV),
     ],
 )
