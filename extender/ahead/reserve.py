@@ -20,7 +20,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies, shapes
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.cache import Cache
@@ -293,7 +293,7 @@ class _Draft:
         terms = Terms(namespace=gang.namespace, policy=policy, headroom=left, offers=offers, vacant=self._vacant)
         return gangplan.plan(self._empty, self._free, wanted, terms)
 
-    def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
+    def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
         if self._vacancies is None:
             return None
         shape = MemberShape(request, load)

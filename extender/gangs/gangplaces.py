@@ -15,7 +15,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies, shapes
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
 from cardwise.core.placement import fitting
 from extender.ahead.ahead import Ahead
 from extender.ahead.reserve import Reserve, no_place
@@ -279,12 +279,12 @@ class GangPlaces:
             more += max(on_cards, beside)
         return more
 
-    def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
+    def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
         shape = MemberShape(request, load)
         if not self._vacancies.most(shape)[1]:
             return None
-        ahead = {one.node: 1 for one in self._reservations.among(Phase.NOMINATED)}  # these pods may lose their cards
-        return {**ahead, **self._vacancies.nodes(shape)}
+        # Pods that hold cards ahead may lose them.
+        return self._vacancies.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
 
 
 class _Rows(GangPlan):

@@ -8,7 +8,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies
+from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
@@ -72,7 +72,7 @@ def most(vacancies, shape, looks=100):
     while True:
         total, complete = vacancies.most(shape, looks)
         if complete:
-            return total, dict(vacancies.nodes(shape))
+            return total, dict(vacancies.nodes(shape).most)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -106,6 +106,24 @@ def test_no_plan_finds_places_for_more(steps, which, cpu, count):
     assert count <= total
     assert set(found.nodes.values()) <= there.keys()
     told = gangplan.plan(
-        world.ledger, world.loads, members, Terms(namespace="d", policy="binpack", vacant=lambda *_: there)
+        world.ledger, world.loads, members, Terms(namespace="d", policy="binpack", vacant=lambda *_: Vacant(there))
     )
     assert told == found  # who knows where there is room plans the same
+
+
+@settings(max_examples=examples(60, soak=3000), deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 3)), max_size=30),
+    ahead=st.lists(st.sampled_from("abcdefg"), max_size=4),
+)
+def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
+    plain, kept = {}, Vacant()
+    for node, room in changes:
+        assert kept.put(node, room) == room - plain.get(node, 0)
+        plain[node] = room
+        in_order = sorted((node for node in plain if plain[node]), key=lambda node: (-plain[node], node))
+        assert (list(kept), list(reversed(kept))) == (in_order, in_order[::-1])
+    more = kept.with_one(ahead)
+    assert kept.most == {node: room for node, room in plain.items() if room}
+    assert more.most == dict.fromkeys(ahead, 1) | kept.most
+    assert list(more) == list(Vacant(more.most))

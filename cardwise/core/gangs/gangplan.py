@@ -6,8 +6,9 @@ and in a second order if the first leaves a member out. A plan that is found is 
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.assignment import Assignment
@@ -15,6 +16,7 @@ from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.placement import Scorer
@@ -60,8 +62,8 @@ class Terms:
 
     `offers`: by shape, the nodes that kube-scheduler allows; a shape that is not in it may have any node. `avoided`:
     pairs of shape and node that do not go together. `closed`: whether a node is kept from a member for somebody else.
-    `vacant`: by node, how many pods of this request and load it could take at most; None: not known. `headroom`: what
-    quotas leave to the namespace now.
+    `vacant`: the nodes that could take a pod of this request and load; None: not known. `headroom`: what quotas leave
+    to the namespace now.
     """
 
     namespace: str
@@ -70,7 +72,7 @@ class Terms:
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
-    vacant: Callable[[PodRequest, Load], Mapping[str, int] | None] | None = None
+    vacant: Callable[[PodRequest, Load], Vacant | None] | None = None
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
@@ -141,7 +143,9 @@ class _Ground:
         self.effort = SearchEffort(_STEPS, reasons=False)
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
+        # By the address of the offers: the terms keep these, so nothing else gets it.
         self._roomy: dict[tuple[int, Load], list[str]] = {}
+        self._ordered: dict[int, list[str]] = {}
 
     def kinds(self, members: Iterable[Member]) -> Mapping[str, _Kind]:
         """The kind of each member; members that are alike have the same."""
@@ -194,40 +198,43 @@ class _Ground:
                 return False
             return (shape, node) not in avoided and (closed is None or not closed(member, node))
 
-        vacant = self._vacant(member)
-        if vacant is None:
-            candidates = self._with_room(offers, member.load)
-        else:
-            candidates = sorted(node for node in vacant if offers is None or node in offers)
-        if avoided or closed is not None:
-            candidates = [node for node in candidates if allowed(node)]
-        if member.request is None:
-            scores = {node: self._harm(node) for node in candidates}
+        def among(nodes: Iterable[str]) -> Iterator[str]:
+            offered = iter(nodes) if offers is None else filter(offers.__contains__, nodes)
+            return filter(allowed, offered) if avoided or closed is not None else offered
+
+        request, vacant = member.request, self._vacant(member)
+        if request is None:
+            scores = {node: self._harm(node) for node in among(self._with_room(offers, member.load))}
             return _Kind(member.load, allowed, None, scores.keys(), scores)
-        scorer = self.scorer(member.request)
-        plain = scorer.indexed and not self.limited and not any(c.device_class for c in member.request.containers)
+        scorer = self.scorer(request)
+        plain = scorer.indexed and not self.limited and not any(c.device_class for c in request.containers)
+        spreads = (request.policy or self.terms.policy) == "spread"
+        if fitting.several(request):
+            nodes = self._with_room(offers, member.load) if vacant is None else vacant
+            searches = max(searches, _AT_LEAST * count)
+            candidates = _both_ends(among(nodes), among(reversed(nodes)), searches, spreads=spreads)
+        elif vacant is None:
+            candidates = list(among(self._with_room(offers, member.load)))
+        else:
+            candidates = list(filter(vacant.most.__contains__, among(self._in_order(offers))))
         if plain and len(candidates) > _CHEAPER * count:
             return _Kind(member.load, allowed, scorer, candidates, None)
-        spreads = (member.request.policy or self.terms.policy) == "spread"
-        searches = max(searches, _AT_LEAST * count)
-        if fitting.several(member.request) and len(candidates) > searches:
-            candidates = _both_ends(candidates, vacant or {}, searches, spreads=spreads)
         known = self._scores(scorer, candidates, vacant, count, spreads=spreads)
         return _Kind(member.load, allowed, scorer, known.keys(), known)
 
-    def _vacant(self, member: Member) -> Mapping[str, int] | None:
+    def _vacant(self, member: Member) -> Vacant | None:
         vacant = self.terms.vacant
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 
     def _scores(
-        self, scorer: Scorer, candidates: Sequence[str], vacant: Mapping[str, int] | None, count: int, *, spreads: bool
+        self, scorer: Scorer, candidates: Sequence[str], vacant: Vacant | None, count: int, *, spreads: bool
     ) -> Mapping[str, int]:
         """The scores of the candidates. Of thousands only those are scored that the policy seems to prefer: scoring all
         takes longer than others may wait. If these are too few, all are scored.
         """
         if vacant is not None and len(candidates) > _MOST_SCORED:
             sign = -1 if spreads else 1
-            some = heapq.nsmallest(_MOST_SCORED, candidates, key=lambda node: (sign * vacant[node], node))
+            some = heapq.nsmallest(_MOST_SCORED, candidates, key=lambda node: (sign * vacant.most[node], node))
             scores, _ = scorer.score_all(self.ledger, sorted(some))
             if len(scores) >= count:
                 return scores
@@ -235,21 +242,27 @@ class _Ground:
 
     def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
         """The nodes that have room for the load, in the order of their names."""
-        key = id(offers), load  # the terms keep the offers, so nothing else gets their address
+        key = id(offers), load
         found = self._roomy.get(key)
         if found is None:
-            among = self._nodes.names() if offers is None else offers
-            found = sorted(node for node in among if takes(self.left(node), _NO_LOAD, load))
-            self._roomy[key] = found
+            among = self._in_order(offers)
+            found = self._roomy[key] = [node for node in among if takes(self.left(node), _NO_LOAD, load)]
+        return found
+
+    def _in_order(self, offers: Collection[str] | None) -> list[str]:
+        """The nodes that are offered, or all, in the order of their names: sorted once for all kinds."""
+        found = self._ordered.get(id(offers))
+        if found is None:
+            found = self._ordered[id(offers)] = sorted(self._nodes.names() if offers is None else offers)
         return found
 
 
-def _both_ends(candidates: Sequence[str], vacant: Mapping[str, int], count: int, *, spreads: bool) -> list[str]:
+def _both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
     """`count` candidates: half of them those that the policy seems to prefer, and half the emptiest, since the former
-    may have cards for each claim and not for all together.
+    may have cards for each claim and not for all together. Given are all, in both orders.
     """
-    in_order = sorted(candidates, key=vacant.__getitem__, reverse=True) if vacant else candidates
-    return sorted(in_order[:count] if spreads else [*in_order[: count // 2], *in_order[count // 2 - count :]])
+    half = count if spreads else count // 2
+    return sorted({*islice(emptiest, half), *islice(fullest, count - half)})
 
 
 class _Queue(Protocol):

@@ -5,8 +5,10 @@ what kube-scheduler offers, quotas, MPS and devices, which only make the number 
 for a gang, the gang cannot be placed; to find that out only nodes that have changed are looked at, not thousands.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.cards import POSITION
@@ -49,20 +51,59 @@ class WatchedNodes(Protocol):
         """The nodes for which `left` has changed, at first all. The caller empties the set when it has read it."""
 
 
+class Vacant:
+    """The nodes that could take a pod of one shape. `most`: how many each could take at most.
+
+    Iterated, those with most room come first, and those of equal room by name. The order is kept with each change,
+    because of thousands of nodes a plan looks at few, at both ends.
+    """
+
+    def __init__(self, most: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.most = dict(most)
+        self._alike: dict[int, list[str]] = {}  # nodes of equal room, by name
+        for node in sorted(most):
+            self._alike.setdefault(most[node], []).append(node)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._alike[most] for most in sorted(self._alike, reverse=True))
+
+    def __reversed__(self) -> Iterator[str]:
+        return chain.from_iterable(reversed(self._alike[most]) for most in sorted(self._alike))
+
+    def put(self, node: str, most: int) -> int:
+        """The node could take so many now. Returns by how many that is more than before."""
+        before = self.most.pop(node, 0)
+        if before:
+            alike = self._alike[before]
+            del alike[bisect_left(alike, node)]
+        if most:
+            self.most[node] = most
+            insort(self._alike.setdefault(most, []), node)
+        return most - before
+
+    def with_one(self, nodes: Iterable[str]) -> "Vacant":
+        """The same, where each of these nodes could take one pod at least."""
+        more = dict.fromkeys((node for node in nodes if node not in self.most), 1)
+        if not more:
+            return self
+        found = Vacant()
+        found.most = self.most | more
+        found._alike = self._alike | {1: sorted([*self._alike.get(1, ()), *more])}
+        return found
+
+
 class _Counted:
-    """`most`: by node, how many of the shape it could take, if any. `todo`: nodes not looked at yet."""
+    """`vacant`: the nodes that could take one. `todo`: nodes not looked at yet."""
 
     def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
-        self.most: dict[str, int] = {}
+        self.vacant = Vacant()
         self.total = 0
         self.todo: Iterator[str] | None = todo
         self.seen = seen  # how many of all changes are counted here
         self.kinds = kinds
 
     def put(self, node: str, most: int) -> None:
-        self.total += most - self.most.pop(node, 0)
-        if most:
-            self.most[node] = most
+        self.total += self.vacant.put(node, most)
 
 
 class Vacancies:
@@ -96,10 +137,10 @@ class Vacancies:
             del self._of[next(iter(self._of))]
         return counted.total, counted.todo is None
 
-    def nodes(self, shape: MemberShape) -> Mapping[str, int]:
-        """The same by node, as `most` has found it last; only nodes that could take a pod. Not to be kept."""
+    def nodes(self, shape: MemberShape) -> Vacant:
+        """The nodes that `most` has counted last. Not to be kept."""
         counted = self._of.get(shape)
-        return counted.most if counted is not None else {}
+        return counted.vacant if counted is not None else Vacant()
 
     def _counted(self, shape: MemberShape) -> _Counted:
         for watched in self._watched:

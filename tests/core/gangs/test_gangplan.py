@@ -7,6 +7,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import searching
 from tests.build import P100, container, pod
 from tests.core.placement.test_placement_limits import ledger_with_free
@@ -27,7 +28,7 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
     monkeypatch.setattr(gangplan, "_CHEAPER", 1000)  # not by the index of all cards
     asked = request.parse(pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)]))
-    terms = Terms(namespace="default", policy=others, vacant=lambda _request, _load: {"n1": 8, "n2": 32})
+    terms = Terms(namespace="default", policy=others, vacant=lambda _request, _load: Vacant({"n1": 8, "n2": 32}))
     members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
     found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(found, Planned)
@@ -66,7 +67,7 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
 
     monkeypatch.setattr(searching, "fit", counted)
     some = [of_two_claims(mem) for mem in (8000, 8001)]
-    vacant = dict.fromkeys(nodes, 1) | {"n000": 2}
+    vacant = Vacant(dict.fromkeys(nodes, 1) | {"n000": 2})
     terms = Terms(namespace="default", policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
     members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i, asked in enumerate(some)]
     ledger = ledger_with_free(**nodes)
