@@ -197,17 +197,14 @@ class Engine:
         plan = fitting.plan(claims, self._ledger.kinds, headroom)
         if plan.headroom:
             return None
-        found: dict[str, int] = {}
+        among, found = self._slots(nodes), list[str]()
         for _, kinds in reversed(plan.wants[0].levels if claims else ANY_CARD):
             row = self._row(policy, self._shape_for(ask, claims, kinds))
             row.refresh(row.stale())
-            slots = self._slots(nodes)
-            slots = slots[row.points[slots] > NONE]
-            for slot in slots[np.lexsort((-self._table.order[slots], row.points[slots]))]:
-                name = self._table.names[slot]
-                found.pop(name, None)
-                found[name] = 0
-        return {name: place for place, name in enumerate(found)}
+            slots = among[row.points[among] > NONE]
+            best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
+            found += map(self._table.names.__getitem__, best_last.tolist())  # as integers of Python: twice as fast
+        return {name: place for place, name in enumerate(found)}  # a node that is found twice has its better place
 
     # Everything below expects to be refreshed.
 
@@ -331,9 +328,9 @@ class Engine:
 
     def _slots(self, nodes: Collection[str]) -> Ints:
         """The slots of the nodes, each once, in order: so a sample of the same nodes is the same."""
-        return np.unique(
-            np.array([slot for name in nodes if (slot := self._table.slots.get(name)) is not None], np.int64)
-        )
+        asked = np.zeros(len(self._table.names), bool)
+        asked[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
+        return np.flatnonzero(asked)
 
     def _placed(self, scorer: Scorer, claims: Sequence[Claim], slot: int, row: Row) -> Placement | None:
         name, score = self._table.names[slot], int(row.points[slot] * 1000)
