@@ -209,36 +209,33 @@ class _Ground:
         scorer = self.scorer(request)
         plain = scorer.indexed and not self.limited and not any(c.device_class for c in request.containers)
         spreads = (request.policy or self.terms.policy) == "spread"
-        if fitting.several(request):
+        several = fitting.several(request)
+        candidates: Iterable[str]
+        if several:
             nodes = self._with_room(offers, member.load) if vacant is None else vacant
             searches = max(searches, _AT_LEAST * count)
             candidates = _both_ends(among(nodes), among(reversed(nodes)), searches, spreads=spreads)
         elif vacant is None:
-            candidates = list(among(self._with_room(offers, member.load)))
+            candidates = among(self._with_room(offers, member.load))
         else:
-            candidates = list(filter(vacant.most.__contains__, among(self._in_order(offers))))
-        if plain and len(candidates) > _CHEAPER * count:
-            return _Kind(member.load, allowed, scorer, candidates, None)
-        known = self._scores(scorer, candidates, vacant, count, spreads=spreads)
-        return _Kind(member.load, allowed, scorer, known.keys(), known)
+            candidates = filter(vacant.most.__contains__, among(self._in_order(offers)))
+        if plain:
+            candidates = list(candidates)
+            if len(candidates) > _CHEAPER * count:
+                return _Kind(member.load, allowed, scorer, candidates, None)
+        if vacant is not None and not several:
+            # Of thousands only those are scored that the policy seems to prefer: scoring all takes longer than others
+            # may wait. If these are too few, all are scored.
+            some = sorted(islice(among(vacant if spreads else reversed(vacant)), _MOST_SCORED))
+            scores, _ = scorer.score_all(self.ledger, some)
+            if len(scores) >= count:
+                return _Kind(member.load, allowed, scorer, scores.keys(), scores)
+        scores, _ = scorer.score_all(self.ledger, candidates)
+        return _Kind(member.load, allowed, scorer, scores.keys(), scores)
 
     def _vacant(self, member: Member) -> Vacant | None:
         vacant = self.terms.vacant
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
-
-    def _scores(
-        self, scorer: Scorer, candidates: Sequence[str], vacant: Vacant | None, count: int, *, spreads: bool
-    ) -> Mapping[str, int]:
-        """The scores of the candidates. Of thousands only those are scored that the policy seems to prefer: scoring all
-        takes longer than others may wait. If these are too few, all are scored.
-        """
-        if vacant is not None and len(candidates) > _MOST_SCORED:
-            sign = -1 if spreads else 1
-            some = heapq.nsmallest(_MOST_SCORED, candidates, key=lambda node: (sign * vacant.most[node], node))
-            scores, _ = scorer.score_all(self.ledger, sorted(some))
-            if len(scores) >= count:
-                return scores
-        return scorer.score_all(self.ledger, candidates)[0]
 
     def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
         """The nodes that have room for the load, in the order of their names."""

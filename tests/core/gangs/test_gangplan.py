@@ -35,6 +35,17 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     assert found.nodes == {"u": chosen}
 
 
+def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
+    monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
+    monkeypatch.setattr(gangplan, "_CHEAPER", 1000)
+    asked = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
+    terms = Terms(namespace="default", policy="binpack", vacant=lambda _request, _load: Vacant({"n1": 1, "n2": 2}))
+    members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
+    found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
+    assert isinstance(found, Planned)
+    assert found.nodes == {"u": "n2"}
+
+
 class Many:
     """Nodes with room beside cards."""
 
