@@ -37,6 +37,20 @@ def test_every_link_leads_to_a_file_of_the_repository(page):
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Of the headings of the page, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_heading_finds_it(page):
+    links = re.findall(r"\]\(((?:[\w/.-]+\.md)?)#([^)\s]+)\)", page.read_text())
+    lost = [(path, anchor) for path, anchor in links if anchor not in anchors(page.parent / path if path else page)]
+    assert lost == []
+
+
 @pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_in_backquotes_is_there(page):
     paths = re.findall(rf"`((?:{PARTS})/[\w/.-]+\.(?:py|md|yaml|proto|tpl|json))`", page.read_text())
