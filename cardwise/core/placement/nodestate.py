@@ -22,10 +22,10 @@ class NodeState:
     """The cards of one node and what is left on each; index i of every list is the same card."""
 
     __slots__ = (
-        "_ascending",
         "_empties",
         "cards",
         "clients",
+        "codes",
         "core",
         "devices",
         "free",
@@ -70,7 +70,7 @@ class NodeState:
         self.devices: list[Device] = []  # those that are no GPUs
         self.taken: dict[str, int] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
         # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
-        self._ascending: array[int] | None = None
+        self.codes: array[int] | None = None  # as `ascending`; None: to be sorted again
         self._empties: array[int] | None = None
 
     def open(self, i: int, shares: int = 1) -> bool:
@@ -87,11 +87,11 @@ class NodeState:
 
     def ascending(self) -> Sequence[int]:
         """Open cards as `card_code`s, the fullest first."""
-        codes = self._ascending
+        codes = self.codes
         if codes is None:
             free = self.free
             codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i)))
-            self._ascending = codes
+            self.codes = codes
         return codes
 
     def empties(self) -> Sequence[int]:
@@ -130,7 +130,7 @@ class NodeState:
             self.clients[i] += sign
             if who is not None:
                 self.mps.count(i, who, sign)
-        self._ascending = self._empties = None
+        self.codes = self._empties = None
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
     def add(self, assignment: Assignment, who: MpsClient, sign: int) -> None:
@@ -193,7 +193,7 @@ class NodeState:
         self.clients = [0] * len(self.cards)
         self.mps = CardTaints([card.mps for card in self.cards])
         self.most = [self._most(self.mps.max_clients(i)) for i in range(len(self.cards))]
-        self._ascending = self._empties = None
+        self.codes = self._empties = None
 
     def _most(self, told: int) -> int:
         """The most clients of a card whose manager says `told` (0: nothing), limited by the setting."""

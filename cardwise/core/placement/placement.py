@@ -213,8 +213,8 @@ class Scorer:
                     scores[name] = score
             return scores, refusals
         plan = self._plan_on(ledger.kinds)
-        codes_of = NodeState.empties if self._whole else NodeState.ascending
         claim, levels, typed = plan.wants[0]
+        mem, whole = claim.mem, claim.whole
         plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
         # For several whole cards most nodes have too few and need no search.
@@ -225,8 +225,8 @@ class Scorer:
                 refusals[name] = Refusal.NOT_OURS
                 continue
             if plain and not (restricted and node.mps.may_close(claim.untolerated, claim.user)):
-                # As `_score`, without its calls.
-                pick = policy(codes_of(node), claim.mem)
+                # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
+                pick = policy(node.empties() if whole else node.codes or node.ascending(), mem)
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
