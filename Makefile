@@ -107,7 +107,7 @@ integration: binaries ## tests on the real Kubernetes of tests/cluster
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
 VERSIONED := $(patsubst %,tests/integration/test_%.py,cluster admission gang_admission agent_admission types articles \
 	articles_inside simulated ahead gangs podgroups preemption mps_places extender deviceplugin pairs podfeatures \
-	other_devices mps kube_client tenant rights gpushare)
+	other_devices mps kube_client tenant rights gpushare units types_review gpu_operator two_apiservers)
 
 .PHONY: test-versions
 test-versions: env ## cluster tests of scheduler, kubelet and admission on each Kubernetes (VERSIONS="1.34 1.37": on these)

@@ -43,7 +43,12 @@ def run(nodes: int, pods: int, runs: int) -> list[Row]:
                 results.append(result)
     with throughput.cluster_of(_RACED) as cluster:
         races = [_races(cluster, percent) for percent in (50, 95, 100) for _ in range(runs)]
-    return [throughput.row(f"{_SPREADS[spread]}; {_WAYS[way]}", each) for (spread, way), each in found.items()] + races
+    return [_row(f"{_SPREADS[spread]}; {_WAYS[way]}", each) for (spread, way), each in found.items()] + races
+
+
+def _row(what: str, results: list[Result]) -> Row:
+    row = throughput.row(what, results)
+    return Row(what, row.values | {"batched": " ".join(str(each.batched) for each in results)})
 
 
 def _races(cluster: Cluster, percent: int) -> Row:

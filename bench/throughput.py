@@ -33,6 +33,7 @@ from tests.cluster.processes import Process, children, wait_for
 NAMESPACE = "default"
 LOW, HIGH = 1024, 16276  # MiB
 LIMIT = 600  # seconds of one run
+_BATCHED = 'scheduler_batch_attempts_total{profile="default-scheduler",result="hint_used"}'
 _KINDS = {
     "stock": "stock, pods of 1 CPU",
     "shares": "stock, shares without an extender",
@@ -42,10 +43,11 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One run. `cpu`: milliseconds of CPU for a pod by process."""
+    """One run. `cpu`: milliseconds of CPU for a pod by process. `batched`: pods that got the result of one before."""
 
     pods_per_second: float
     cpu: dict[str, float]
+    batched: int
 
 
 def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
@@ -128,18 +130,19 @@ class Bench:
         scheduler.resume()
         seconds = counter.wait(began, LIMIT)
         after = self._cpu()
+        batched = _values(cluster.control_plane.scheduler_metrics()).get(_BATCHED, "0")
         if stanzas:
             values = self._values()
             print(f"  mean of a call: {_mean_seconds(values)}; ahead: {_ahead(values)}", file=sys.stderr)
             cluster.process("extender").stop()
         self.clear()
         used = {who: round((after[who] - cpu[who]) * 1000 / self._pods, 2) for who in after if who in cpu}
-        return Result(self._pods / seconds, used)
+        return Result(self._pods / seconds, used, int(float(batched)))
 
     def _values(self) -> dict[str, str]:
         """The extender's metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
-            return dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+            return _values(answer.read().decode())
 
     def create(self, pods: list[dict]) -> "Counter":
         """These pods, while no scheduler runs; counts those that get a node from now on."""
@@ -175,6 +178,10 @@ def pod(name: str, limits: dict[str, str], **spec: str) -> dict:
     """A pod with these limits."""
     container = {"name": "main", "image": "example.com/app:1", "resources": {"limits": limits}}
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
+
+
+def _values(metrics: str) -> dict[str, str]:
+    return dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
 
 
 def _mean_seconds(values: dict[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tests.cluster import pki, ports, services
-from tests.cluster.processes import Process
+from tests.cluster.processes import PATIENCE, Process
 
 ETCD = "etcd"
 APISERVER = "kube-apiserver"
@@ -249,10 +249,18 @@ class ControlPlane:
                 f"--config={configuration}",
                 "--bind-address=127.0.0.1",
                 f"--secure-port={port}",
+                "--authorization-always-allow-paths=/healthz,/livez,/readyz,/metrics",
                 *extra,
             ]
         )
         scheduler.wait_until(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "/readyz")
+
+    def scheduler_metrics(self) -> str:
+        """What kube-scheduler says of itself."""
+        with urllib.request.urlopen(
+            f"https://127.0.0.1:{self.ports[SCHEDULER]}/metrics", context=_ANYBODY, timeout=PATIENCE
+        ) as answer:
+            return str(answer.read().decode())
 
     @property
     def _pki(self) -> Path:

@@ -78,7 +78,8 @@ _RUNTIME = """\
 """
 
 
-def _has_v1() -> bool:
+def has_v1() -> bool:
+    """Whether nodes have controllers of cgroup version 1, and so cgroups of pods."""
     return os.environ.get(CGROUP) != "2" and not (_CGROUPS / "cgroup.controllers").exists()
 
 
@@ -146,7 +147,7 @@ class Node:
         environment = {"PATH": path} | (toolkit.environment(self.folder) if nvidia else {})
         self._write_runtime_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia, environment)
         self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
-        if _has_v1():
+        if has_v1():
             for hierarchy in _hierarchies():
                 (hierarchy / self.cgroup).mkdir(exist_ok=True)
         self._hold_namespace(hosts_parts=hosts_parts)
@@ -184,7 +185,7 @@ class Node:
             for usual, here in seen.items():
                 lines += [f"mkdir -p {usual}", f"mount --bind {here} {usual}"]
         stand_ins = {f"sys/{name}": f"{value}\n" for name, value in _TUNABLES.items()}
-        if versions.crio() and _has_v1():
+        if versions.crio() and has_v1():
             stand_ins["cgroups"] = crio.mounted_controllers()
         for name, text in stand_ins.items():
             stand_in = self.folder / "proc" / name
@@ -246,7 +247,7 @@ class Node:
             "cgroupDriver": "cgroupfs",
             # Without, a resize in place makes it panic (1.33 to 1.37): doPodResizeAction takes for granted what
             # podContainerManagerNoop says of pods' cgroups, which is nil.
-            "cgroupsPerQOS": _has_v1(),
+            "cgroupsPerQOS": has_v1(),
             "cgroupRoot": f"/{self.cgroup}",
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,

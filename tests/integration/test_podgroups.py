@@ -104,6 +104,35 @@ def test_one_member_that_fits_nowhere_leaves_all_without_a_node(space: Space) ->
     assert bound(space) == set()
 
 
+def test_members_beyond_the_minimum_are_bound_where_there_is_room(space: Space) -> None:
+    space.nodes(4, ONE_CARD)
+    group(space, "g", 3)
+    for i in range(5):
+        space.create(member(f"m{i}", "g"))
+    space.wait(lambda: len(bound(space)) == 4, "three, and one more that fits")
+    space.wait(lambda: phase(space, "g") == "Running", "the gang runs")
+    space.nodes(1, ONE_CARD)
+    space.wait(lambda: len(bound(space)) == 5, "the fifth follows")
+
+
+def test_a_group_evicts_nobody_and_goes_when_there_is_room(space: Space) -> None:
+    """kube-scheduler tries the group again without the pods that it could evict, and we still count them there."""
+    space.nodes(2, ONE_CARD)
+    lower = {space.put(single(f"low{i}", "low")) for i in range(2)}
+    group(space, "g", 2, priorityClassName="high")
+    for i in range(2):
+        space.create(member(f"m{i}", "g", priorityClassName="high"))
+    space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
+    # By itself it would evict for a pod that comes after.
+    space.nodes(1, ONE_CARD)
+    alone = space.put(single("low2", "low"))
+    assert space.put(single("high", "high")) in {alone, *lower}
+    assert len([name for name in ("low0", "low1", "low2") if name in bound(space)]) == 2
+    space.delete("low0", "low1", "low2", "high", grace=1)
+    assert len({space.placed(f"m{i}") for i in range(2)}) == 2
+    space.wait(lambda: phase(space, "g") == "Running", "the gang runs")
+
+
 def test_pods_that_ask_for_nothing_count_and_are_bound_by_kube_scheduler(space: Space) -> None:
     space.nodes(2, ONE_CARD)
     group(space, "g", 3)
