@@ -34,7 +34,7 @@ AUDIT_FOUND = Counter("cardwise_mps_audit_found", "How often the audit spoke up"
 AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Pods that the audit evicted, or did not (budget, error, withheld)", ["outcome"]
 )
-AUDIT_BLIND = Counter("cardwise_mps_audit_blind", "Audits of a card for which NVML named no processes", ["card"])
+AUDIT_BLIND = Counter("cardwise_mps_audit_blind", "Audits of a card that could not list its processes", ["card"])
 THREADS = Counter(
     "cardwise_mps_thread_failures", "Unforeseen errors that a thread met and went on after; see the log", ["thread"]
 )

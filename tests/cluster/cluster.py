@@ -397,6 +397,7 @@ class Cluster:
             webhook.wait_until(lambda: parts.ca_is_patched(self.api), "caBundle in the webhook configuration")
 
     def _node_ready(self, name: str) -> bool:
+        """Whether the node is Ready. A kubelet that has given up is started again."""
         self.node(name).keep_kubelet()
         try:
             conditions = self.api.get(paths.nodes(name))["status"].get("conditions", ())
