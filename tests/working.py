@@ -13,12 +13,15 @@ class Work:
 
 @contextmanager
 def work() -> Iterator[Work]:
-    """What is done meanwhile, loops of C left out."""
+    """What is done meanwhile, loops of C left out.
+
+    Calls, returns and each time that a line is come to: of opcodes, 3.12 and 3.13 leave out those of code that is
+    traced for the first time.
+    """
     done, before = Work(), sys.gettrace()
 
     def trace(frame, event, _):
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        done.steps += event == "opcode"
+        done.steps += 1
         return trace
 
     sys.settrace(trace)

@@ -19,6 +19,7 @@ from tests.fakes.clock import FakeClock
 
 DEEP = 9_000  # the API server takes 10,000 levels
 DEEPER = 100_000  # than any Python makes objects of
+ENDLESS = 300_000  # than any Python can skip: a level takes some 50 bytes of a stack of 8 MiB
 LIMIT = sys.getrecursionlimit()
 PODS = paths.pods()
 
@@ -97,16 +98,30 @@ def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(value: object, le
         assert json.loads(scanned(json.dumps(value, indent=indent).encode())) == without(value, levels)
 
 
+@pytest.mark.skipif((3, 12) <= sys.version_info < (3, 14), reason="what can be skipped there, objects are made of")
 def test_only_the_deep_object_is_cut(
     api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To cut takes ten times as long as to read, and anybody can have others do it again and again."""
     cut: list[bytes] = []
     monkeypatch.setattr(nesting, "shallow", lambda raw: (cut.append(raw), shallow(raw))[1])
-    levels = DEEP if sys.version_info < (3, 12) else DEEPER  # which can be skipped, and no objects made of
+    levels = DEEP if sys.version_info < (3, 12) else DEEPER
     deep, late = pod("deep", 1, nested(levels)), pod("late", 3, nested(levels))
     follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
     assert cut == [deep.encode(), late.encode()]
+
+
+def test_what_nobody_can_skip_is_scanned_once(
+    api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list whole, of a watch that event alone."""
+    found: list[bytes] = []
+    monkeypatch.setattr(nesting, "scanned", lambda raw: (found.append(raw), scanned(raw))[1])
+    deep, late = pod("deep", 1, nested(ENDLESS)), pod("late", 3, nested(ENDLESS))
+    follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
+    assert len(found) == 2
+    assert deep.encode() in found[0]
+    assert found[1] == f'{{"type":"ADDED","object":{late}}}'.encode()
 
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
