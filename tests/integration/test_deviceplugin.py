@@ -184,6 +184,13 @@ class Hand:
         card = self.cluster.api.get(paths.extendedresources(self.cards[index]["uuid"].lower()))
         return dict(card.get("status") or {})
 
+    def say_full(self, filler: Path) -> bool:
+        """Whether both cards say that the disk of `filler` is full. It is filled at each look: what the plugin had there
+        for a moment, to see whether it can write, is room again afterwards.
+        """
+        fill(filler)
+        return all("No space left on device" in self.status(card).get("reason", "") for card in range(2))
+
     def events(self, pod: str) -> str:
         return self.space.reasons(pod)
 
@@ -397,9 +404,7 @@ def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
         hand.start_plugin()
         runs = hand.pod("runs", 0, 8138)
         hand.wait(lambda: hand.starts(runs), "it told")
-        fill(small / "filler")
-        full = "No space left on device"
-        hand.wait(lambda: all(full in hand.status(card).get("reason", "") for card in range(2)), "both cards say why")
+        hand.wait(lambda: hand.say_full(small / "filler"), "both cards say why")
         assert [hand.status(card)["health"] for card in range(2)] == ["Unhealthy", "Unhealthy"]
         late = hand.pod("late", 1, 8138)
         hand.wait(lambda: "No space left on device" in hand.events("late"), "the pod is told why")
@@ -419,7 +424,7 @@ def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
 
 
 def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
                 pass
