@@ -244,7 +244,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T57",
-        "NVIDIA's runtime, which heeds image and `envFrom`: without a share, with a network card of NVIDIA's, with 0 "
+        "NVIDIA's runtime, which obeys image and `envFrom`: without a share, with a network card of NVIDIA's, with 0 "
         "of its cards, or more and `spec.nodeName`, in a container beside them, in a debug container",
         [
             *(
