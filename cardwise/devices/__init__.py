@@ -5,6 +5,6 @@ The modules:
     protocol   what devices there are
     settings   the file of `--devices`
     discovery  which devices of sysfs the file offers
-    offered    the same again and again, while devices come and go
+    offered    the devices that are offered, up to date while devices come and go
     sysfs      the reader of sysfs
 """

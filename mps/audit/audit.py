@@ -19,7 +19,7 @@ from cardwise.kube.watch.nodepods import NodePods
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit import findings
-from mps.audit.evicting import Convict, Evictor
+from mps.audit.evicting import Evictor, Violator
 from mps.audit.findings import About, PodGrant, ProcessUse, Reason, StandingViolation, Violation
 from mps.audit.owners import Owner, Owners
 from mps.audit.usage import Usage, measured
@@ -127,14 +127,14 @@ class Audit:
         found = findings.compare(uses, grants, self._settings.tolerance)
         self._standing = findings.follow(self._standing, found, now, unseen)
         self._count(cards)
-        convicts = []
+        violators = []
         for finding in found:
             standing, pod = self._standing[finding.about], pods.get(finding.pod)
             if standing.to_tell(self._settings.looks, self._remind):
                 self._tell(finding, pod)
             if pod is not None and self._has_to_go(standing, pod, now):
-                convicts.append(Convict(pod, standing.since, self._said(finding, pod)))
-        self._evictor.evict(convicts, {uid for uid, pod in pods.items() if not pod.finished}, now)
+                violators.append(Violator(pod, standing.since, self._said(finding, pod)))
+        self._evictor.evict(violators, {uid for uid, pod in pods.items() if not pod.finished}, now)
 
     def _count(self, cards: Sequence[GpuCard]) -> None:
         loud = [one.finding for one in self._standing.values() if one.looks >= self._settings.looks]

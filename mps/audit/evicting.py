@@ -20,7 +20,7 @@ from mps.host.pods import PodView
 _log = structlog.get_logger(__name__)
 
 _HOUR = 3600.0
-_ENDS = 600.0  # seconds that the others wait for the end of one that was evicted: a tenant may give his a year
+_ENDS = 600.0  # seconds that the next eviction waits for the evicted pod to end: its grace period may be a year
 
 
 class Allowance:
@@ -48,7 +48,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Convict:
+class Violator:
     """A pod that has to go, since when (seconds of the caller's clock), and why, for its event."""
 
     pod: PodView
@@ -65,22 +65,22 @@ class Evictor:
         self._allowance = Allowance(per_hour)
         self._told: set[tuple[str, str]] = set()  # UID, and why it was withheld
 
-    def evict(self, convicts: Sequence[Convict], there: Collection[str], now: float) -> None:
+    def evict(self, violators: Sequence[Violator], there: Collection[str], now: float) -> None:
         """`there` as in `Allowance.withheld`. All that have to go are given at each look."""
         told, self._told = self._told, set()
-        for convict in sorted(convicts, key=lambda one: one.since):
-            if convict.pod.uid == self._allowance.last:
+        for violator in sorted(violators, key=lambda one: one.since):
+            if violator.pod.uid == self._allowance.last:
                 continue  # it goes, and we have not heard of it yet
             why = self._allowance.withheld(there, now)
             if not why:
-                self._try(convict, now)
+                self._try(violator, now)
                 continue
-            self._told.add((convict.pod.uid, why))
-            if (convict.pod.uid, why) not in told:
-                self._tell_withheld(convict, why)
+            self._told.add((violator.pod.uid, why))
+            if (violator.pod.uid, why) not in told:
+                self._tell_withheld(violator, why)
 
-    def _try(self, convict: Convict, now: float) -> None:
-        pod = convict.pod
+    def _try(self, violator: Violator, now: float) -> None:
+        pod = violator.pod
         name = f"{pod.namespace}/{pod.name}"
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
@@ -95,14 +95,14 @@ class Evictor:
         else:
             self._allowance.spend(pod.uid, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
-            _log.warning("pod evicted", pod=name, uid=pod.uid, why=convict.why)
-            self._record(pod, "AuditEvicted", f"evicted, since it went on (--audit-evict): {convict.why}")
+            _log.warning("pod evicted", pod=name, uid=pod.uid, why=violator.why)
+            self._record(pod, "AuditEvicted", f"evicted, since it went on (--audit-evict): {violator.why}")
 
-    def _tell_withheld(self, convict: Convict, why: str) -> None:
-        pod = convict.pod
+    def _tell_withheld(self, violator: Violator, why: str) -> None:
+        pod = violator.pod
         metrics.AUDIT_EVICTIONS.labels("withheld").inc()
         _log.warning("a pod's eviction is withheld", pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, why=why)
-        self._record(pod, "AuditEvictionWithheld", f"has to go (--audit-evict), but {why}: {convict.why}")
+        self._record(pod, "AuditEvictionWithheld", f"has to go (--audit-evict), but {why}: {violator.why}")
 
     def _record(self, pod: PodView, reason: str, text: str) -> None:
         self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), reason, text, "Warning")

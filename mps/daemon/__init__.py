@@ -6,6 +6,6 @@ Read first: `machine` (its life as a table, pure), then `daemon` (which carries 
 
 The process: `child` (the control daemon), `servers` (its MPS servers), `units` (which cards one daemon serves),
 `directories` (its folder), `daemonlog` (what it says). The cards: `computemode`, `ceilings` (memory limits of clients).
-Who should not be there: `strangers` (processes past MPS), `orphans` (of a dead daemon), `termination` (clients of pods
-that end).
+Processes to be ended or told of: `strangers` (use a card without its daemon), `orphans` (of a dead daemon),
+`termination` (clients of pods that end).
 """

@@ -185,8 +185,8 @@ class Hand:
         return dict(card.get("status") or {})
 
     def say_full(self, filler: Path) -> bool:
-        """Whether both cards say that the disk of `filler` is full. It is filled at each look: what the plugin had there
-        for a moment, to see whether it can write, is room again afterwards.
+        """Whether both cards say that the disk of `filler` is full. It is filled at each look: the plugin writes there
+        for a moment, to see whether it can, and what it wrote is room again afterwards.
         """
         fill(filler)
         return all("No space left on device" in self.status(card).get("reason", "") for card in range(2))

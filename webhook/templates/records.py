@@ -30,7 +30,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one who applies manifests names, and what was named before."""
+    """The names in the manifest that is applied now, and in the one that was applied before."""
 
     now: Names
     before: Names
@@ -151,7 +151,7 @@ def _stale_of_several(
 
 
 def _server_side(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Manifest:
-    """Empty where nobody applies on the server: who takes all managedFields away has not taken a name away."""
+    """Empty if nobody uses server-side apply. An update that removes all managedFields removes no name."""
     now = _entries(obj)
     if not now or not old:
         return NO_MANIFEST
@@ -159,7 +159,7 @@ def _server_side(obj: Json, old: Json | None, places: Callable[[Json], Names]) -
 
 
 def _entries(obj: Json) -> list[Json]:
-    """What those who apply on the server name, each as a manifest with these fields and no values."""
+    """The fields of each server-side apply, as a manifest without values."""
     managed = (obj.get("metadata") or {}).get("managedFields") or ()
     try:
         found = [_unfolded(one.get("fieldsV1") or {}) for one in managed if one.get("operation") == _APPLY]

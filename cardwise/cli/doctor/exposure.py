@@ -1,9 +1,10 @@
 """Checks that a pod that asks for no card gets none: tried on each node with cards, since only the node knows.
 
-NVIDIA's runtime gives cards to a container whose environment asks for them, and a file on the node says from whom it
-takes that. The pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of
-cards that it finds. It is tried by the node's default runtime, and by each RuntimeClass of NVIDIA's. A dry run in a
-namespace as users have says whether it may be made; it runs in Cardwise's own, where no team's quota counts it.
+NVIDIA's runtime gives cards to a container whose environment asks for them, if a file on the node allows that. The
+pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of cards that it
+finds. It is tried with the node's default runtime, and with each RuntimeClass of NVIDIA's. A dry run in a user's
+namespace says whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota
+counts it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,8 @@ _SCRIPT: Final = (
 _REMEDIES: Final = {
     "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
     "the chart: shares get their cards by CDI",
-    "env": "have the runtime serve CDI there, then the toolkit heed no environment; until then make runc its default",
+    "env": f"enable CDI in the container runtime there, then set {_SETTING} = false; until then make runc its default "
+    "runtime",
 }
 
 

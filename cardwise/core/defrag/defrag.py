@@ -1,9 +1,9 @@
 """Defragmentation: finds the fewest pods to move so that a big request fits, each to where the engine puts it.
 
-A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
-each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;
-else the search goes node by node after the fewest who stand in the way (`preemption`), and `MovePlan.least` says how
-many it takes at least.
+A plan is what would really happen (`moving`). There are two searches: in one the cards that pods leave are free for
+all, in the other each of them is cordoned until all pods have moved. The plan with fewer moves is taken. In a small
+case all plans are tried. Otherwise the search goes node by node, for the fewest pods in the way (`preemption`), and
+`MovePlan.least` says how many moves are needed at least.
 """
 
 from collections.abc import Collection, Iterator, Sequence

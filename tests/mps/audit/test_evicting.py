@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.audit.evicting import Allowance, Convict, Evictor
+from mps.audit.evicting import Allowance, Evictor, Violator
 from mps.host.pods import PodView
 
 HOUR = 3600.0
@@ -40,7 +40,7 @@ def test_one_that_goes_is_no_obstacle_to_itself():
     subject = Evictor(None, None, 1)
     subject._allowance.spend("a", 0.0)
     pod = PodView(uid="a", namespace="d", name="a", finished=False, off=False, holdings=())
-    subject.evict([Convict(pod, 0.0, "it uses too much")], {"a"}, 1.0)  # would ask, or tell, somebody who is not there
+    subject.evict([Violator(pod, 0.0, "it uses too much")], {"a"}, 1.0)  # would ask, or tell, somebody who is not there
 
 
 @given(st.integers(1, 5), steps)
