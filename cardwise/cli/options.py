@@ -1,6 +1,6 @@
-"""What several commands have: options, and the clock they live by.
+"""Options that several commands share, the client, and the clock.
 
-The client is imported where it is made: `--help` has none, and it is most of what a start costs.
+The client is imported only where it is made: its import is most of the time of a start, and `--help` needs none.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What `cardwise simulate` does: reads the world, runs it, and shows what came out."""
+"""The program of `cardwise simulate`: reads a trace or a cluster, simulates it, and shows the results."""
 
 import json
 import sys

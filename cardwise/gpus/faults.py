@@ -1,9 +1,9 @@
-"""What is wrong with the cards of a machine, and until when.
+"""Faults of the cards of a machine, and when each of them ends.
 
-Some faults pass: the card did not answer for a moment, or nobody knows what an error meant. It is well again when
-nothing was wrong for a while. After others a card may answer and still give wrong results: it stays out until it was
-reset. Nobody says when that was. So it is seen from what a reset brings back to its beginning, and kept on disk
-meanwhile: for a reset all who use the driver must be gone, we as well.
+Some faults pass: the card did not answer for a moment, or the meaning of an error is not known. Such a card is healthy
+again when nothing was wrong for a while. After other faults a card may answer and still give wrong results, so it takes
+no pods until it was reset. No event tells of a reset. It is seen from counters that a reset sets back. These faults
+are kept on disk: for a reset all programs that use the driver must end, this one too.
 """
 
 from collections.abc import Mapping

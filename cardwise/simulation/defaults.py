@@ -1,4 +1,4 @@
-"""What is simulated where nothing else is said; `--help` reads it too, and imports nothing of the rest."""
+"""Default values of the simulation's options. A module of its own, so that `--help` imports nothing else of it."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""How much of the idle cards the pods that come can use, in a cluster that is not there."""
+"""Fragmentation of a simulated cluster: how much of the idle cards the arriving pods can use."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Who came and who was refused, by size: a policy may gain in percent by refusing big pods, and this shows it."""
+"""Counts of pods that came and that were refused, by size: they show a policy that gains by refusing big pods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

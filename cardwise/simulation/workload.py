@@ -1,4 +1,4 @@
-"""What is simulated: nodes, pods, and what of a cluster's cards they are, whether of a trace or of a live cluster."""
+"""The input of a simulation: nodes, cards and pods, from a trace or from a live cluster."""
 
 import dataclasses
 from collections.abc import Iterable

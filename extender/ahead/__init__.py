@@ -1,4 +1,4 @@
-"""What waiting pods have before kube-scheduler asks for them.
+"""Decisions ahead of kube-scheduler: cards for waiting pods, and nodes that are kept for a gang that waits long.
 
 Comes in: who is next in the queue, and which gangs have waited long. Goes out: the node that a pod gets ahead, and the
 nodes that are kept for a gang.

@@ -1,4 +1,4 @@
-"""How far a gang is, as PodGroups, events and metrics say it."""
+"""Views of gangs: how far each is, for PodGroups, events and metrics."""
 
 from dataclasses import dataclass
 from typing import Final

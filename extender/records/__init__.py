@@ -1,4 +1,4 @@
-"""What is read: pods, nodes, our own objects and calls of kube-scheduler, each as one record made of its JSON.
+"""Records of what is read: pods, nodes, our own objects and calls of kube-scheduler, each made of its JSON.
 
 Comes in: JSON of the API server and of kube-scheduler. Goes out: records that never change and keep only what
 decisions need.

@@ -1,4 +1,4 @@
-"""What the extender keeps of pods of the watch: compact records out of their JSON.
+"""Records of the pods that the watch shows: compact, made of their JSON with what the extender needs.
 
 These records decide what a watch event costs, and how much memory 60,000 pods take. So of pods that are none of ours
 nearly nothing is decoded.

@@ -1,4 +1,4 @@
-"""What people see: statuses of our objects, PodGroups, automatic classes, and events.
+"""Reports to people: statuses of our objects, PodGroups, automatic classes, and events.
 
 Comes in: the state, and our objects as the watch shows them. Goes out: for each object what it should say, which is
 compared with what it says and written at a bounded rate. `controllers` run it.

@@ -1,4 +1,4 @@
-"""What the share agent reads of its pod, and what it writes for each container. Pure."""
+"""The share agent's input and output: the shares of its pod, and the file for each container. Pure."""
 
 import json
 import re

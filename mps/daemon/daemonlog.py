@@ -1,7 +1,8 @@
-"""What a daemon and its servers say, repeated in our own log with the card on each line.
+"""Copies the log lines of a daemon and its servers into our own log, with the card on each line.
 
-By a FIFO that the daemon itself keeps open: it goes on talking when its manager has ended, the next manager hears the
-last of it, and what nobody reads is lost, so that no tenant fills the node's memory by making it talk.
+The lines come by a FIFO that the daemon itself keeps open. So the daemon can go on writing when its manager has ended,
+and the next manager reads the last lines. What nobody reads is lost, so no tenant can fill the node's memory by making
+the daemon write much.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What commands read of the cluster beyond `cardwise.kube.survey`, in core's terms; the moves they make there.
+"""Reads of the cluster for the commands, beyond `cardwise.kube.survey`, and the moves and cordons that they make there.
 
 Comes in: a client. Goes out: nodes and pods to simulate, pods that may be moved, who uses what, cordons.
 
@@ -6,7 +6,7 @@ Comes in: a client. Goes out: nodes and pods to simulate, pods that may be moved
     engine     where the extender would place a pod
     whatif     pods and nodes that are not there yet
     published  the extender's policy and workload, by its ConfigMap
-    usage      cards and who uses them, for `top`; `visible`: what a user sees who may read no card
+    usage      cards and who uses them, for `top`; `visible`: the view of a user who may read no card
     movables   pods that `defrag` may move; `evicting`: moves them
     cordons    finds a card, and cordons it
     workloads  a workload by its name, with its pods

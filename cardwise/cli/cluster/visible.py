@@ -1,6 +1,6 @@
-"""What a user sees who may read no card: the types with what is free of each, and the cards of their own pods.
+"""The view of a user who may read no card: the types with what is free of each, and the cards of their own pods.
 
-The first is what the extender says in the statuses of ResourceClasses, the second what the pods' annotations say.
+The types are read from the statuses of ResourceClasses, the cards from the annotations of the pods.
 """
 
 from collections.abc import Collection, Mapping

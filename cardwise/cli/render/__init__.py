@@ -1,4 +1,4 @@
-"""How it looks: tables for people, objects for programs.
+"""The output of commands: tables for people, objects for programs.
 
 Comes in: a survey or a ledger. Goes out: text and JSON.
 

@@ -1,4 +1,4 @@
-"""Where a request fits and which cards it takes: the one placement engine, and the ledger that it asks.
+"""The one placement engine: where a request fits and which cards it takes; and the ledger that it asks.
 
 Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: a `Placement`, or why each node refuses.
 

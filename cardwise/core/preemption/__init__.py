@@ -1,4 +1,4 @@
-"""Who must go so that a pod fits, and why a pod waits: one search answers both.
+"""The search for victims: which pods must go so that a pod fits. The same search explains why a pod waits.
 
 Comes in: the ledger, who may be evicted, a request. Goes out: the fewest and least important victims; the explanation.
 
