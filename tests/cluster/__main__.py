@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cardwise.kube.errors import KubeError
-from tests.cluster import binaries, cluster, processes, toolkit, versions
+from tests.cluster import binaries, cluster, debian, node, processes, toolkit, versions
 from tests.cluster.cluster import Cluster, ClusterSpec
 from tests.cluster.controlplane import APISERVER, CONTROLLERS, ETCD, SCHEDULER, ControlPlane
 
@@ -110,7 +110,9 @@ def down(state_dir: Path) -> None:
 
 @cli.command("binaries")
 def build() -> None:
-    """Build the programs of the cluster into the cache, if they are not there."""
+    """Build the programs of the cluster into the cache, if they are not there; as root also install what nodes need."""
+    if os.geteuid() == 0:
+        debian.install(node.missing_packages, click.echo)
     wanted = [binaries.kube, binaries.runtime, binaries.helm]
     if os.environ.get(toolkit.MOCK):
         wanted.append(binaries.nvidia)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from tests.cluster import (
     binaries,
     cards,
     chart,
+    debian,
     devices,
     node,
     parts,
@@ -448,14 +448,7 @@ def _check(spec: ClusterSpec) -> None:
 def _require_node_tools(say: binaries.Say) -> None:
     if os.geteuid() != 0:
         raise PermissionError("real nodes need root (kubelet, mounts, bridges); use --nodes 0 with --sim-nodes instead")
-    missing = node.missing_packages()
-    if missing:
-        say(f"installing Debian packages for the nodes: {' '.join(missing)}")
-        quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", *missing]):
-            done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise processes.CommandFailed(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    debian.install(node.missing_packages, say)
 
 
 def _mount(state_dir: Path) -> None:

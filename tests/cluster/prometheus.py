@@ -5,21 +5,19 @@ rest together, and tests need none of it but the engine.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cluster import binaries, ports
-from tests.cluster.processes import PATIENCE, Process
+from tests.cluster import binaries, debian, ports
+from tests.cluster.processes import PATIENCE, CommandFailed, Process, run
 
 PACKAGE = "prometheus"
 
@@ -43,29 +41,14 @@ def _unpack(into: Path, say: binaries.Say) -> None:
     say(f"getting Debian's package {PACKAGE} into the cache")
     with tempfile.TemporaryDirectory(prefix="cardwise-prometheus-", dir=binaries.cache_root()) as name:
         folder = Path(name)
-        done = _run(["apt-get", "-qq", "download", PACKAGE], folder)
-        if done.returncode:  # lists that are missing or old
-            _run(["apt-get", "-qq", "update"], folder)
-            done = _run(["apt-get", "-qq", "download", PACKAGE], folder)
-        packages = sorted(folder.glob("*.deb"))
-        if done.returncode or not packages:
-            raise binaries.NoBinaries(f"apt-get cannot download {PACKAGE}: {done.stderr.strip()[-500:]}")
         scratch = folder / "unpacked"
-        done = _run(["dpkg-deb", "-x", str(packages[0]), str(scratch)], folder)
-        if done.returncode:
-            raise binaries.NoBinaries(f"{packages[0].name} cannot be unpacked: {done.stderr.strip()}")
+        try:
+            debian.download(PACKAGE, folder, say)
+            run(["dpkg-deb", "-x", *map(str, folder.glob("*.deb")), str(scratch)])
+        except CommandFailed as error:
+            raise binaries.NoBinaries(str(error)) from error
         shutil.rmtree(into, ignore_errors=True)
         scratch.rename(into)
-
-
-def _run(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        return subprocess.run(
-            command, cwd=folder, env=quiet, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
-    except subprocess.TimeoutExpired as error:
-        raise binaries.NoBinaries(f"{' '.join(command)} had no end after {error.timeout:.0f} s") from error
 
 
 class Prometheus:
