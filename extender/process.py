@@ -35,10 +35,8 @@ from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
 from extender.controllers.gangcontroller import GangController
-from extender.controllers.ledgercheck import LedgerCheck
-from extender.controllers.loops import Loops
+from extender.controllers.loops import Loops, Step
 from extender.controllers.overfull import Overfull
-from extender.controllers.reporters import Reporters
 from extender.controllers.unplaced import Unplaced
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.gangs import gangwords
@@ -47,7 +45,11 @@ from extender.leadership import leadership
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
 from extender.leadership.marking import LeaderMark
+from extender.reporting.classcontroller import ClassController
 from extender.reporting.listers import Listers
+from extender.reporting.podevents import PodEvents
+from extender.reporting.podgroupwriter import PodGroupWriter
+from extender.reporting.statuswriter import StatusWriter
 from extender.state import State
 
 
@@ -132,11 +134,15 @@ class Extender:
             leadership=self._leadership,
             clock=clock,
         )
-        self._reporters = Reporters(
-            client, self._state, seen, self._events, knows=self._knows, leads=self._leads, clock=clock
+        self._pod_events = PodEvents(
+            self._events, seen, active=self._leads, waiting_for=self._state.waiting_for, clock=clock
         )
-        self._check = LedgerCheck(self._state, seen.cards, clock=clock)
-        self._gangs = GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
+        no_class = self._pod_events.quota_without_class
+        self._statuses = StatusWriter(client, self._state, seen, active=self._leads, no_class=no_class, clock=clock)
+        classes = ClassController(client, seen, active=self._leads, in_use=self._state.class_in_use, clock=clock)
+        podgroups = PodGroupWriter(
+            client, seen.groups, self._events, gangs=self._state.gangs.views, active=self._leads, clock=clock
+        )
         self._fragments = FragMetrics(self._state, clock)
         workload = WorkloadController(
             client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy, clock=clock
@@ -150,9 +156,9 @@ class Extender:
         self._loops = Loops(
             client,
             self._state,
-            tell=(*self._reporters.steps, self._check_ledger),
-            tell_gangs=[self._reporters.gangs],
-            keep=self._gangs,
+            tell=[self._once_known(each.step) for each in (self._pod_events, classes, self._statuses)],
+            tell_gangs=[self._once_known(podgroups.step)],
+            keep=GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock),
             evict=[overfull.step, unplaced.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
@@ -174,7 +180,7 @@ class Extender:
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
             waiting=self._state.waiting,
-            disagreements=self._check.counts,
+            disagreements=self._statuses.check.counts,
             staleness=self._informers.staleness,
             leads=self._leads,
         )
@@ -190,7 +196,7 @@ class Extender:
             preferences=self._preferences,
             missing=self._informers.missing,
             leadership=self._leadership,
-            notice=self._reporters.pod_events.waits_for_quota,
+            notice=self._pod_events.waits_for_quota,
             inspect_unit=self._inspect_unit,
         )
         return create_app(parts)
@@ -227,9 +233,14 @@ class Extender:
     def _leads(self) -> bool:
         return self._leadership.term() is not None
 
-    def _check_ledger(self) -> None:
-        if self._knows():
-            self._check.step()
+    def _once_known(self, step: Step) -> Step:
+        """The step, which is not taken before all lists are complete: what it tells would be wrong."""
+
+        def taken() -> None:
+            if self._knows():
+                step()
+
+        return taken
 
     def _knows(self) -> bool:
         return not self._informers.missing()

@@ -9,7 +9,5 @@ Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and wh
     evictions           evicts for pods that fit a node's sums and no card (--preempt-fragmented)
     overfull            evicts one of two pods that were given the same room
     unplaced            deletes pods that somebody has bound without the extender
-    ledgercheck         compares the ledger with the cluster
     fragmetrics         metrics of the cards' memory
-    reporters           puts together what only tells: classes, PodGroups, statuses, events
 """

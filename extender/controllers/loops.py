@@ -43,8 +43,9 @@ FAILURES = Counter(
 
 class Loops:
     """Start it in the process that serves. The arguments are what the threads run again and again: `tell`: steps that
-    write statuses and events; `tell_gangs`: that write PodGroups; `keep`: the gang controller; `evict`: that evict;
-    `nominate`: nominates ahead; `learn`: that learn the workload.
+    write statuses and events; `tell_gangs`: that write PodGroups, in a thread of their own, since a tenant can make
+    these slow to write; `keep`: the gang controller; `evict`: that evict; `nominate`: nominates ahead; `learn`: that
+    learn the workload.
     """
 
     def __init__(

@@ -1,12 +1,13 @@
 """Computes what the statuses of ExtendedResources, ResourceClasses and GPUQuotas should say, from the ledger.
 
-Pure. Counted node by node: the state is locked for one node's cards at a time, and after a bind only the pod's node is
-counted again. `statuswriter` writes what differs.
+Pure. Counted node by node: the state is locked for a few nodes at a time, and after a bind only the pod's node is
+counted again. `statuswriter` writes what differs. The same count finds cards on which the ledger is wrong.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -57,14 +58,24 @@ class Cards(NamedTuple):
         )
 
 
+class Disagreement(StrEnum):
+    """How the ledger and the cluster disagree on a card."""
+
+    STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
+    TOTAL = "total"  # the running total, by which placement decides, is not the sum of what is held
+    OVERFULL = "overfull"  # more is held than the card has
+    MISSING = "missing"  # something is held on a card that its node does not have
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCount:
     """The cards and devices of one node: each by the name of its ExtendedResource, and sums by the set of classes that
-    they are in.
+    they are in. `wrong`: the cards on which the ledger alone shows that something is wrong.
     """
 
     cards: Mapping[str, CardStatus] = field(default_factory=dict)
     sums: Mapping[frozenset[str], Cards] = field(default_factory=dict)
+    wrong: Collection[tuple[str, Disagreement]] = ()
 
 
 def count_node(ledger: Ledger, node: str) -> NodeCount:
@@ -75,10 +86,16 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
     held = _held(ledger, node, {card.index: card.uuid for card in state.cards})
     cards: dict[str, CardStatus] = {}
     sums: dict[frozenset[str], Cards] = {}
+    wrong: list[tuple[str, Disagreement]] = []
     for i, card in enumerate(state.cards):
         free = state.free_mib(i)
         allocated = held.pop(card.uuid, _Held())
-        cards[names.extended_resource_name(card.uuid)] = allocated.status(free, _in_order(card.classes))
+        name = names.extended_resource_name(card.uuid)
+        cards[name] = allocated.status(free, _in_order(card.classes))
+        if allocated.memory != state.used[i]:
+            wrong.append((name, Disagreement.TOTAL))
+        if allocated.memory > card.mem:
+            wrong.append((name, Disagreement.OVERFULL))
         one = Cards(1, int(card.healthy), card.mem, allocated.memory, free)
         before = sums.get(card.classes)
         sums[card.classes] = one if before is None else before.plus(one)
@@ -87,8 +104,10 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         cards[names.extended_resource_name(device.uuid)] = allocated.status(0, _in_order(device.classes))
         sums[device.classes] = sums.get(device.classes, Cards()).plus(Cards(1, int(device.healthy)))
     for uuid, allocated in held.items():
-        cards[names.extended_resource_name(uuid)] = allocated.status(0, ())
-    return NodeCount(cards, sums)
+        name = names.extended_resource_name(uuid)
+        cards[name] = allocated.status(0, ())
+        wrong.append((name, Disagreement.MISSING))
+    return NodeCount(cards, sums, wrong)
 
 
 @dataclass(slots=True)

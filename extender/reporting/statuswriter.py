@@ -20,9 +20,10 @@ from cardwise.kube.client import KubeClient
 from extender.cache.yielding import slices
 from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
+from extender.reporting.ledgercheck import LedgerCheck
 from extender.reporting.listers import Listers
 from extender.reporting.schedule import Key, Pace, Schedule
-from extender.reporting.statuses import NOTHING_ALLOCATED, ClassSums
+from extender.reporting.statuses import NOTHING_ALLOCATED, ClassSums, Disagreement
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -39,7 +40,7 @@ _STORM_SECONDS = 1.0  # a storm is over when no look has found so many for this 
 _TOGETHER = 8  # nodes counted under one lock: half a millisecond
 _NAMESPACES_TOGETHER = 200
 _MOST_NODES = 1000  # counted in one step
-_AUDIT_SECONDS = 60.0  # in which each node is counted once more, in case a change was missed
+_AUDIT_SECONDS = 30.0  # in which each node is counted once more, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
@@ -60,8 +61,8 @@ class _Write(NamedTuple):
 class StatusWriter:
     """`active`: whether this extender writes: it leads, and knows all pods, nodes and cards.
 
-    `no_class`: called with a quota and a text once the quota's status says that one of its classes does not exist. All
-    methods belong to one thread.
+    `no_class`: called with a quota and a text once the quota's status says that one of its classes does not exist.
+    `check`: what is found where the nodes are counted, by a standby as well. All methods belong to one thread.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class StatusWriter:
         self._active = active
         self._no_class = no_class
         self._clock = clock
+        self.check = LedgerCheck()
         self._tally = ClassSums()
         self._schedule = Schedule(_GAPS)
         self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
@@ -122,20 +124,29 @@ class StatusWriter:
                 self._compare(node, count, now)
         for node in counted:
             del self._nodes[node]
+        self.check.count(now)
 
     def _compare(self, node: str, count: statuses.NodeCount, now: float) -> None:
         for name in self._tally.put(node, count.sums):
             self._schedule.mark(Key(CLASS, name), now)
+        wrong = dict.fromkeys(count.wrong, 0)
         for name in self._seen.cards.names(node):
             card = self._seen.cards.values.get(name)
-            if card is not None and card.status != count.cards.get(name, NOTHING_ALLOCATED):
-                self._schedule.mark(Key(CARD, name), now)
+            wanted = count.cards.get(name, NOTHING_ALLOCATED)
+            if card is None or card.status == wanted:
+                continue
+            self._schedule.mark(Key(CARD, name), now)
+            if card.status.memory not in (wanted.memory, -1):  # -1: the status has never been written
+                wrong[name, Disagreement.STATUS] = card.status.memory
+        self.check.note(node, wrong, now)
 
     def _to_audit(self, now: float) -> list[str]:
         """A part of all nodes, so many that each comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
-        every = self._seen.cards.nodes() | self._tally.nodes()
+        every = self._seen.cards.nodes() | self._tally.nodes() | self.check.nodes()
+        with self._state.view() as ledger:
+            every.update(ledger.by_name())
         due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
         if not due:
             return []
@@ -143,6 +154,7 @@ class StatusWriter:
         part = list(islice(self._audit, due))
         if len(part) < due:
             self._audit = iter(every)
+            part += islice(self._audit, due - len(part))
             self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.snapshot()], now)
             self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
         return part

@@ -1,13 +1,24 @@
-"""The serving process as its parent and the kubelet see it."""
+"""The serving process as its parent and the kubelet see it; and when the extender in it tells the cluster something."""
+
+from dataclasses import replace
 
 import pytest
 
 from cardwise.runtime.http.health import Shown
 from cardwise.runtime.settings import HostPort
 from extender.cache import statelock
-from extender.process import ExtenderSettings, Process
+from extender.process import Extender, ExtenderSettings, Process
+from tests.extender.statusworlds import CARDS, er_object
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
+
+SETTINGS = ExtenderSettings(
+    policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
+    hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0,
+    gang_seconds_limit=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0,
+    gang_rollback_seconds=120.0, preempt_fragmented=False, ghost_seconds=30.0,
+    lease_namespace="ns", lease_name="l", lease_duration=5.0, no_lease=True,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -17,14 +28,7 @@ def clock():
 
 @pytest.fixture
 def made(clock):
-    settings = ExtenderSettings(
-        policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-        hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0,
-        gang_seconds_limit=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0,
-        gang_rollback_seconds=120.0, preempt_fragmented=False, ghost_seconds=30.0,
-        lease_namespace="ns", lease_name="l", lease_duration=5.0, no_lease=True,
-    )  # fmt: skip
-    return Process(ApiServer(clock).client(), settings, Shown(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock)
+    return Process(ApiServer(clock).client(), SETTINGS, Shown(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock)
 
 
 def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
@@ -49,3 +53,39 @@ def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(made
         assert made.alive()
         clock.advance(1)
         assert not made.alive()
+
+
+class Telling:
+    """An extender whose threads are not started, of a cluster with one card."""
+
+    def __init__(self, *, knows: bool = True, leads: bool = True) -> None:
+        clock = FakeClock()
+        self.api = ApiServer(clock)
+        self.api.put(CARDS, er_object("GPU-1", "n1"))
+        self.extender = Extender(self.api.client(), replace(SETTINGS, no_lease=leads), clock=clock)
+        for reflector in self.extender._informers._reflectors if knows else ():
+            reflector._relist()
+
+    def told(self) -> set[str]:
+        """What a round of those who tell writes."""
+        for loop in self.extender._loops._loops:
+            if loop._name in ("statuses", "podgroups"):
+                loop.turn()
+        return {call.verb for call in self.api.sent()} - {"list"}
+
+
+def test_the_leader_that_knows_all_makes_classes_and_writes_statuses():
+    assert Telling().told() == {"create", "patch"}
+
+
+@pytest.mark.parametrize("lacking", ["knows", "leads"])
+def test_nothing_is_told_by_who_does_not_lead_or_does_not_know_all(lacking):
+    assert Telling(**{lacking: False}).told() == set()
+
+
+def test_before_all_is_known_nothing_is_counted():
+    telling = Telling(knows=False)
+    state = telling.extender._state
+    state.set_node("n1")
+    telling.told()
+    assert state.changed_nodes() == {"n1"}

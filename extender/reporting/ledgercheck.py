@@ -1,0 +1,53 @@
+"""Counts the cards on which ledger and cluster disagree for long, and logs the first.
+
+`statuswriter` makes statuses follow the ledger, so it cannot tell when both are wrong. Nothing is corrected here: a
+difference that stays is a fault of ours or a change by hand, and a person has to look at it (docs/runbooks.md).
+"""
+
+from collections.abc import Mapping
+
+import structlog
+
+from extender.reporting.statuses import Disagreement
+
+_log = structlog.get_logger(__name__)
+
+PATIENCE = 60.0  # seconds that a card must disagree to count: writes and watches are on their way before
+
+Differences = Mapping[tuple[str, Disagreement], int]
+"""The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is what a card's
+status says: if that changes from look to look, the status only lags behind. 0 for other disagreements.
+"""
+
+
+class LedgerCheck:
+    """`note` and `count` belong to one thread, `counts` to any."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, dict[tuple[str, Disagreement], tuple[float, int]]] = {}  # by node
+        self._counts = dict.fromkeys(map(str, Disagreement), 0)
+
+    def counts(self) -> dict[str, int]:
+        """Cards that have disagreed for longer than `PATIENCE`, by kind."""
+        return self._counts
+
+    def nodes(self) -> set[str]:
+        """The nodes that had cards that disagree when they were last looked at."""
+        return set(self._since)
+
+    def note(self, node: str, found: Differences, now: float) -> None:
+        """All differences of the node now."""
+        before = self._since.pop(node, {})
+        if found:
+            kept = {each: before[each] for each, said in found.items() if each in before and before[each][1] == said}
+            self._since[node] = {each: kept.get(each, (now, said)) for each, said in found.items()}
+
+    def count(self, now: float) -> None:
+        counts = dict.fromkeys(map(str, Disagreement), 0)
+        for node, these in self._since.items():
+            for (name, kind), (since, _) in these.items():
+                if now - since > PATIENCE:
+                    counts[kind] += 1
+                    if counts[kind] == 1 and not self._counts[kind]:
+                        _log.warning("the ledger and the cluster disagree on a card", card=name, node=node, kind=kind)
+        self._counts = counts
