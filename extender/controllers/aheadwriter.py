@@ -43,7 +43,7 @@ class AheadWriter:
         self._ahead = ahead
         self._active = active
         self._clock = clock
-        self._pace = Pace(_RATE, _RATE)
+        self._pace = Pace()
         self._not_before = float("-inf")
         self._resting: dict[str, float] = {}  # until when, by namespace
         self._failed = 0  # writes, since the last that did not
@@ -59,7 +59,7 @@ class AheadWriter:
         for stale in self._ahead.stale():
             self._threads().submit(self.take_back, stale)
         for _ in range(_AT_ONCE):
-            if not self._pace.ready(self._clock.now(), calm=False):
+            if not self._pace.ready(self._clock.now(), _RATE):
                 return
             again, nominee = self._ahead.decide(resting)
             if nominee is not None:

@@ -68,7 +68,7 @@ class PodGroupWriter:
         self._views: dict[str, View] = {}
         self._told: dict[str, _Told] = {}
         self._schedule = Schedule({GROUP: _GAP})
-        self._pace = Pace(_RATE, _RATE)
+        self._pace = Pace()
         self._looked = float("-inf")
 
     def step(self) -> None:
@@ -79,7 +79,7 @@ class PodGroupWriter:
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look(now)
-        while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), calm=False):
+        while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), _RATE):
             key = self._schedule.next(self._clock.now())
             if key is None:
                 return

@@ -154,17 +154,14 @@ def _namespace(key: Key) -> str:
 
 
 class Pace:
-    """A limit of writes a second, with those of half a second saved up. `calm`: the higher limit of quiet times."""
+    """A limit of writes a second; those of half a second may be saved up."""
 
-    def __init__(self, busy: float, calm: float) -> None:
-        self._busy = busy
-        self._calm = calm
+    def __init__(self) -> None:
         self._tokens = 1.0
         self._at: float | None = None
 
-    def ready(self, now: float, *, calm: bool) -> bool:
-        """Whether a write is allowed now."""
-        rate = self._calm if calm else self._busy
+    def ready(self, now: float, rate: float) -> bool:
+        """Whether a write is allowed now. `rate`: writes a second since the last call."""
         if self._at is not None:
             self._tokens = min(rate / 2, self._tokens + (now - self._at) * rate)
         self._at = now

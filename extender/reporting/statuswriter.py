@@ -84,7 +84,7 @@ class StatusWriter:
         self.check = LedgerCheck()
         self._tally = ClassSums()
         self._schedule = Schedule(_GAPS)
-        self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
+        self._pace = Pace()
         self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())
@@ -189,23 +189,28 @@ class StatusWriter:
 
     def _write(self) -> None:
         began = now = self._clock.now()
-        pace = self._in_storm if now < self._storm_until else self._pace
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
-            if not pace.ready(now, calm=now - self._changed_at > _CALM_AFTER):
+            if not self._pace.ready(now, self._rate(now)):
                 return
             key = self._schedule.next(now)
             if key is None:
                 return
-            self._bring(key, pace)
+            self._bring(key)
             now = self._clock.now()
 
-    def _bring(self, key: Key, pace: Pace) -> None:
-        """Writes one status if it is not as it should be, and if `pace` allows a write."""
+    def _rate(self, now: float) -> float:
+        """Writes a second that are allowed now."""
+        if now < self._storm_until:
+            return _STORM
+        return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
+
+    def _bring(self, key: Key) -> None:
+        """Writes one status if it is not as it should be."""
         found = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
         if found is None:
             self._schedule.settled(key)
             return
-        pace.spend()
+        self._pace.spend()
         try:
             self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):

@@ -30,10 +30,10 @@ def test_the_same_write_without_effect_is_repeated_later_and_later_a_new_one_at_
 
 
 def test_pace_saves_up_half_a_second():
-    pace = Pace(20.0, 100.0)
-    assert pace.ready(0.0, calm=False)
+    pace = Pace()
+    assert pace.ready(0.0, 20.0)
     written = 0
-    while pace.ready(100.0, calm=False):
+    while pace.ready(100.0, 20.0):
         pace.spend()
         written += 1
     assert written == 10
