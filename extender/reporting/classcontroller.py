@@ -165,41 +165,47 @@ class ClassController:
     def _create(self, name: str, models: Models) -> None:
         if name in self._kept:
             _log.warning("an automatic class was deleted while its cards are there; it is made anew", name=name)
-        try:
-            self._client.create(paths.resourceclasses(), automatic(name, *models), timeout=_TIMEOUT)
-        except errors.AlreadyExists:
-            self._wait(name, _RETRY)  # somebody has made it; the watch will show it
-        except errors.KubeError as error:
-            _log.warning("cannot make an automatic class", name=name, models=models, error=str(error))
-            self._wait(name, _RETRY)
-        else:
-            _log.info("automatic class made", name=name, models=models)
-            self._wait(name, _SHOWN)
+        made = automatic(name, *models)
+        self._write(
+            name,
+            lambda: self._client.create(paths.resourceclasses(), made, timeout=_TIMEOUT),
+            ("cannot make an automatic class", "automatic class made"),
+            models,
+        )
 
     def _update(self, name: str, models: Models, seen: ClassRecord) -> None:
-        try:
-            self._client.patch(paths.resourceclasses(name), _patch(name, models, seen), "merge", timeout=_TIMEOUT)
-        except (errors.NotFound, errors.Conflict):
-            self._wait(name, 1.0)  # the watch is behind
-        except errors.KubeError as error:
-            _log.warning("cannot change an automatic class", name=name, models=models, error=str(error))
-            self._wait(name, _RETRY)
-        else:
-            _log.info("automatic class changed", name=name, models=models)
-            self._wait(name, _SHOWN)
+        patch = _patch(name, models, seen)
+        self._write(
+            name,
+            lambda: self._client.patch(paths.resourceclasses(name), patch, "merge", timeout=_TIMEOUT),
+            ("cannot change an automatic class", "automatic class changed"),
+            models,
+        )
 
     def _delete(self, name: str, seen: ClassRecord) -> None:
         # Not if somebody has edited it since, or made it again: then it is a class of theirs.
         options = {"preconditions": {"uid": seen.uid, "resourceVersion": seen.version}}
+        self._write(
+            name,
+            lambda: self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT),
+            ("cannot delete an automatic class", "automatic class deleted: no card of its models is left"),
+            seen.auto_models,
+        )
+
+    def _write(self, name: str, write: Callable[[], object], events: tuple[str, str], models: Models) -> None:
+        """`events`: what the log says of a failure, and of success."""
+        failed, done = events
         try:
-            self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT)
+            write()
+        except errors.AlreadyExists:
+            self._wait(name, _RETRY)  # somebody has made it; the watch will show it
         except (errors.NotFound, errors.Conflict):
             self._wait(name, 1.0)  # the watch is behind
         except errors.KubeError as error:
-            _log.warning("cannot delete an automatic class", name=name, error=str(error))
+            _log.warning(failed, name=name, models=models, error=str(error))
             self._wait(name, _RETRY)
         else:
-            _log.info("automatic class deleted: no card of its models is left", name=name, models=seen.auto_models)
+            _log.info(done, name=name, models=models)
             self._wait(name, _SHOWN)
 
     def _wait(self, name: str, seconds: float) -> None:

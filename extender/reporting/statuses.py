@@ -4,6 +4,7 @@ Pure. Counted node by node: the state is locked for a few nodes at a time, and a
 counted again. `statuswriter` writes what differs. The same count finds cards on which the ledger is wrong.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,22 +41,10 @@ class Cards(NamedTuple):
     free: int = 0
 
     def plus(self, other: "Cards") -> "Cards":
-        return Cards(
-            self.cards + other.cards,
-            self.healthy + other.healthy,
-            self.memory + other.memory,
-            self.used + other.used,
-            self.free + other.free,
-        )
+        return Cards(*map(operator.add, self, other))
 
     def minus(self, other: "Cards") -> "Cards":
-        return Cards(
-            self.cards - other.cards,
-            self.healthy - other.healthy,
-            self.memory - other.memory,
-            self.used - other.used,
-            self.free - other.free,
-        )
+        return Cards(*map(operator.sub, self, other))
 
 
 class Disagreement(StrEnum):

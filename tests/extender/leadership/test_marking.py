@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import names
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from extender.leadership.marking import LeaderMark
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
@@ -35,11 +35,11 @@ def scene() -> Scene:
 
 
 def test_the_label_follows_the_lease_and_is_written_once(scene: Scene) -> None:
-    assert scene.mark.step()
+    scene.mark.step()
     assert not scene.marked, "a label of before a crash goes"
     scene.leads = True
-    assert scene.mark.step()
-    assert scene.mark.step()
+    scene.mark.step()
+    scene.mark.step()
     assert scene.marked
     scene.leads = False
     scene.mark.step()
@@ -50,9 +50,10 @@ def test_the_label_follows_the_lease_and_is_written_once(scene: Scene) -> None:
 def test_what_could_not_be_written_is_written_later(scene: Scene) -> None:
     scene.leads = True
     scene.api.down = True
-    assert not scene.mark.step()
+    with pytest.raises(errors.KubeError):
+        scene.mark.step()
     scene.api.down = False
-    assert scene.mark.step()
+    scene.mark.step()
     assert scene.marked
     assert len(scene.api.requests) == 1
 
