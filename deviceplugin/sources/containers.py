@@ -5,17 +5,15 @@ for their grace period, or for ever if they hang.
 """
 
 import re
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 
 from deviceplugin.api import cri_v1_pb2 as wire
-from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
+from deviceplugin.sources.calls import Caller, CallFailed
 
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"
@@ -53,8 +51,7 @@ class Containers:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
+        self._cri = Caller(socket, _SERVICE)
 
     def alive(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
         """For each of the pods that has anything alive: the names of its containers, and "" for its sandbox.
@@ -100,24 +97,13 @@ class Containers:
         return RuntimeFacts(version.runtime_name, version.runtime_version, cdi, dirs)
 
     def close(self) -> None:
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
+        self._cri.close()
 
     def _call(self, method: str, message: Any) -> Any:
-        with self._lock:
-            if self._channel is None:
-                self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
-            channel = self._channel
         try:
-            return call(channel, _SERVICE, method, message, _TIMEOUT)
-        except ValueError as error:  # another thread has closed the channel
+            return self._cri.call(method, message, _TIMEOUT)
+        except CallFailed as error:
             raise RuntimeSilent(f"{method} at {self._socket}: {error}") from error
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                self.close()  # so that the next call looks at once who is behind the path now
-            raise RuntimeSilent(f"{method} at {self._socket}: {error.code().name}: {error.details()}") from error
 
 
 def serves_cdi(facts: RuntimeFacts) -> bool:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from deviceplugin.api import podresources_v1_pb2 as wire
-from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
+from deviceplugin.sources.calls import Caller, CallFailed
 
 T = TypeVar("T")
 
@@ -113,8 +113,7 @@ class Kubelet:
         self._clock = clock
         self._socket = folder / "pod-resources" / "kubelet.sock"
         self._checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
+        self._pod_resources = Caller(self._socket, _SERVICE)
         self._fresh = Shared(self._read, clock)
 
     def holders(self) -> Holders:
@@ -130,10 +129,7 @@ class Kubelet:
         return parse_checkpoint(content)
 
     def close(self) -> None:
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
+        self._pod_resources.close()
 
     def _read(self) -> Holders:
         listing = self._list()
@@ -144,20 +140,11 @@ class Kubelet:
         deadline = self._clock.now() + LIST_TIMEOUT
         while True:
             try:
-                return call(self._connect(), _SERVICE, "List", wire.ListPodResourcesRequest(), LIST_TIMEOUT)
-            except grpc.RpcError as error:
-                code, details = error.code(), error.details()
-                if code == grpc.StatusCode.UNAVAILABLE:
-                    self.close()  # another kubelet may be behind the path now, and gRPC would wait before it looks
-                if self._clock.now() >= deadline or code == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise KubeletSilent(f"PodResources at {self._socket}: {code.name}: {details}") from error
+                return self._pod_resources.call("List", wire.ListPodResourcesRequest(), LIST_TIMEOUT)
+            except CallFailed as error:
+                if self._clock.now() >= deadline or error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise KubeletSilent(f"PodResources at {self._socket}: {error}") from error
             self._clock.sleep(_RATE_LIMIT_PAUSE)
-
-    def _connect(self) -> grpc.Channel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
-            return self._channel
 
 
 class Shared(Generic[T]):
