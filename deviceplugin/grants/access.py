@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from cardwise.core.api import mps
+from cardwise.core.api.cdiruntimes import CDI_SINCE
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants import cdi
@@ -21,10 +22,9 @@ from deviceplugin.sources.containers import Containers, RuntimeFacts, RuntimeSil
 
 _log = structlog.get_logger(__name__)
 
-_HAVE_IT = "containerd has it since 2.0, 1.7 with enable_cdi; CRI-O since 1.28"
 NO_CDI = (
     "devices other than GPUs are given by CDI only, which the container runtime of this node does not serve, or which "
-    f"--card-access=env forbids; {_HAVE_IT}"
+    f"--card-access=env forbids; {CDI_SINCE}"
 )
 NO_CDI_NO_MPS = (
     "the way to its card's MPS daemon is given by CDI only, which the container runtime of this node does not serve, "
@@ -43,7 +43,7 @@ def decide(facts: RuntimeFacts) -> tuple[Access, str]:
     """Access and why. The runtime alone decides: a card without device is sick, never a reason to open the others."""
     runtime = f"{facts.name} {facts.version}"
     if not serves_cdi(facts):
-        return Access.ENV, f"{runtime} does not serve CDI ({_HAVE_IT}); access is open"
+        return Access.ENV, f"{runtime} does not serve CDI ({CDI_SINCE}); access is open"
     return Access.CDI, f"{runtime} serves CDI"
 
 

@@ -4,7 +4,6 @@ The API server cannot give it: a forced deletion takes the pod object away at on
 for their grace period, or for ever if they hang.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from cardwise.core.api import cdiruntimes
 from deviceplugin.api import cri_v1_pb2 as wire
 from deviceplugin.sources.calls import Caller, CallFailed
 
@@ -19,7 +19,6 @@ UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"
 _TIMEOUT = 5.0
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
 class RuntimeSilent(Exception):
@@ -108,15 +107,7 @@ class Containers:
 
 def serves_cdi(facts: RuntimeFacts) -> bool:
     """Whether the runtime applies CDI devices: by its own word, else by what is known of the version."""
-    if facts.cdi is not None:
-        return facts.cdi
-    match = _VERSION.match(facts.version)
-    if match is None:
-        return False
-    version = int(match[1]), int(match[2])
-    # containerd: on by default since 2.0, off in 1.7. CRI-O: always, since 1.28; before, by annotations only, which
-    # newer kubelets do not write.
-    return {"containerd": version >= (2, 0), "cri-o": version >= (1, 28)}.get(facts.name, False)
+    return cdiruntimes.has_cdi(facts.name, facts.version) if facts.cdi is None else facts.cdi
 
 
 def _cdi_of(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:

@@ -1,20 +1,16 @@
 """Checks of what Cardwise stands on: Kubernetes, runtimes, clocks, other GPU plugins, leftovers of gpushare."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
-from cardwise.core.api import names
+from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 
 _LEAST: Final = (1, 31)  # as the chart says
-# CRI-O has no switch. Before 1.28 it takes CDI devices by annotations only, which newer kubelets do not write.
-_CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
-_CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
 _FEW: Final = 5
 
@@ -34,8 +30,8 @@ _GPUSHARE_LABEL: Final = "gpushare"
 def version(facts: Facts) -> Iterator[Finding]:
     """Kubernetes itself."""
     said = str(facts.version.get("gitVersion", ""))
-    least = _dotted(_LEAST)
-    if _numbers(said) >= _LEAST:
+    least = cdiruntimes.dotted(_LEAST)
+    if cdiruntimes.version(said) >= _LEAST:
         yield Finding("kubernetes", Severity.OK, f"Kubernetes {said}")
     else:
         remedy = f"upgrade the control plane to {least} or later"
@@ -71,12 +67,13 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
 
 
 def _cdi_remedy(runtime: str, number: str) -> str:
-    if runtime not in _CDI_AT_ALL:
+    if runtime not in cdiruntimes.CDI_AT_ALL:
         return "use containerd 2 or CRI-O: this runtime has no CDI"
-    if _numbers(number) < _CDI_AT_ALL[runtime]:
-        return f"upgrade {runtime} to {_dotted(_CDI_AT_ALL[runtime])} or later: before, it takes no CDI devices"
-    if _numbers(number) < _CDI_BY_DEFAULT[runtime]:
-        since = _dotted(_CDI_BY_DEFAULT[runtime])
+    least = cdiruntimes.CDI_AT_ALL[runtime]
+    if cdiruntimes.version(number) < least:
+        return f"upgrade {runtime} to {cdiruntimes.dotted(least)} or later: before, it takes no CDI devices"
+    if not cdiruntimes.has_cdi(runtime, number):
+        since = cdiruntimes.dotted(cdiruntimes.CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
     return "let the device plugin choose (deviceplugin.cardAccess=auto), and see that the runtime reads /var/run/cdi"
 
@@ -173,12 +170,3 @@ def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
 
 def _name(obj: Json) -> str:
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-
-
-def _numbers(said: str) -> tuple[int, ...]:
-    """(1, 34, 4) of "v1.34.4-eks-1"."""
-    return tuple(map(int, re.findall(r"\d+", said.split("-", maxsplit=1)[0])))
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -13,6 +13,7 @@ Comes in: decoded JSON of pods and of our objects. Goes out: requests, assignmen
     mps              the contract about MPS: folders, state file, limits
     mpsprofile       how MPS runs on a card, and how a pod wants to use it
     shareagent       the contract with the share agent
+    cdiruntimes      which container runtimes take CDI devices
     schedulerconfig  the extender stanzas of kube-scheduler's configuration
     lookalikes       misspelled and foreign resource names
 """

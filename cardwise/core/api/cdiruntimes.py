@@ -1,0 +1,28 @@
+"""From which version on a container runtime takes CDI devices: for the device plugin, which asks it, and for people."""
+
+import re
+from typing import Final
+
+# CRI-O has no switch. Before 1.28 it takes CDI devices by annotations only, which newer kubelets do not write.
+CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
+CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
+
+
+def version(said: str) -> tuple[int, ...]:
+    """(1, 34, 4) of "v1.34.4-eks-1"."""
+    return tuple(map(int, re.findall(r"\d+", said.split("-", maxsplit=1)[0])))
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def has_cdi(name: str, said: str) -> bool:
+    """Whether a runtime of this version takes CDI devices as it is delivered."""
+    return name in CDI_BY_DEFAULT and version(said) >= CDI_BY_DEFAULT[name]
+
+
+CDI_SINCE: Final = (
+    f"containerd has it since {dotted(CDI_BY_DEFAULT['containerd'])}, {dotted(CDI_AT_ALL['containerd'])} with "
+    f"enable_cdi; CRI-O since {dotted(CDI_BY_DEFAULT['cri-o'])}"
+)
