@@ -75,7 +75,7 @@ class Lock:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self) -> None:
-        """Raises Held."""
+        """Raises RootTaken."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -210,7 +210,7 @@ class Manager:
     def detach(self, pod_uid: str) -> int:
         """Takes the pod's clients off their servers, after which they may be killed. How many there were."""
         count = 0
-        owners = Owners([*self._terminations.vanished, *self.pods.all()])
+        owners = self._owners()
         for daemon in self.daemons():
             if not daemon.running:
                 continue
@@ -283,10 +283,13 @@ class Manager:
 
     def _whose(self, pid: int) -> str:
         """The process for people: with its name and its pod."""
-        owner = Owners([*self._terminations.vanished, *self.pods.all()]).of(self._host.memberships(pid))
+        owner = self._owners().of(self._host.memberships(pid))
         name = self._host.name(pid)
         what = f"{pid} ({name})" if name else str(pid)
-        return f"{what} of pod {owner.pod.namespace}/{owner.pod.name}" if owner is not None else what
+        return f"{what} of pod {owner.pod.pod}" if owner is not None else what
+
+    def _owners(self) -> Owners:
+        return Owners([*self._terminations.vanished, *self.pods.all()])
 
     def _settle_demands(self) -> None:
         if not self.pods.synced:
@@ -310,8 +313,7 @@ class Manager:
 
     def _detach_pod(self, pod: PodView) -> None:
         if count := self.detach(pod.uid):
-            who = f"{pod.namespace}/{pod.name}"
-            _log.info("clients of an ending pod detached", pod=who, uid=pod.uid, clients=count)
+            _log.info("clients of an ending pod detached", pod=pod.pod, uid=pod.uid, clients=count)
         else:
             self._terminations.over(pod.uid)
 

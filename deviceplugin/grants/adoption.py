@@ -35,8 +35,8 @@ def missing(
         try:
             found.append(grant_of(pod, container, sorted(theirs)))
         except StartRefused as error:
-            who = f"{pod.namespace}/{pod.name}"
-            _log.warning("a container holds a share slot without an assignment", pod=who, uid=uid, error=str(error))
+            told = {"pod": pod.pod, "uid": uid, "error": str(error)}
+            _log.warning("a container holds a share slot without an assignment", **told)
     return found
 
 

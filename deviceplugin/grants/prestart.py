@@ -83,7 +83,7 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
 
 def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     """The grant that the pod's annotations order for a container. Pure. Raises StartRefused."""
-    what = f"pod {pod.namespace}/{pod.name}"
+    what = f"pod {pod.pod}"
     try:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment as error:
@@ -240,7 +240,7 @@ class PreStart:
 
     def _name_of(self, uid: str) -> str | None:
         pod = self._pods.known(uid)
-        return None if pod is None else f"{pod.namespace}/{pod.name}"
+        return None if pod is None else pod.pod
 
     def _order(self, who: NamedContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, NodePod | None]:
         """The grant to make, and the pod unless only the disk remembers it."""

@@ -71,7 +71,7 @@ class Marker:
                 self._waiting.setdefault(pod.uid, pod)
             raise
         except errors.KubeError as error:
-            _log.warning(_FAILED, pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, error=str(error))
+            _log.warning(_FAILED, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _patch(self, pod: NodePod) -> None:
         # The UID is a precondition: a patch that would change it is Invalid.

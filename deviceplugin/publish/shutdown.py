@@ -29,7 +29,7 @@ def not_admitted(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
         slots = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
     except KubeletSilent:
         return []
-    return [f"{pod.namespace}/{pod.name}" for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _asked(pod)]
+    return [pod.pod for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _asked(pod)]
 
 
 def _asked(pod: NodePod) -> int:

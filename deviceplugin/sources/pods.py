@@ -45,6 +45,10 @@ class NodePod:
     requests: Mapping[str, int]
 
     @property
+    def pod(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def finished(self) -> bool:
         return self.phase in names.FINISHED_PHASES
 

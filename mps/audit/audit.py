@@ -146,7 +146,7 @@ class Audit:
     def _tell(self, finding: Violation, pod: PodView | None) -> None:
         text = self._said(finding, pod)
         metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
-        who = {"pod": f"{pod.namespace}/{pod.name}" if pod is not None else "", "uid": finding.pod}
+        who = {"pod": pod.pod if pod is not None else "", "uid": finding.pod}
         _log.warning("a card is not used as granted", reason=finding.reason, card=finding.card, said=text, **who)
         about = ObjectRef.node(self._node)
         if pod is not None:

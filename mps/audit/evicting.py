@@ -81,27 +81,28 @@ class Evictor:
 
     def _try(self, violator: Violator, now: float) -> None:
         pod = violator.pod
-        name = f"{pod.namespace}/{pod.name}"
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):
             return  # it is gone, and one of the same name is another
         except errors.TooManyRequests as error:
             metrics.AUDIT_EVICTIONS.labels("budget").inc()
-            _log.warning("a disruption budget keeps a pod; it is tried again", pod=name, uid=pod.uid, error=str(error))
+            _log.warning(
+                "a disruption budget keeps a pod; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error)
+            )
         except errors.KubeError as error:
             metrics.AUDIT_EVICTIONS.labels("error").inc()
-            _log.warning("cannot evict a pod; it is tried again", pod=name, uid=pod.uid, error=str(error))
+            _log.warning("cannot evict a pod; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
         else:
             self._allowance.spend(pod.uid, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
-            _log.warning("pod evicted", pod=name, uid=pod.uid, why=violator.why)
+            _log.warning("pod evicted", pod=pod.pod, uid=pod.uid, why=violator.why)
             self._record(pod, "AuditEvicted", f"evicted, since it went on (--audit-evict): {violator.why}")
 
     def _tell_withheld(self, violator: Violator, why: str) -> None:
         pod = violator.pod
         metrics.AUDIT_EVICTIONS.labels("withheld").inc()
-        _log.warning("a pod's eviction is withheld", pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, why=why)
+        _log.warning("a pod's eviction is withheld", pod=pod.pod, uid=pod.uid, why=why)
         self._record(pod, "AuditEvictionWithheld", f"has to go (--audit-evict), but {why}: {violator.why}")
 
     def _record(self, pod: PodView, reason: str, text: str) -> None:

@@ -7,7 +7,7 @@ settings, and a daemon always comes back. `daemon` carries it out.
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.core.api.mps import MpsState
 
@@ -106,59 +106,40 @@ class Machine:
     failures: int = 0
 
 
-_ACTS: Final = {
-    DaemonPhase.OFF: Act.REST,
-    DaemonPhase.DOWN: Act.SWEEP,
-    DaemonPhase.SPAWNING: Act.SPAWN,
-    DaemonPhase.AWAITING: Act.ASK,
-    DaemonPhase.CONFIGURING: Act.CONFIGURE,
-    DaemonPhase.WARMING: Act.WARM,
-    DaemonPhase.READY: Act.PROBE,
-    DaemonPhase.SUSPECT: Act.PROBE,
-    DaemonPhase.FAULT: Act.PROBE,
-    DaemonPhase.DRAINING: Act.DETACH,
-    DaemonPhase.QUITTING: Act.QUIT,
-    DaemonPhase.KILLING: Act.KILL,
-    DaemonPhase.RELEASING: Act.RELEASE,
+class _Row(NamedTuple):
+    """Of one phase: what is to be done in it, what others see, and whether a daemon of ours should be running."""
+
+    act: Act
+    state: MpsState
+    runs: bool
+
+
+_TABLE: Final = {
+    DaemonPhase.OFF: _Row(Act.REST, MpsState.OFF, runs=False),
+    DaemonPhase.DOWN: _Row(Act.SWEEP, MpsState.DOWN, runs=False),
+    DaemonPhase.SPAWNING: _Row(Act.SPAWN, MpsState.STARTING, runs=False),
+    DaemonPhase.AWAITING: _Row(Act.ASK, MpsState.STARTING, runs=True),
+    DaemonPhase.CONFIGURING: _Row(Act.CONFIGURE, MpsState.STARTING, runs=True),
+    DaemonPhase.WARMING: _Row(Act.WARM, MpsState.STARTING, runs=True),
+    DaemonPhase.READY: _Row(Act.PROBE, MpsState.READY, runs=True),
+    DaemonPhase.SUSPECT: _Row(Act.PROBE, MpsState.DOWN, runs=True),
+    DaemonPhase.FAULT: _Row(Act.PROBE, MpsState.FAULT, runs=True),
+    DaemonPhase.DRAINING: _Row(Act.DETACH, MpsState.DRAINING, runs=True),
+    DaemonPhase.QUITTING: _Row(Act.QUIT, MpsState.DRAINING, runs=True),
+    DaemonPhase.KILLING: _Row(Act.KILL, MpsState.DOWN, runs=False),
+    DaemonPhase.RELEASING: _Row(Act.RELEASE, MpsState.DRAINING, runs=False),
 }
-_STATES: Final = {
-    DaemonPhase.OFF: MpsState.OFF,
-    DaemonPhase.DOWN: MpsState.DOWN,
-    DaemonPhase.SPAWNING: MpsState.STARTING,
-    DaemonPhase.AWAITING: MpsState.STARTING,
-    DaemonPhase.CONFIGURING: MpsState.STARTING,
-    DaemonPhase.WARMING: MpsState.STARTING,
-    DaemonPhase.READY: MpsState.READY,
-    DaemonPhase.SUSPECT: MpsState.DOWN,
-    DaemonPhase.FAULT: MpsState.FAULT,
-    DaemonPhase.DRAINING: MpsState.DRAINING,
-    DaemonPhase.QUITTING: MpsState.DRAINING,
-    DaemonPhase.KILLING: MpsState.DOWN,
-    DaemonPhase.RELEASING: MpsState.DRAINING,
-}
-# In these a daemon of ours should be running.
-RUNNING: Final = frozenset(
-    {
-        DaemonPhase.AWAITING,
-        DaemonPhase.CONFIGURING,
-        DaemonPhase.WARMING,
-        DaemonPhase.READY,
-        DaemonPhase.SUSPECT,
-        DaemonPhase.FAULT,
-        DaemonPhase.DRAINING,
-        DaemonPhase.QUITTING,
-    }
-)
+RUNNING: Final = frozenset(phase for phase, row in _TABLE.items() if row.runs)
 
 
 def state_of(machine: Machine) -> MpsState:
     """What others see."""
-    return _STATES[machine.phase]
+    return _TABLE[machine.phase].state
 
 
 def plan(machine: Machine, now: float) -> Act:
     """What to do now."""
-    return _ACTS[machine.phase] if now >= machine.due else Act.REST
+    return _TABLE[machine.phase].act if now >= machine.due else Act.REST
 
 
 def want(machine: Machine, wanted: bool, now: float, pace: DaemonPace, why: str = "") -> Machine:

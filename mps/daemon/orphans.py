@@ -5,12 +5,11 @@ keeps the card from the next server; so the clients get some time, and then it g
 """
 
 import signal
-from contextlib import suppress
 
 import structlog
 
 from cardwise.clock import Clock
-from cardwise.gpus.protocol import CardUnwilling, CardUse
+from cardwise.gpus.protocol import CardUse
 from mps.daemon.machine import OK, Outcome, Result
 from mps.daemon.units import DaemonUnit
 from mps.host.processes import Host
@@ -44,12 +43,11 @@ class OrphanSweeper:
             return OK
         now = self._clock.now()
         self._since = since = self._since or now
-        waiting = now - since < self._grace
-        users = self._users({orphan.pid for orphan in orphans}) if waiting else []
-        if users:
-            return Result(
-                Outcome.BUSY, f"a server without daemon still has {len(users)} clients; they have some time to end"
-            )
+        if now - since < self._grace:
+            clients = {pid for _, pid in self._unit.users(self._use)} - {orphan.pid for orphan in orphans}
+            if clients:
+                why = f"a server without daemon still has {len(clients)} clients; they have some time to end"
+                return Result(Outcome.BUSY, why)
         self._asked = asked = self._asked or now
         late = now - asked
         number = signal.SIGKILL if late > _KILL_SECONDS else signal.SIGTERM
@@ -62,9 +60,3 @@ class OrphanSweeper:
             pids = ", ".join(str(orphan.pid) for orphan in orphans)
             return Result(Outcome.BUSY, f"server {pids} does not even end when killed: it hangs in the driver")
         return Result(Outcome.BUSY, "servers of a dead daemon are being ended")
-
-    def _users(self, besides: set[int]) -> list[int]:
-        """PIDs on the cards; none where the driver does not tell."""
-        with suppress(CardUnwilling):
-            return [one.pid for uuid in self._unit.uuids for one in self._use.processes(uuid) if one.pid not in besides]
-        return []

@@ -12,10 +12,9 @@ a former client may use the card past MPS by now.
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 
 from cardwise.clock import Clock
-from cardwise.gpus.protocol import CardUnwilling, CardUse
+from cardwise.gpus.protocol import CardUse
 from mps.daemon.machine import Outcome, Result
 from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
@@ -41,14 +40,14 @@ class Strangers:
 
     def clients(self, pids: Iterable[int]) -> None:
         """The clients of the present server. Clients of a former server stay known while they are on a card."""
-        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._on_cards()}
+        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._unit.users(self._use)}
         self._former = (self._former | pids) & there
         self._seen = {pid: now if pid in pids else self._seen.get(pid, now) for pid in self._former}
 
     def served(self) -> None:
         """A server without a daemon is there still: whoever is on its closed card came through it."""
         now = self._clock.now()
-        self._former = {pid for _, pid in self._on_cards()}
+        self._former = {pid for _, pid in self._unit.users(self._use)}
         self._seen = {pid: self._seen.get(pid, now) for pid in self._former}
 
     def tries(self) -> None:
@@ -63,13 +62,13 @@ class Strangers:
         """What keeps a daemon from being started."""
         if self._tried:
             self._former.clear()
-        return self._judge(self._on_cards() - self._of(self._former))
+        return self._judge(self._unit.users(self._use) - self._of(self._former))
 
     def beside(self, clients: Callable[[], Iterable[Client]]) -> Result | None:
         """What keeps the card from being ready, or its daemon from being asked for a server; `clients` are those of the
         server that may be there. Raises ControlError.
         """
-        there = self._on_cards()  # before the clients: who is on a card through MPS was a client first
+        there = self._unit.users(self._use)  # before the clients: who is on a card through MPS was a client first
         ours = {server.pid for server in self._host.servers(self._unit.pipe)}
         return self._judge(there - self._of({*ours, *(one.pid for one in clients()), *self._former}))
 
@@ -89,9 +88,3 @@ class Strangers:
 
     def _of(self, pids: Collection[int]) -> set[tuple[str, int]]:
         return {(card, pid) for card in self._unit.uuids for pid in pids}
-
-    def _on_cards(self) -> set[tuple[str, int]]:
-        """Card and PID; none where the driver does not tell."""
-        with suppress(CardUnwilling):
-            return {(card, one.pid) for card in self._unit.uuids for one in self._use.processes(card)}
-        return set()

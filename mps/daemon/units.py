@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope
-from cardwise.gpus.protocol import GpuCard
+from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard
 from mps.host.drivers import Capabilities
 
 _DROPPED = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
@@ -30,6 +31,12 @@ class DaemonUnit:
     @property
     def pipe(self) -> Path:
         return self.home / mps.PIPE
+
+    def users(self, use: CardUse) -> set[tuple[str, int]]:
+        """Card and PID of each process on the cards; none where the driver does not tell."""
+        with suppress(CardUnwilling):
+            return {(uuid, one.pid) for uuid in self.uuids for one in use.processes(uuid)}
+        return set()
 
 
 def environment(unit: DaemonUnit, capabilities: Capabilities) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Program:
 
 
 def check(command: str, said: str) -> None:
-    """Raises Refused where the text is an error."""
+    """Raises CommandRefused where the text is an error."""
     if said.startswith("Unknown command"):
         raise UnknownCommand(f"{command!r}: {said}")
     if said.startswith(_ERRORS) or _NOT_FOUND.match(said):
@@ -152,7 +152,7 @@ class Control:
         return self._ask("get_default_active_thread_percentage")
 
     def set_percentage(self, percent: int) -> None:
-        """Raises Refused when it is not so afterwards."""
+        """Raises CommandRefused when it is not so afterwards."""
         self._ask(f"set_default_active_thread_percentage {percent}")
         if (said := self.percentage()) != f"{percent:.1f}":
             raise CommandRefused(f"the default of {percent} % was set, and {said!r} is read back")
@@ -166,13 +166,13 @@ class Control:
         return parse_size(self._ask(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:
-        """For the next server. Raises Refused when it is not so afterwards."""
+        """For the next server. Raises CommandRefused when it is not so afterwards."""
         self._ask(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
         if (said := self.ceiling(ordinal)) != mib:
             raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {said} is read back")
 
     def set_server_ceiling(self, server: int, ordinal: int, mib: MiB) -> None:
-        """For the clients that a running server will take. Raises Refused when it is not so afterwards."""
+        """For the clients that a running server will take. Raises CommandRefused when it is not so afterwards."""
         self._ask(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
         if (said := self.server_ceiling(server, ordinal)) != mib:
             raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {said} is read back")

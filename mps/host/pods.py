@@ -71,6 +71,10 @@ class PodView:
     cgroup_uid: str = ""
     containers: tuple[ContainerView, ...] = ()
 
+    @property
+    def pod(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 class _Meta(wire.ObjectMeta, frozen=True, rename="camel"):
     deletion_grace_period_seconds: int | None = None

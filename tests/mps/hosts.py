@@ -73,7 +73,7 @@ class FakeProcess:
 
 
 class FakeHost:
-    """`mps.processes.Host`."""
+    """`mps.host.processes.Host`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
