@@ -8,12 +8,15 @@ import pytest
 from tests.mps.contract.programs import KINDS, PROGRAMS, World, make
 
 
-@pytest.fixture(params=KINDS)
-def world(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
-    """Any daemon."""
+def _made(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
     made = make(request.param, folder)
     yield made
     made.close()
+
+
+world = pytest.fixture(params=KINDS, name="world")(_made)  # any daemon, in memory unless it is a real one
+program = pytest.fixture(params=PROGRAMS, name="program")(_made)  # one that is a process
+_every = pytest.fixture(params=dict.fromkeys([*KINDS, *PROGRAMS]), name="_every")(_made)
 
 
 @pytest.fixture
@@ -21,14 +24,12 @@ def running(world: World) -> World:
     return world.start()
 
 
-@pytest.fixture(params=PROGRAMS)
-def program(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
-    """One that is a process."""
-    made = make(request.param, folder)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def process(program: World) -> World:
     return program.start()
+
+
+@pytest.fixture
+def every(_every: World) -> World:
+    """What is the same in memory and as a process, and runs."""
+    return _every.start()

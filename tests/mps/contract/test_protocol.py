@@ -27,26 +27,26 @@ class TestProtocol:
         with pytest.raises(NoDaemon, match="Cannot find MPS control daemon process"):
             world.control.servers()
 
-    def test_a_frozen_one_hangs_its_front_end(self, running):
-        running.daemon.signal(signal.SIGSTOP)
+    def test_a_frozen_one_hangs_its_front_end(self, every):
+        every.daemon.signal(signal.SIGSTOP)
         with pytest.raises(Silent, match=r"no answer to 'get_server_list' within 0\.5 s"):
-            running.front.ask("get_server_list", 0.5)
-        assert mpsnode.answers(running.pipe), "its socket still takes connections"
-        running.daemon.signal(signal.SIGCONT)
-        assert running.control.servers() == []
+            every.front.ask("get_server_list", 0.5)
+        assert mpsnode.answers(every.pipe), "its socket still takes connections"
+        every.daemon.signal(signal.SIGCONT)
+        assert every.control.servers() == []
 
-    def test_quit_is_judged_by_the_end_of_the_process(self, running):
-        running.control.percentage()
+    def test_quit_is_judged_by_the_end_of_the_process(self, every):
+        every.control.percentage()
         with contextlib.suppress(NoDaemon):  # its rc says nothing: 0 and 1 were both seen
-            running.control.quit(1, SECONDS)
-        assert running.ended() is not None
+            every.control.quit(1, SECONDS)
+        assert every.ended() is not None
         with pytest.raises(NoDaemon):
-            running.control.servers()
+            every.control.servers()
 
-    def test_sigterm_is_the_end_at_once(self, running):
-        running.daemon.signal(signal.SIGTERM)
-        assert running.ended() != 0
-        assert (running.pipe / "control").exists(), "without cleaning up"
+    def test_sigterm_is_the_end_at_once(self, every):
+        every.daemon.signal(signal.SIGTERM)
+        assert every.ended() != 0
+        assert (every.pipe / "control").exists(), "without cleaning up"
 
 
 class TestProgram:
@@ -60,14 +60,6 @@ class TestProgram:
         done = program.run(text=b"get_server_list\n")
         assert done.returncode == 1
         assert b"Cannot find MPS control daemon process" in done.stdout + done.stderr
-
-    def test_a_frozen_one_hangs_its_front_end(self, process):
-        process.daemon.signal(signal.SIGSTOP)
-        with pytest.raises(Silent, match=r"no answer to 'get_server_list' within 0\.2 s"):
-            process.front.ask("get_server_list", 0.2)
-        assert mpsnode.answers(process.pipe), "its socket still takes connections"
-        process.daemon.signal(signal.SIGCONT)
-        assert process.control.servers() == []
 
     def test_who_connects_and_says_nothing_keeps_all_others_waiting(self, process):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
@@ -90,11 +82,3 @@ class TestProgram:
             process.front.ask("x" * 5000, SECONDS)
         with pytest.raises(CommandRefused, match="no command"):
             process.front.ask("get_server_list\nquit", SECONDS)
-
-    def test_quit_and_sigterm_end_it(self, process):
-        with contextlib.suppress(NoDaemon):
-            process.control.quit(1, SECONDS)
-        assert process.ended() is not None
-        process.start().daemon.signal(signal.SIGTERM)
-        assert process.ended() != 0
-        assert (process.pipe / "control").exists(), "without cleaning up"

@@ -102,15 +102,6 @@ class TestProgram:
         said = program.run("-h")
         assert (b"multiuser" in said.stdout + said.stderr) == (program.driver >= 580)
 
-    def test_its_server_is_started_by_path_and_outlives_it(self, process):
-        server = process.server()
-        assert [one.pid for one in process.host.servers(process.pipe)] == [server]
-        process.kill()
-        process.start()
-        assert process.control.servers() == []
-        (orphan,) = process.host.servers(process.pipe)
-        assert orphan.pid == server
-
     def test_a_world_that_is_closed_leaves_no_process(self, process):
         process.server()
         process.front.ask("start_server -uid 1000", SECONDS)
