@@ -21,7 +21,6 @@ from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef
 from deviceplugin.agent import NodeAgent, NodeAgentSettings
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
@@ -30,6 +29,7 @@ from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime
 from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock
+from tests.fakes.events import Events
 
 NODE = "n1"
 PODS_HERE = "/api/v1/namespaces/default/pods"
@@ -42,18 +42,6 @@ _QUIET_SECONDS = 3  # the agent repeats a write after two
 
 def card_uuid(index: int) -> str:
     return f"GPU-{NODE}-{index}"
-
-
-class Told:
-    """The events that were recorded."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-
-    def record(self, regarding: ObjectRef, reason: str, message: str, type: str = "Normal") -> None:  # noqa: A002
-        self.events.append((reason, message))
-
-    def stop(self) -> None: ...
 
 
 class Rig:
@@ -85,7 +73,7 @@ class Rig:
         )
         self.kubelet = FakeKubelet(folder / "kubelet")
         self.runtime = FakeRuntime(**runtime)
-        self.told = Told()
+        self.told = Events()
         self.gpus: SimulatedGpus | None = None
         self.agent: NodeAgent | None = None
         self.client: KubeClient | None = None
@@ -260,7 +248,7 @@ class Rig:
 
     def events(self, reason: str) -> list[str]:
         """The messages of events of this reason."""
-        return [message for why, message in self.told.events if why == reason]
+        return self.told.messages(reason)
 
     def held_on_disk(self, index: int) -> int:
         total = 0

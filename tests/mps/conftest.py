@@ -38,6 +38,7 @@ def make_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield make
     for node in made:
         node.close()
+        assert {event.type for event in node.events.all} <= {"Warning"}
 
 
 @pytest.fixture

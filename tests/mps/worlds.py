@@ -1,7 +1,7 @@
 """A node for the MPS manager, in the test's own thread: nothing happens but by `turn`, which moves the clock on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from cardwise.gpus import chosen, mpsnode
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import paths
-from cardwise.kube.events import ObjectRef
 from mps import manager as managers
 from mps import publication as publications
 from mps.audit import audit
@@ -29,6 +28,7 @@ from mps.host.pods import PodView, view
 from mps.manager import Lock, Manager, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
+from tests.fakes.events import Events
 from tests.mps.hosts import FakeHost, FakeProcess
 
 DOUBLE = Path(__file__).parent / "double" / "nvidia-cuda-mps-control"
@@ -70,24 +70,6 @@ class Publication:
         pass
 
     stop = wake
-
-
-@dataclass
-class Events:
-    """Kept, in place of `EventRecorder`."""
-
-    all: list[tuple[ObjectRef, str, str]] = field(default_factory=list)
-
-    def record(self, about: ObjectRef, reason: str, message: str, kind: str) -> None:
-        assert kind == "Warning"
-        self.all.append((about, reason, message))
-
-    def of(self, reason: str) -> list[tuple[ObjectRef, str]]:
-        """About what, and the message."""
-        return [(about, message) for about, its, message in self.all if its == reason]
-
-    def stop(self) -> None:
-        pass
 
 
 class NodeClock(FakeClock):

@@ -15,21 +15,14 @@ from extender.reporting.listers import Lister
 from extender.reporting.podgroupwriter import PodGroupWriter
 from tests.extender.gangworlds import P100, World, member
 from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.events import Events
 
 GATE = {"spec": {"schedulingGates": [{"name": names.GANG, "$patch": "delete"}]}}
 
 
-class Recorder:
-    def __init__(self):
-        self.told = []
-
-    def record(self, regarding, reason, message, kind="Normal"):
-        self.told.append((regarding.name, reason, message, kind))
-
-
 class Scene:
     def __init__(self, world, *, leads=True):
-        self.world, self.events, self.leads = world, Recorder(), leads
+        self.world, self.events, self.leads = world, Events(), leads
         self.api = ApiServer(world.clock)
         self.seen = Lister()
         self._fresh = self.api.follow(paths.podgroups())
@@ -169,15 +162,15 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
     scene.controller.step()
     eviction = ("create", paths.pods("default", "g0", "eviction"))
     assert [(call.verb, call.path) for call in scene.api.requests] == [eviction]
-    assert scene.events.told == []
+    assert scene.events.all == []
     scene.world.clock.advance(6)
     scene.controller.step()
     assert [(call.verb, call.path) for call in scene.api.requests] == [eviction, eviction]
     assert scene.api.requests[1].body["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
     assert "deletionTimestamp" in scene.api.get(paths.pods("default", "g0"))["metadata"]
-    ((name, reason, text, kind),) = scene.events.told
-    assert (name, reason, kind) == ("g0", "GangRolledBack", "Warning")
-    assert "could not be bound whole" in text
+    (event,) = scene.events.all
+    assert scene.events.told() == [("g0", "GangRolledBack", "Warning")]
+    assert "could not be bound whole" in event.message
 
 
 @pytest.mark.parametrize("meanwhile", ["runs", "another leads"])
@@ -204,7 +197,7 @@ def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(
     scene.world.clock.advance(61)
     scene.controller.step()
     assert len(scene.api.sent("create")) == 1
-    assert scene.events.told == []
+    assert scene.events.all == []
 
 
 def test_a_podgroup_of_coscheduling_says_how_many(scene):
@@ -261,7 +254,7 @@ def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told
     assert gated(scene) == []
     scene.tell()
     assert scene.group() is None
-    assert scene.events.told == []
+    assert scene.events.all == []
 
 
 def test_of_thousands_of_podgroups_that_are_not_there_few_are_read_at_a_time(scene):
@@ -343,25 +336,28 @@ def test_a_status_that_says_running_of_former_pods_is_put_right_before_anything_
     assert scene.world.schedule("g0") == ""
 
 
+def said(scene, reason):
+    return [(event.about.name, event.message, event.type) for event in scene.events.of(reason)]
+
+
 def test_pods_are_told_what_their_gang_waits_for(scene):
     scene.create(member("g0"))
     scene.tell()
-    assert ("g0", "GangIncomplete", "gang g is waiting for 2 of 3 members", "Warning") in scene.events.told
+    assert said(scene, "GangIncomplete") == [("g0", "gang g is waiting for 2 of 3 members", "Warning")]
     scene.create(member("g1", created=1, gated=False), member("g2", created=2, gated=False))
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
     scene.world.tell(scene.world.pods["g0"])
     scene.world.schedule("g0")
     scene.world.schedule("g1")
     scene.tell()
-    assert ("g0", "GangHeld", "gang g fits, waiting for g2 to be scheduled", "Normal") in scene.events.told
-    count = len(scene.events.told)
+    assert ("g0", "gang g fits, waiting for g2 to be scheduled", "Normal") in said(scene, "GangHeld")
+    count = len(scene.events.all)
     scene.tell()
-    assert len(scene.events.told) == count, "once"
+    assert len(scene.events.all) == count, "once"
     scene.world.schedule("g2")
     scene.world.settle()
     scene.tell()
-    told = [each for each in scene.events.told if each[1] == "GangBound"]
-    assert [name for name, *_ in told] == ["g0", "g1", "g2"]
+    assert [name for name, *_ in said(scene, "GangBound")] == ["g0", "g1", "g2"]
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["a PodGroup of its own", "one of ours"])
@@ -375,7 +371,7 @@ def test_of_a_gang_whose_pods_are_all_ending_nobody_is_told_that_it_lacks_someth
         pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
         scene.world.tell(pod)
     scene.tell()
-    assert "GangIncomplete" not in [reason for _, reason, _, _ in scene.events.told]
+    assert not scene.events.of("GangIncomplete")
     assert scene.group()["status"]["reason"] == "all its pods are ending"
 
 
@@ -387,14 +383,14 @@ def test_what_passes_in_a_moment_is_no_event(scene):
     scene.world.schedule("g2")
     scene.world.settle()
     scene.tell()
-    assert {reason for _, reason, _, _ in scene.events.told} == {"GangBound"}
+    assert {event.reason for event in scene.events.all} == {"GangBound"}
 
 
 def test_who_does_not_lead_says_nothing(scene):
     scene.leads = False
     trio(scene)
     scene.tell()
-    assert (scene.api.requests, scene.events.told) == ([], [])
+    assert (scene.api.requests, scene.events.all) == ([], [])
 
 
 def test_podgroups_that_are_slow_to_write_delay_those_of_other_namespaces_by_one_write(scene):

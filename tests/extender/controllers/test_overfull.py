@@ -11,6 +11,7 @@ from extender.controllers.overfull import Overfull
 from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
+from tests.fakes.events import Events
 
 CARD = "GPU-n1-0"
 PODS = paths.pods("default")
@@ -22,11 +23,10 @@ class World:
         self.api = ApiServer(self.clock)
         self.state = with_cards(state(self.clock), n1=2)
         self.leads = True
-        self.events = []
-        self.overfull = Overfull(self.api.client(), self.state, self, active=lambda: self.leads, clock=self.clock)
-
-    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
-        self.events.append((regarding.name, reason, type))
+        self.events = Events()
+        self.overfull = Overfull(
+            self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
+        )
 
     def put(self, name, mem=P100, *, at=0, phase="Pending", containers="waiting", index=0, seen=True, devices=()):
         """Bound in the second `at`."""
@@ -70,7 +70,7 @@ def test_the_later_one_goes_and_is_told(world):
     world.put("late", at=2)
     world.step()
     assert world.left() == ["early"]
-    assert world.events == [("late", "CardGivenTwice", "Warning")]
+    assert world.events.told() == [("late", "CardGivenTwice", "Warning")]
 
 
 def test_by_when_they_were_bound_whichever_is_seen_first(world):
@@ -94,7 +94,7 @@ def test_who_is_marked_as_granted_stays_and_where_all_have_started_nobody_goes(w
         world.api.edit(f"{PODS}/{name}", metadata={"annotations": {names.ASSIGNED: "true"}})
     world.step()
     assert world.left() == ["early", "late"]
-    assert world.events == []
+    assert world.events.all == []
 
 
 def test_no_more_go_than_need_to(world):

@@ -14,6 +14,7 @@ from tests.extender.gangworlds import member
 from tests.extender.worlds import P100, as_pod, asking, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
+from tests.fakes.events import Events
 
 PODS = paths.pods("default")
 LEGACY = {names.IDX: "0", names.POD_MEM: "100", names.DEV_MEM: str(P100), names.ASSIGNED: "false"}
@@ -26,11 +27,10 @@ class World:
         self.api = ApiServer(self.clock)
         self.state = with_cards(state(self.clock), n1=1)
         self.leads = True
-        self.events = []
-        self.unplaced = Unplaced(self.api.client(), self.state, self, active=lambda: self.leads, clock=self.clock)
-
-    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
-        self.events.append((regarding.name, reason, type))
+        self.events = Events()
+        self.unplaced = Unplaced(
+            self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
+        )
 
     def put(self, name="p", made=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
         made = made or asking(name, gpu_mem=100)
@@ -69,7 +69,7 @@ def test_it_goes_within_seconds_and_is_told_once(world):
     world.put()
     world.step()
     assert world.left() == []
-    assert world.events == [("p", "BoundPastCardwise", "Warning")]
+    assert world.events.told() == [("p", "BoundPastCardwise", "Warning")]
     sent = world.api.sent("delete", "*/p")[0]
     assert sent.body["gracePeriodSeconds"] == 1, "nothing that it runs beside keeps it"
 
@@ -112,7 +112,7 @@ def test_what_has_started_is_placed_or_is_not_ours_stays(world, how):
     world.put(**how)
     world.step()
     assert world.left() == ["p"]
-    assert world.events == []
+    assert world.events.all == []
 
 
 def test_what_the_webhook_leaves_alone_stays(world):
@@ -168,7 +168,7 @@ def test_what_fails_is_tried_again_less_and_less_often(world, fault):
     refused.end()
     world.step(60)
     assert world.left() == []
-    assert len(world.events) == 1
+    assert len(world.events.all) == 1
 
 
 def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):

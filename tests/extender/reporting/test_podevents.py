@@ -12,20 +12,13 @@ from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
 from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
+from tests.fakes.events import Events
 
 
 class Pod(NamedTuple):
     uid: str
     namespace: str
     name: str
-
-
-class Events:
-    def __init__(self):
-        self.told = []
-
-    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
-        self.told.append((regarding, reason, type, message))
 
 
 class World:
@@ -55,13 +48,13 @@ def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
     world.delete("v100")
     world.pod_events.step()
     world.pod_events.step()
-    assert [about for about, *_ in world.events.told] == [
+    assert [event.about for event in world.events.all] == [
         ObjectRef.pod("team", "a", "u1"),
         ObjectRef.pod("team", "b", "u2"),
     ]
-    _, reason, kind, text = world.events.told[0]
-    assert (reason, kind) == ("ResourceClassDeleted", "Warning")
-    assert "ResourceClass k80 was deleted while the pod waits for it; create the class again" in text
+    event = world.events.all[0]
+    assert (event.reason, event.type) == ("ResourceClassDeleted", "Warning")
+    assert "ResourceClass k80 was deleted while the pod waits for it; create the class again" in event.message
 
 
 def test_a_class_that_was_replaced_is_not_missed(world):
@@ -69,7 +62,7 @@ def test_a_class_that_was_replaced_is_not_missed(world):
     world.api.put(CLASSES, class_object("k80"))
     world.api.show()
     world.pod_events.step()
-    assert world.events.told == []
+    assert world.events.all == []
 
 
 def test_only_the_leader_tells(world):
@@ -78,7 +71,7 @@ def test_only_the_leader_tells(world):
     world.pod_events.step()
     world.active = True
     world.pod_events.step()
-    assert world.events.told == []
+    assert world.events.all == []
 
 
 def full(**limits):
@@ -87,9 +80,9 @@ def full(**limits):
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
     world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
-    ((about, reason, kind, text),) = world.events.told
-    assert (about, reason, kind) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
-    assert text.startswith(
+    (event,) = world.events.all
+    assert (event.about, event.reason, event.type) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
+    assert event.message.startswith(
         "GPUQuota gpus leaves no room on k80: 5/5 shares are used and 1 more asked, "
         "60000/65536 MiB are used and 8000 more asked; "
     )
@@ -97,7 +90,7 @@ def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
 
 def test_only_what_is_full_is_named(world):
     world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=9, memory=65536))
-    assert "shares" not in world.events.told[0][-1]
+    assert "shares" not in world.events.all[0].message
 
 
 def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
@@ -105,16 +98,16 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
         for uid in ("u1", "u2"):
             world.pod_events.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
         world.clock.advance(29)
-    assert len(world.events.told) == 2
+    assert len(world.events.all) == 2
     world.clock.advance(20)
     world.pod_events.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
-    assert len(world.events.told) == 3
+    assert len(world.events.all) == 3
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
     asked = FullEntry("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
     world.pod_events.waits_for_quota(Pod("u1", "team", "a"), asked)
-    assert world.events.told[0][-1] == (
+    assert world.events.all[0].message == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
         "raised"
@@ -126,11 +119,11 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
     world.api.put(CARDS, er_object("GPU-A", "n1"))
     world.delete("nvidia.tesla.k80")
     world.pod_events.step()
-    assert world.events.told == []
+    assert world.events.all == []
 
 
 def test_a_quota_whose_class_is_gone_is_told(world):
     world.pod_events.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
-    (told,) = world.events.told
+    (told,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
-    assert told == (about, "NoSuchClass", "Warning", "there is none")
+    assert told == (about, "NoSuchClass", "there is none", "Warning")

@@ -53,7 +53,7 @@ def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_n
         f"container main uses 1513 MiB of card {uuid_of(0)} and was given 1000 MiB: "
         f"processes {first.pid} (python), {second.pid} (python)"
     )
-    assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", said)]
+    assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", said, "Warning")]
     standing = metrics.AUDIT_STANDING.labels(uuid_of(0), Reason.MEMORY_OVERRUN)
     assert standing._value.get() == 1
     look(node, 10)
@@ -108,7 +108,7 @@ def test_a_moments_spike_is_no_alarm(node, look):
     look(node, 2)
     assert not node.events.all
     look(node)
-    assert [reason for _, reason, _ in node.events.all] == ["MemoryOverrun"]
+    assert [event.reason for event in node.events.all] == ["MemoryOverrun"]
 
 
 def test_nobody_is_accused_before_the_pods_are_known(node, look):
@@ -124,7 +124,7 @@ def test_a_pod_on_a_card_that_it_was_not_given(pair, look):
     pair.use(1, 100, "lost")
     pair.start(audit=SETTINGS)
     look(pair, 3)
-    ((_, said),) = pair.events.of("WrongCard")
+    (said,) = pair.events.messages("WrongCard")
     assert f"uses 100 MiB of card {uuid_of(1)}, which it was not given (it has {uuid_of(0)})" in said
 
 
@@ -134,7 +134,7 @@ def test_a_pod_without_any_share(node, look):
     node.use(0, 100, "thief")
     node.start(audit=replace(SETTINGS, evict_after=0.0))
     look(node, 3)
-    ((_, said),) = node.events.of("CardWithoutGrant")
+    (said,) = node.events.messages("CardWithoutGrant")
     assert "the pod uses 100 MiB of card" in said
     assert "and has no share of any card" in said
     assert not evicted(node), "it is not ours to end"
@@ -144,7 +144,7 @@ def test_a_process_of_no_pod_is_told_once_at_the_node(node, look):
     stranger = node.use(0, 700)
     node.start(audit=SETTINGS)
     look(node, 5)
-    ((about, said),) = node.events.of("UnknownProcess")
+    ((about, _, said, _),) = node.events.of("UnknownProcess")
     assert about == ObjectRef.node("n1")
     assert re.fullmatch(rf"process {stranger.pid} \(python\) of no pod uses 700 MiB of card {uuid_of(0)}, .*", said)
 
@@ -164,7 +164,7 @@ def test_the_server_is_nobodys_use_but_a_tenant_that_calls_itself_so_is(node, lo
     node.set_use(0, server.pid, 400)
     node.use(0, 3000, "disguised", name=SERVER)
     look(node, 3)
-    ((_, reason, said),) = node.events.all
+    ((_, reason, said, _),) = node.events.all
     assert reason == "MemoryOverrun"
     assert "3000 MiB" in said
 
@@ -193,7 +193,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, l
     look(node)
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}
-    ((_, said),) = node.events.of("AuditEvicted")
+    (said,) = node.events.messages("AuditEvicted")
     assert said.startswith("evicted, since it went on (--audit-evict): container main uses 9000 MiB of card ")
 
 
@@ -204,7 +204,7 @@ def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(
     node.start(audit=replace(SETTINGS, evict_after=0.0, evict_per_hour=1))
     look(node, 3)
     (gone,) = evicted(node)
-    ((about, said),) = node.events.of("AuditEvictionWithheld")
+    ((about, _, said, _),) = node.events.of("AuditEvictionWithheld")
     assert {gone, about.name} == {"first", "second"}
     assert "this node has had its 1 evictions of an hour (--audit-evict-per-hour): container main uses 9000" in said
     node.end(gone)
@@ -222,7 +222,7 @@ def test_one_goes_after_the_other(node, look):
     node.start(audit=replace(SETTINGS, evict_after=0.0))
     look(node, 5)
     (gone,) = evicted(node)
-    ((_, said),) = node.events.of("AuditEvictionWithheld")
+    (said,) = node.events.messages("AuditEvictionWithheld")
     assert "but the pod that was evicted before it has not ended yet" in said
     node.end(gone)
     look(node)

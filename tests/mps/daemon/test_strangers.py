@@ -75,7 +75,7 @@ def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     for _ in range(3):
         ready.pass_time(10.0)
         ready.manager._audit.look()
-    ((about, said),) = ready.events.of("PastMps")
+    ((about, _, said, _),) = ready.events.of("PastMps")
     assert about == ObjectRef.pod("default", "thief", "uid-thief")
     assert said.startswith(f"container main is on card {uuid_of(0)} past MPS")
     assert not evicted
