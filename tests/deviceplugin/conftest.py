@@ -5,7 +5,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -174,24 +174,38 @@ class Rig:
         self.stop()
         self.api.close()
 
-    def bind(
-        self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",), **metadata: str
+    def put_pod(
+        self,
+        name: str,
+        assignment: Assignment,
+        limits: Mapping[str, Mapping[str, str]],
+        *,
+        sidecars: Mapping[str, Mapping[str, str]] | None = None,
+        **annotations: str,
     ) -> dict:
-        """A bound pod: `shares` are (card index, MiB) of each of its containers."""
-        given = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
-        assignment = Assignment({str(position): given for position in range(len(containers))})
-        limits = {"limits": {names.GPU_MEM: str(sum(mib for _, mib in shares)), names.SHARE: "1"}}
+        """A bound pod with the limits of each of its containers, by name."""
         pod = {
             "metadata": {
                 "name": name,
                 "namespace": "default",
-                "uid": metadata.get("uid", str(uuid.uuid4())),
-                "annotations": codec.encode(assignment, assume_time_ns=1),
+                "uid": str(uuid.uuid4()),
+                "annotations": codec.encode(assignment, assume_time_ns=1) | annotations,
             },
-            "spec": {"nodeName": NODE, "containers": [{"name": one, "resources": limits} for one in containers]},
+            "spec": {
+                "nodeName": NODE,
+                "initContainers": [_container(*one) | {"restartPolicy": "Always"} for one in (sidecars or {}).items()],
+                "containers": [_container(*one) for one in limits.items()],
+            },
             "status": {"phase": "Pending"},
         }
         return self.api.put(PODS, pod)
+
+    def bind(self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",)) -> dict:
+        """A bound pod: `shares` are (card index, MiB) of each of its containers."""
+        given = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
+        assignment = Assignment({str(position): given for position in range(len(containers))})
+        limits = {names.GPU_MEM: str(sum(mib for _, mib in shares)), names.SHARE: "1"}
+        return self.put_pod(name, assignment, dict.fromkeys(containers, limits))
 
     def run(self, pod: dict, container: str = "main", slot: str | None = None) -> str:
         """All that the kubelet does to start a container. Raises grpc.RpcError."""
@@ -258,6 +272,10 @@ class Rig:
                     shares = json.loads(path.read_text())["podShares"]
                     total += sum(share["mem"] for share in shares if share["index"] == index)
         return total
+
+
+def _container(name: str, limits: Mapping[str, str]) -> dict:
+    return {"name": name, "resources": {"limits": limits}}
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 import fcntl
 import os
-import uuid
 
-from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope
 from cardwise.core.values.quantity import MiB, Percent
-from tests.deviceplugin.conftest import NODE, P100, PODS, card_uuid, refused
+from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.mps.agent.pods import Card
 
 HALF = P100 // 2
@@ -62,18 +60,14 @@ def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=Fals
         )
         for position, given in enumerate(containers or ([(0, HALF)],))
     }
-    annotations = codec.encode(Assignment(shares), assume_time_ns=1) | ({mps.MODE: mode} if mode else {})
-    annotations |= {mps.SM_PERCENT: percent_by} if percent_by else {}
-    slot = {"limits": {names.SHARE: "1"}}
-    limits = {"limits": {names.GPU_MEM: "1", names.SHARE: "1"}}
-    sidecar = {"name": shareagent.CONTAINER, "restartPolicy": "Always", "resources": slot}
-    spec = {
-        "nodeName": NODE,
-        "initContainers": [sidecar] if agent else [],
-        "containers": [{"name": f"c{key}", "resources": limits} for key in shares],
-    }
-    metadata = {"name": name, "namespace": "default", "uid": str(uuid.uuid4()), "annotations": annotations}
-    return rig.api.put(PODS, {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+    annotations = {mps.MODE: mode, mps.SM_PERCENT: percent_by}
+    return rig.put_pod(
+        name,
+        Assignment(shares),
+        {f"c{key}": {names.GPU_MEM: "1", names.SHARE: "1"} for key in shares},
+        sidecars={shareagent.CONTAINER: {names.SHARE: "1"}} if agent else {},
+        **{annotation: said for annotation, said in annotations.items() if said},
+    )
 
 
 def start(rig, pod, container="c0"):

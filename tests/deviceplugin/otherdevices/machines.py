@@ -2,14 +2,13 @@
 
 import json
 import os
-import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.devices.offered import OfferedDevices
-from tests.deviceplugin.conftest import NODE, P100, PODS, RESOURCES, Rig, card_uuid
+from tests.deviceplugin.conftest import NODE, P100, RESOURCES, Rig, card_uuid
 from tests.devices.trees import Tree, connectx5
 
 FIRST, SECOND, FPGA = "rdma-0c42-a103-0016-0542", "rdma-0c42-a103-0016-0543", "pci-n1-0000-d8-00.0"
@@ -61,29 +60,15 @@ def bind(
     name: str,
     devices: Mapping[str, Sequence[tuple[str, str]]],
     shares: Mapping[str, tuple[int, int]] | None = None,
-    **metadata: str,
 ) -> dict:
     """A bound pod: by container key, its devices as (class, UUID) and its share as (card index, MiB)."""
     cards = {key: (CardShare(index, card_uuid(index), mib, 0, P100),) for key, (index, mib) in (shares or {}).items()}
     others = {key: tuple(DeviceShare(*one) for one in given) for key, given in devices.items()}
-    containers = []
+    limits = {}
     for key in sorted({*cards, *others}):
-        limits = {names.SHARE: "1"}
-        for device_class, _ in devices.get(key, ()):
-            name_of = names.CLASS_PREFIX + device_class
-            limits[name_of] = str(int(limits.get(name_of, 0)) + 1)
-        containers.append({"name": f"c{key}", "resources": {"limits": limits}})
-    pod = {
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "uid": metadata.get("uid", str(uuid.uuid4())),
-            "annotations": codec.encode(Assignment(cards, others), assume_time_ns=1),
-        },
-        "spec": {"nodeName": NODE, "containers": containers},
-        "status": {"phase": "Pending"},
-    }
-    return rig.api.put(PODS, pod)
+        classes = Counter(names.CLASS_PREFIX + device_class for device_class, _ in devices.get(key, ()))
+        limits[f"c{key}"] = {names.SHARE: "1"} | {name: str(count) for name, count in classes.items()}
+    return rig.put_pod(name, Assignment(cards, others), limits)
 
 
 def given(rig: Rig, slot: str) -> list[str]:
