@@ -6,6 +6,7 @@ from tests import build
 
 
 def grant(uid: str = "u1", *shares: GrantedShare, **changes: object) -> Grant:
+    shares = shares or (GrantedShare(1, "GPU-1", 8138, 0, 16276),)
     fields = {
         "pod_uid": uid,
         "namespace": "default",
@@ -13,8 +14,8 @@ def grant(uid: str = "u1", *shares: GrantedShare, **changes: object) -> Grant:
         "container": "main",
         "key": "0",
         "slots": ("s001",),
-        "shares": shares or (GrantedShare(1, "GPU-1", 8138, 0, 16276),),
-        "pod_shares": shares or (GrantedShare(1, "GPU-1", 8138, 0, 16276),),
+        "shares": shares,
+        "pod_shares": shares,
     }
     return Grant(**fields | changes)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore, by_pod
+from tests.deviceplugin import records
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
@@ -25,16 +26,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant:
     """One of two equal containers of a pod; the pod has twice as much."""
     share = GrantedShare(card, CARDS[card], mem, core, TOTAL)
-    return Grant(
-        pod_uid=uid,
-        namespace="default",
-        name=uid,
-        container=container,
-        key="0",
-        slots=(f"{uid}-{container}",),
-        shares=(share,),
-        pod_shares=(share, share),
-    )
+    return records.grant(uid, share, container=container, slots=(f"{uid}-{container}",), pod_shares=(share, share))
 
 
 class Disk(RuleBasedStateMachine):

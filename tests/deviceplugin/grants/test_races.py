@@ -14,6 +14,7 @@ from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
+from tests.deviceplugin import records
 from tests.deviceplugin.fakenode import PATIENCE
 
 TOTAL = 16276  # MiB
@@ -32,17 +33,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 
 def grant(uid: str, slot: str, card: int) -> Grant:
-    shares = (GrantedShare(card, f"GPU-{card}", 100, 0, TOTAL),)
-    return Grant(
-        pod_uid=uid,
-        namespace="default",
-        name=uid,
-        container="main",
-        key="0",
-        slots=(slot,),
-        shares=shares,
-        pod_shares=shares,
-    )
+    return records.grant(uid, GrantedShare(card, f"GPU-{card}", 100, 0, TOTAL), slots=(slot,))
 
 
 class Node:

@@ -9,29 +9,18 @@ from deviceplugin.grants.grants import Grant, GrantedShare
 from deviceplugin.publish.cardlevels import CardLevel, levels
 from deviceplugin.sources.pods import NodePod
 from tests.build import P100, shares
+from tests.deviceplugin import records
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, devices=()) for i in (0, 1)]
 
 
 def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> NodePod:
     found = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
-    return NodePod(
-        uid=uid, namespace="default", name=uid, phase=phase, annotations=found | annotations, keys={}, requests={}
-    )
+    return records.pod_view(uid=uid, phase=phase, annotations=found | annotations)
 
 
 def grant(uid: str, mem: int, index: int) -> Grant:
-    share = GrantedShare.of(shares(mem, index)[0])
-    return Grant(
-        pod_uid=uid,
-        namespace="default",
-        name=uid,
-        container="main",
-        key="0",
-        slots=("0",),
-        shares=(share,),
-        pod_shares=(share,),
-    )
+    return records.grant(uid, GrantedShare.of(shares(mem, index)[0]))
 
 
 def told(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
@@ -52,9 +41,7 @@ def test_a_pod_that_ended_counts_until_its_grant_goes():
 
 
 def test_sick_cards_and_unreadable_pods():
-    broken = NodePod(
-        uid="x", namespace="d", name="x", phase="", annotations={"cardwise.dev/assignment": "{"}, keys={}, requests={}
-    )
+    broken = records.pod_view(uid="x", annotations={"cardwise.dev/assignment": "{"})
     first, second = told([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})
     assert (first.healthy, first.used) == (True, 0)
     assert not second.healthy

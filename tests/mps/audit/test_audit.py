@@ -14,8 +14,9 @@ from mps import metrics
 from mps.audit import audit
 from mps.audit.audit import AuditSettings
 from mps.audit.findings import PodGrant, Reason, Violation
-from mps.host.pods import ContainerShare, ContainerView, PodView
+from mps.host.pods import ContainerShare, ContainerView
 from mps.host.processes import SERVER
+from tests.mps import records
 from tests.mps.worlds import Node, uuid_of
 
 SETTINGS = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512))
@@ -258,26 +259,19 @@ def silent(uuid: str) -> None:
     raise CardUnwilling(f"card {uuid} does not answer")
 
 
-def pod(*holdings: ContainerShare, containers: tuple[ContainerView, ...] = ()) -> PodView:
-    return PodView(
-        uid="u", namespace="d", name="p", finished=False, off=False, holdings=holdings, containers=containers
-    )
-
-
 def test_what_a_pod_has_by_container_and_card():
     main, side = ContainerView("0", "main", "abc"), ContainerView("init-1", "side")
-    seen = pod(
-        ContainerShare(0, "GPU-0", MiB(5), "0"), ContainerShare(1, "GPU-1", MiB(7), "init-1"), containers=(main, side)
-    )
+    first, second = ContainerShare(0, "GPU-0", MiB(5), "0"), ContainerShare(1, "GPU-1", MiB(7), "init-1")
+    seen = records.pod("u", first, second, containers=(main, side))
     assert audit.granted(seen, {}) == PodGrant({("0", "GPU-0"): 5, ("init-1", "GPU-1"): 7}, {"abc": "0"})
 
 
 def test_of_gpushares_pod_only_the_whole_is_known():
-    seen = pod(ContainerShare(1, "", MiB(700)), containers=(ContainerView("0", "main", "abc"),))
+    seen = records.pod("u", ContainerShare(1, "", MiB(700)), containers=(ContainerView("0", "main", "abc"),))
     assert audit.granted(seen, {1: "GPU-1"}) == PodGrant({("", "GPU-1"): 700})
 
 
 def test_many_processes_are_counted_not_listed():
     finding = Violation(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=tuple(range(40)), used=MiB(9))
-    said = audit.message(finding, pod(), ["a", "", "b"])
+    said = audit.message(finding, records.pod(), ["a", "", "b"])
     assert said == "the pod uses 9 MiB of card GPU-0 and was given 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.audit.evicting import Allowance, Evictor, Violator
-from mps.host.pods import PodView
+from mps.audit.evicting import Allowance, Violator, Evictor
+from tests.mps.records import pod
 
 HOUR = 3600.0
 steps = st.lists(st.tuples(st.floats(0.0, HOUR), st.booleans()), max_size=60)
@@ -39,8 +39,9 @@ def test_an_hour_has_so_many():
 def test_one_that_goes_is_no_obstacle_to_itself():
     subject = Evictor(None, None, 1)
     subject._allowance.spend("a", 0.0)
-    pod = PodView(uid="a", namespace="d", name="a", finished=False, off=False, holdings=())
-    subject.evict([Violator(pod, 0.0, "it uses too much")], {"a"}, 1.0)  # would ask, or tell, somebody who is not there
+    subject.evict(
+        [Violator(pod("a"), 0.0, "it uses too much")], {"a"}, 1.0
+    )  # would ask, or tell, somebody who is not there
 
 
 @given(st.integers(1, 5), steps)

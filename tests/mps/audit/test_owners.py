@@ -5,23 +5,14 @@ import pytest
 from mps.audit.owners import Owners
 from mps.host.cgroups import CgroupMembership
 from mps.host.pods import ContainerView, PodView
+from tests.mps.records import pod
 
 
-def pod(uid: str, cgroup_uid: str = "", runtime_id: str = "") -> PodView:
-    containers = (ContainerView("0", "main", runtime_id),)
-    return PodView(
-        uid=uid,
-        namespace="d",
-        name=uid,
-        finished=False,
-        off=False,
-        holdings=(),
-        cgroup_uid=cgroup_uid or uid,
-        containers=containers,
-    )
+def of(uid: str, runtime_id: str = "", **changes: str) -> PodView:
+    return pod(uid, containers=(ContainerView("0", "main", runtime_id),), **changes)
 
 
-OWNERS = Owners([pod("ours", runtime_id="c1"), pod("victim", runtime_id="c2"), pod("mirror", cgroup_uid="static")])
+OWNERS = Owners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgroup_uid="static")])
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from cardwise.core.api import mps
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import Grant, GrantedShare
+from deviceplugin.grants.grants import GrantedShare
 from mps.daemon import directories
+from tests.deviceplugin.records import grant
 from tests.mps.contract.programs import World
 
 TENANT = Path(__file__).parent / "tenant.py"
@@ -31,18 +32,7 @@ def tenant(folder: Path) -> Iterator[Callable[[Path, Path], subprocess.Popen[str
 
     def start(home: Path, target: Path) -> subprocess.Popen[str]:
         share = GrantedShare(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
-        grant = Grant(
-            pod_uid="u",
-            namespace="d",
-            name="p",
-            container="c",
-            key="0",
-            slots=("0",),
-            shares=(share,),
-            pod_shares=(share,),
-            mps=(str(home),),
-        )
-        (mount,) = cdi.mps_edits(grant, [])["mounts"]
+        (mount,) = cdi.mps_edits(grant("u", share, mps=(str(home),)), [])["mounts"]
         assert mount["containerPath"] == mps.CONTAINER_PIPE
         options = ",".join(["remount", *mount["options"]])
         bounds = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES.split(","))])

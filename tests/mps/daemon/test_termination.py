@@ -5,13 +5,13 @@ import pytest
 from cardwise.core.values.quantity import MiB
 from mps.daemon.termination import Terminations
 from mps.host.pods import ContainerShare, PodView
+from tests.mps import records
 
 HELD = (ContainerShare(0, "GPU-0", MiB(5)),)
 
 
 def pod(uid: str = "e", **more) -> PodView:
-    known = {"finished": False, "off": False, "holdings": HELD, "cgroup_uid": uid} | more
-    return PodView(uid=uid, namespace="d", name=uid, **known)
+    return records.pod(uid, **{"holdings": HELD} | more)
 
 
 def ending(ends: float, grace: float) -> PodView:

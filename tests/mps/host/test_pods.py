@@ -9,13 +9,13 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
 from mps.host.pods import ContainerShare, Demand, PodView
+from tests.mps import records
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
 
 
-def pod(uid: str, *holdings: tuple[str, int], off=False, finished=False) -> PodView:
-    held = tuple(ContainerShare(int(card[-1]), card, MiB(mem)) for card, mem in holdings)
-    return PodView(uid=uid, namespace="d", name=uid, finished=finished, off=off, holdings=held)
+def pod(uid: str, *holdings: tuple[str, int], **changes: bool) -> PodView:
+    return records.pod(uid, *(ContainerShare(int(card[-1]), card, MiB(mem)) for card, mem in holdings), **changes)
 
 
 def test_demands_of_cards():
