@@ -34,7 +34,7 @@ def of(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
 
 
 def _of_cards(grant: Grant) -> dict[str, str]:
-    shares = tuple(share.to_core() for share in grant.shares)
+    shares = grant.shares
     limit, part = per_card_limit(shares)
     return {
         names.IDX: ",".join(map(str, grant.indices)),

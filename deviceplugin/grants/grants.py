@@ -21,7 +21,6 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.values.quantity import MiB, Percent
 
 _log = structlog.get_logger(__name__)
 
@@ -37,24 +36,6 @@ class UnsafeName(ValueError):
     """A pod UID or container name that may not become a file name."""
 
 
-class GrantedShare(Struct, frozen=True):
-    """A part of one card, as in the assignment. `whole` is missing in grants of an older version."""
-
-    index: int
-    uuid: str
-    mem: int
-    core: int
-    total: int
-    whole: bool = False
-
-    @classmethod
-    def of(cls, share: CardShare) -> "GrantedShare":
-        return cls(share.index, share.uuid, share.mem, share.core, share.total, share.whole)
-
-    def to_core(self) -> CardShare:
-        return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total), self.whole)
-
-
 class GrantedDevice(Struct, frozen=True, rename="camel"):
     """A device that is no GPU, as in the assignment; it is given whole."""
 
@@ -68,6 +49,7 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     """A container's share and devices. `slots` are its device IDs; `pod_...` are those of all containers of its pod.
+    Shares are on the disk as `CardShare` names its fields; `whole` is missing in grants of an older version.
 
     `pod_keys` says whose each of the `pod_shares` is; it is empty in a grant of an older version. `pod_device_keys`
     says the same of the `pod_devices`.
@@ -86,8 +68,8 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     container: str
     key: str = ""
     slots: tuple[str, ...] = ()
-    shares: tuple[GrantedShare, ...] = ()
-    pod_shares: tuple[GrantedShare, ...]
+    shares: tuple[CardShare, ...] = ()
+    pod_shares: tuple[CardShare, ...]
     pod_keys: tuple[str, ...] = ()
     devices: tuple[GrantedDevice, ...] = ()
     pod_devices: tuple[GrantedDevice, ...] = ()
@@ -105,7 +87,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             namespace=namespace,
             name=name,
             container=container,
-            pod_shares=tuple(GrantedShare.of(share) for share in assignment.shares()),
+            pod_shares=tuple(assignment.shares()),
             pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
             pod_devices=tuple(GrantedDevice.of(share) for share in assignment.device_shares()),
             pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
@@ -134,7 +116,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """The assignment of the whole pod, cards only; empty in a grant of an older version."""
         found: dict[str, tuple[CardShare, ...]] = {}
         for key, share in zip(self.pod_keys, self.pod_shares, strict=False):
-            found[key] = (*found.get(key, ()), share.to_core())
+            found[key] = (*found.get(key, ()), share)
         return Assignment(found)
 
 
@@ -345,9 +327,9 @@ class GrantStore:
             held, total = sum(share.mem for _, share in others), totals[uuid]
             if held + asked > total:
                 return CardFull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
-            held = sum(share.core for _, share in others)
-            if held + core[uuid] > self._core and core[uuid]:
-                return CardFull(indices[uuid], uuid, core[uuid], held, self._core, cores=True, holders=holders)
+            cores = sum(share.core for _, share in others)
+            if cores + core[uuid] > self._core and core[uuid]:
+                return CardFull(indices[uuid], uuid, core[uuid], cores, self._core, cores=True, holders=holders)
         return None
 
     def _taken(self, mine: Grant) -> DeviceTaken | None:

@@ -8,14 +8,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import mps
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mps import Mode, MpsState
-from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from deviceplugin.grants.grants import Grant
 
@@ -23,16 +22,6 @@ SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
 _PAUSE = 0.2
 _SEEN = "mps-manager-seen"
 _CHANGED = "MPS has changed on its card in this moment"
-
-
-class _OnCard(Protocol):
-    """A share, as a grant or as an assignment has it."""
-
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def mem(self) -> int: ...
 
 
 class NotYet(Exception):
@@ -158,12 +147,12 @@ class MpsWait:
             return Readiness(self._problem(grant.pod_shares, wanted) or _CHANGED)
         return Readiness(homes=tuple(map(str, homes)))
 
-    def _homes(self, shares: Sequence[_OnCard]) -> list[Path | None]:
+    def _homes(self, shares: Sequence[CardShare]) -> list[Path | None]:
         """The folders of the daemons that serve these cards, each once."""
         return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
 
-    def _problem(self, shares: Sequence[_OnCard], wanted: MpsState) -> str:
-        problems = (mpsnode.problem(self._root, share.uuid, wanted=wanted, need=MiB(share.mem)) for share in shares)
+    def _problem(self, shares: Sequence[CardShare], wanted: MpsState) -> str:
+        problems = (mpsnode.problem(self._root, share.uuid, wanted=wanted, need=share.mem) for share in shares)
         return next(filter(None, problems), "")
 
 

@@ -15,6 +15,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, shareagent
+from cardwise.core.api.assignment import CardShare
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
@@ -25,7 +26,6 @@ from deviceplugin.grants.grants import (
     Grant,
     GrantConflict,
     GrantedDevice,
-    GrantedShare,
     GrantStore,
     UnsafeName,
 )
@@ -105,14 +105,14 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         Grant.of(pod.uid, pod.namespace, pod.name, container, assignment),
         key=key,
         slots=tuple(slots),
-        shares=tuple(GrantedShare.of(share) for share in shares),
+        shares=shares,
         devices=tuple(GrantedDevice.of(share) for share in devices),
         mps_mode=pod.annotations.get(mps.MODE, ""),
         sm_percent=pod.annotations.get(mps.SM_PERCENT, ""),
     )
 
 
-def check_cards(shares: Sequence[GrantedShare], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
+def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
     """The cards of the shares. Pure. Raises StartRefused for one that is not here or is smaller than its shares."""
     found = []
     asked: dict[str, int] = defaultdict(int)

@@ -1,12 +1,13 @@
 """Grants and pods as values, for tests of decisions that need no node."""
 
-from deviceplugin.grants.grants import Grant, GrantedShare
+from cardwise.core.api.assignment import CardShare
+from deviceplugin.grants.grants import Grant
 from deviceplugin.sources.pods import NodePod, view
 from tests import build
 
 
-def grant(uid: str = "u1", *shares: GrantedShare, **changes: object) -> Grant:
-    shares = shares or (GrantedShare(1, "GPU-1", 8138, 0, 16276),)
+def grant(uid: str = "u1", *shares: CardShare, **changes: object) -> Grant:
+    shares = shares or (CardShare(1, "GPU-1", 8138, 0, 16276),)
     fields = {
         "pod_uid": uid,
         "namespace": "default",

@@ -6,11 +6,11 @@ from typing import ClassVar
 import pytest
 import yaml
 
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi, environment
 from deviceplugin.grants.access import Access, Delivery, decide
-from deviceplugin.grants.grants import GrantedShare
 from deviceplugin.sources.containers import RuntimeFacts
 from tests.deviceplugin.records import grant
 
@@ -176,7 +176,7 @@ def test_a_simulated_card_must_be_a_device_node(tmp_path):
 
 
 def test_the_fraction_is_of_the_tightest_card():
-    two = (GrantedShare(0, "GPU-0", 4000, 0, 16000), GrantedShare(1, "GPU-1", 4000, 0, 80000))
+    two = (CardShare(0, "GPU-0", 4000, 0, 16000), CardShare(1, "GPU-1", 4000, 0, 80000))
     env = environment.of(grant("u", *two))
     assert env["CARDWISE_MEM_FRACTION"] == "0.0500"
     assert env["CARDWISE_MEM_LIMIT_MIB"] == "4000"

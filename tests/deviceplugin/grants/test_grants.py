@@ -4,9 +4,9 @@ import pytest
 
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
-from deviceplugin.grants.grants import GrantedShare
 from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify
 from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
 from deviceplugin.sources.pods import view
@@ -66,7 +66,7 @@ def test_the_grant_is_what_the_annotations_order():
     shares = build.shares(8138, 1)
     pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
     made = grant_of(pod, "main", ["s001"])
-    assert made.shares == (GrantedShare.of(shares[0]),)
+    assert made.shares == (shares[0],)
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
 
 
@@ -82,7 +82,7 @@ def test_the_grant_knows_whose_each_share_of_the_pod_is():
 
 def test_a_card_smaller_than_its_shares_is_refused():
     (card,) = build.cards(1000)
-    two = (GrantedShare(0, card.uuid, 500, 0, 1000), GrantedShare(0, card.uuid, 501, 0, 2000))
+    two = (CardShare(0, card.uuid, 500, 0, 1000), CardShare(0, card.uuid, 501, 0, 2000))
     here = {card.uuid: GpuCard(index=0, uuid=card.uuid, model="m", memory=MiB(1000), devices=())}
     assert check_cards(two[:1], here) == [here[card.uuid]]
     with pytest.raises(StartRefused, match="has 1000 MiB, not the 1001 MiB"):

@@ -1,5 +1,6 @@
 """Rules 1 and 3 of architecture.md on a node's disk: never above a card, always freed, whatever the order."""
 
+import json
 import shutil
 import stat
 import tempfile
@@ -12,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore, by_pod
+from cardwise.core.api.assignment import CardShare
+from deviceplugin.grants.grants import Claim, Grant, GrantStore, by_pod
 from tests.deviceplugin import records
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
@@ -25,7 +27,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant:
     """One of two equal containers of a pod; the pod has twice as much."""
-    share = GrantedShare(card, CARDS[card], mem, core, TOTAL)
+    share = CardShare(card, CARDS[card], mem, core, TOTAL)
     return records.grant(uid, share, container=container, slots=(f"{uid}-{container}",), pod_shares=(share, share))
 
 
@@ -140,6 +142,13 @@ def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_
         assert store.owner("s001").pod_uid == f"u{number}"
         store = GrantStore(tmp_path / "grants", clock=clock)
         assert store.owner("s001").pod_uid == f"u{number}"
+
+
+def test_a_share_is_on_the_disk_under_the_names_that_former_versions_read(tmp_path):
+    GrantStore(tmp_path / "grants").claim(grant("u1", "a", 0, 10), TOTALS)
+    written = json.loads((tmp_path / "grants" / "u1" / "a.json").read_text())
+    share = {"index": 0, "uuid": "GPU-0", "mem": 10, "core": 0, "total": TOTAL, "whole": False}
+    assert (written["shares"], written["podShares"]) == ([share], [share, share])
 
 
 def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):

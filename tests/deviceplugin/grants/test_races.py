@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Claim, Grant, GrantedShare, GrantStore
+from deviceplugin.grants.grants import Claim, Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
 from tests.deviceplugin import records
@@ -33,7 +34,7 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 
 def grant(uid: str, slot: str, card: int) -> Grant:
-    return records.grant(uid, GrantedShare(card, f"GPU-{card}", 100, 0, TOTAL), slots=(slot,))
+    return records.grant(uid, CardShare(card, f"GPU-{card}", 100, 0, TOTAL), slots=(slot,))
 
 
 class Node:

@@ -7,12 +7,13 @@ from pathlib import Path
 import yaml
 
 from cardwise.core.api import names
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import DeviceNode, OtherDevice
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import GrantedDevice, GrantedShare
+from deviceplugin.grants.grants import GrantedDevice
 from deviceplugin.grants.hardware import Hardware
 from tests.deviceplugin.conftest import PODS_HERE
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given, grants_on_disk
@@ -95,9 +96,9 @@ def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
     )
     delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path / "nvidia.yaml"]))
     here = Hardware({"GPU-0": card}, {"rdma-1": device})
-    share, given = GrantedShare(0, "GPU-0", 100, 0, 1000), GrantedDevice("rdma", "rdma-1")
+    share, given = CardShare(0, "GPU-0", 100, 0, 1000), GrantedDevice("rdma", "rdma-1")
 
-    def delivered(shares: tuple[GrantedShare, ...]) -> tuple[str, list[str], list]:
+    def delivered(shares: tuple[CardShare, ...]) -> tuple[str, list[str], list]:
         made = grant(shares=shares, pod_shares=shares, devices=(given,), pod_devices=(given,))
         delivery.deliver(made, here)
         spec = json.loads(cdi.spec_path(tmp_path / "cdi", "s001").read_text())

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from cardwise.core.api import classes, names
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
-from deviceplugin.grants.grants import GrantedShare
 from deviceplugin.grants.release import held_shares
 from deviceplugin.publish import cards
 from deviceplugin.publish.node import NOTED, relabel
@@ -108,9 +108,9 @@ def test_only_a_label_that_we_wrote_is_ours(wanted, label, noted, after):
 
 def test_held_shares_are_told_container_by_container():
     pod = (
-        GrantedShare(0, "GPU-0", 100, 10, 1000),
-        GrantedShare(1, "GPU-1", 100, 10, 1000),
-        GrantedShare(0, "GPU-0", 50, 5, 1000),
+        CardShare(0, "GPU-0", 100, 10, 1000),
+        CardShare(1, "GPU-1", 100, 10, 1000),
+        CardShare(0, "GPU-0", 50, 5, 1000),
     )
     of = {"pod_shares": pod, "pod_keys": ("0", "0", "1")}
     # The third container never was granted: its pod holds the share all the same.
@@ -123,7 +123,7 @@ def test_held_shares_are_told_container_by_container():
 
 
 def test_a_held_share_is_read_as_it_was_written():
-    whole = GrantedShare(0, "GPU-0", 1000, 100, 1000, whole=True)
+    whole = CardShare(0, "GPU-0", 1000, 100, 1000, whole=True)
     held = held_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
     assert [one.whole for of_card in held.values() for one in of_card] == [True, False]
     for of_card in held.values():

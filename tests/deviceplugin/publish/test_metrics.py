@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Health
-from deviceplugin.grants.grants import Grant, GrantedShare
+from deviceplugin.grants.grants import Grant
 from deviceplugin.publish.cardlevels import CardLevel, levels
 from deviceplugin.sources.pods import NodePod
 from tests.build import P100, shares
@@ -20,7 +20,7 @@ def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotation
 
 
 def grant(uid: str, mem: int, index: int) -> Grant:
-    return records.grant(uid, GrantedShare.of(shares(mem, index)[0]))
+    return records.grant(uid, shares(mem, index)[0])
 
 
 def told(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:

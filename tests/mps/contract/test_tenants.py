@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import mps
+from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import GrantedShare
 from mps.daemon import directories
 from tests.deviceplugin.records import grant
 from tests.mps.contract.programs import World
@@ -31,7 +31,7 @@ def tenant(folder: Path) -> Iterator[Callable[[Path, Path], subprocess.Popen[str
     started = []
 
     def start(home: Path, target: Path) -> subprocess.Popen[str]:
-        share = GrantedShare(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
+        share = CardShare(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
         (mount,) = cdi.mps_edits(grant("u", share, mps=(str(home),)), [])["mounts"]
         assert mount["containerPath"] == mps.CONTAINER_PIPE
         options = ",".join(["remount", *mount["options"]])
