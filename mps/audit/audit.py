@@ -184,12 +184,13 @@ class Audit:
 
 def granted(pod: PodView, by_index: dict[int, str]) -> PodGrant:
     """What the pod has, for the comparison. Pure."""
-    shares: dict[tuple[str, str], MiB] = {}
-    for holding in pod.holdings:
-        place = (holding.container, holding.card(by_index))
-        shares[place] = MiB(shares.get(place, 0) + holding.mem)
     # Where gpushare placed it, nobody knows which container has what.
-    told = all(holding.container for holding in pod.holdings)
+    told = not pod.assignment.legacy
+    shares: dict[tuple[str, str], MiB] = {}
+    for key, theirs in pod.assignment.containers.items():
+        for share in theirs:
+            place = (key if told else "", share.uuid_by(by_index))
+            shares[place] = MiB(shares.get(place, 0) + share.mem)
     keys = {one.runtime_id: one.key for one in pod.containers if one.runtime_id} if told else {}
     return PodGrant(shares, keys)
 
@@ -206,7 +207,9 @@ def message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> st
         case Reason.MEMORY_OVERRUN:
             return f"{holder} uses {finding.used} MiB of {card} and was given {finding.granted} MiB: {who}"
         case Reason.WRONG_CARD:
-            has = ", ".join(sorted({holding.uuid or str(holding.index) for holding in pod.holdings})) if pod else ""
+            has = (
+                ", ".join(sorted({share.uuid or str(share.index) for share in pod.assignment.shares()})) if pod else ""
+            )
             return f"{holder} uses {finding.used} MiB of {card}, which it was not given (it has {has}): {who}"
         case Reason.PAST_MPS:
             return (

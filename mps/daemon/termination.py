@@ -25,7 +25,7 @@ class Terminations:
 
     def due(self, pods: Sequence[PodView], wall: float, monotonic: float) -> tuple[list[PodView], float | None]:
         """Those whose time has come, and in how many seconds the next one's comes."""
-        living = [pod for pod in pods if pod.holdings and not pod.finished]
+        living = [pod for pod in pods if pod.assignment.containers and not pod.finished]
         now, later = self._missed(pods, living), []
         for pod, left in (*self._by_deletion(living, wall, monotonic), *self._by_deadline(living, wall)):
             if left <= 0:

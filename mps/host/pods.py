@@ -22,23 +22,7 @@ from cardwise.kube.watch.reflector import Woken
 _log = structlog.get_logger(__name__)
 
 _PATIENCE = 30.0  # the grace of a pod whose spec says none
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerShare:
-    """What a container holds of a card. `uuid` is "" where gpushare placed it: then the index counts.
-
-    `container` is its key, "" where it is not known of which container it is.
-    """
-
-    index: int
-    uuid: str
-    mem: MiB
-    container: str = ""
-
-    def card(self, by_index: Mapping[int, str]) -> str:
-        """UUID of the card, "" where the node has none of that index. `by_index`: those of the node's cards."""
-        return self.uuid or by_index.get(self.index, "")
+_NOTHING = Assignment({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ class PodView:
     name: str
     finished: bool
     off: bool
-    holdings: tuple[ContainerShare, ...]
+    assignment: Assignment
     ends: float | None = None
     grace: float = 0.0
     deadline: float | None = None
@@ -129,21 +113,13 @@ def view(content: bytes) -> PodView:
         name=metadata.name,
         finished=pod.status.phase in names.FINISHED_PHASES,
         off=metadata.annotations.get(mps.MODE) == Mode.OFF,
-        holdings=_holdings(assignment) if assignment is not None else (),
+        assignment=assignment or _NOTHING,
         ends=_seconds(metadata.deletion_timestamp),
         grace=float(metadata.deletion_grace_period_seconds or 0),
         deadline=started + allowed if started is not None and allowed is not None else None,
         patience=_PATIENCE if patience is None else float(patience),
         cgroup_uid=metadata.annotations.get(names.MIRROR) or metadata.uid,
         containers=tuple(_containers(pod)),
-    )
-
-
-def _holdings(assignment: Assignment) -> tuple[ContainerShare, ...]:
-    return tuple(
-        ContainerShare(share.index, share.uuid, share.mem, "" if assignment.legacy else key)
-        for key, shares in assignment.containers.items()
-        for share in shares
     )
 
 
@@ -184,10 +160,10 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
     for pod in pods:
         if pod.finished:
             continue
-        for holding in pod.holdings:
-            uuid = holding.card(by_index)
+        for share in pod.assignment.shares():
+            uuid = share.uuid_by(by_index)
             if uuid in shares:
-                shares[uuid].append(holding.mem)
+                shares[uuid].append(share.mem)
                 modes[uuid].add(pod.off)
     return {uuid: Demand(tuple(found), modes[uuid] == {True}) for uuid, found in shares.items()}
 

@@ -14,7 +14,7 @@ from mps import metrics
 from mps.audit import audit
 from mps.audit.audit import AuditSettings
 from mps.audit.findings import PodGrant, Reason, Violation
-from mps.host.pods import ContainerShare, ContainerView
+from mps.host.pods import ContainerView
 from mps.host.processes import SERVER
 from tests.mps import records
 from tests.mps.worlds import Node, uuid_of
@@ -261,13 +261,13 @@ def silent(uuid: str) -> None:
 
 def test_what_a_pod_has_by_container_and_card():
     main, side = ContainerView("0", "main", "abc"), ContainerView("init-1", "side")
-    first, second = ContainerShare(0, "GPU-0", MiB(5), "0"), ContainerShare(1, "GPU-1", MiB(7), "init-1")
-    seen = records.pod("u", first, second, containers=(main, side))
+    held = {"0": (records.share(0, 5),), "init-1": (records.share(1, 7),)}
+    seen = records.pod("u", held, containers=(main, side))
     assert audit.granted(seen, {}) == PodGrant({("0", "GPU-0"): 5, ("init-1", "GPU-1"): 7}, {"abc": "0"})
 
 
 def test_of_gpushares_pod_only_the_whole_is_known():
-    seen = records.pod("u", ContainerShare(1, "", MiB(700)), containers=(ContainerView("0", "main", "abc"),))
+    seen = records.pod("u", {"pod": (records.share(1, 700, ""),)}, containers=(ContainerView("0", "main", "abc"),))
     assert audit.granted(seen, {1: "GPU-1"}) == PodGrant({("", "GPU-1"): 700})
 
 

@@ -2,16 +2,20 @@
 
 import pytest
 
-from cardwise.core.values.quantity import MiB
 from mps.daemon.termination import Terminations
-from mps.host.pods import ContainerShare, PodView
+from mps.host.pods import PodView
 from tests.mps import records
 
-HELD = (ContainerShare(0, "GPU-0", MiB(5)),)
+HELD = {"0": (records.share(0, 5),)}
 
 
 def pod(uid: str = "e", **more) -> PodView:
-    return records.pod(uid, **{"holdings": HELD} | more)
+    return records.pod(uid, HELD, **more)
+
+
+def without(uid: str, **more) -> PodView:
+    """It holds nothing."""
+    return records.pod(uid, **more)
 
 
 def ending(ends: float, grace: float) -> PodView:
@@ -51,7 +55,7 @@ def test_a_short_grace_is_halved_and_none_is_now(terminations):
 
 
 def test_who_is_not_deleted_or_holds_nothing_is_left_alone(terminations):
-    others = [pod("a"), pod("b", holdings=(), ends=0.0), pod("c", finished=True, ends=0.0, deadline=0.0)]
+    others = [pod("a"), without("b", ends=0.0), pod("c", finished=True, ends=0.0, deadline=0.0)]
     assert terminations.due(others, 1000.0, 0.0) == ([], None)
 
 
@@ -79,7 +83,5 @@ def test_a_pod_that_vanishes_is_due_at_once_until_it_has_no_clients(terminations
 
 
 def test_who_had_finished_and_a_mirror_that_goes_leave_nobody_to_detach(terminations):
-    terminations.due(
-        [pod("done", finished=True), pod("mirror", cgroup_uid="static"), pod("free", holdings=())], 0.0, 0.0
-    )
+    terminations.due([pod("done", finished=True), pod("mirror", cgroup_uid="static"), without("free")], 0.0, 0.0)
     assert terminations.due([], 1.0, 1.0) == ([], None)

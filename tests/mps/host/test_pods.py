@@ -8,14 +8,14 @@ from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
-from mps.host.pods import ContainerShare, Demand, PodView
+from mps.host.pods import Demand, PodView
 from tests.mps import records
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
 
 
 def pod(uid: str, *holdings: tuple[str, int], **changes: bool) -> PodView:
-    return records.pod(uid, *(ContainerShare(int(card[-1]), card, MiB(mem)) for card, mem in holdings), **changes)
+    return records.pod(uid, {"0": tuple(records.share(int(card[-1]), mem) for card, mem in holdings)}, **changes)
 
 
 def test_demands_of_cards():
@@ -45,7 +45,7 @@ def test_a_pod_of_gpushare_is_known_by_the_cards_index():
 def test_a_pod_that_cannot_be_read_holds_nothing():
     wire = {"metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", mps.MODE: "off"}}}
     seen = pods.view(json.dumps(wire).encode())
-    assert (seen.holdings, seen.off, seen.ends) == ((), True, None)
+    assert (seen.assignment.shares(), seen.off, seen.ends) == ([], True, None)
 
 
 def test_containers_have_their_keys_and_what_the_runtime_calls_them():
