@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.clock import BOOT, Clock
@@ -27,13 +28,28 @@ def problem(
     """
     if not manager_lives(root):
         return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
+    return look(root, uuid, wanted=wanted, need=need, clock=clock).problem
+
+
+@dataclass(frozen=True, slots=True)
+class CardLook:
+    """`problem`: why no container may start on the card yet, "" if one may. `state` is None where none can be read."""
+
+    problem: str
+    state: MpsState | None
+
+
+def look(
+    root: Path, uuid: str, *, wanted: MpsState = MpsState.READY, need: MiB = MiB(0), clock: Clock = BOOT
+) -> CardLook:
+    """As `problem`, but for the manager's lock, which no pod may open: who can open it can lock it."""
     home, status = find(root, uuid)
     if home is None or status is None:
-        return f"the MPS manager does not serve card {uuid} (yet)"
+        return CardLook(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
     why = mps.unusable(status, uuid, now=clock.now(), wanted=wanted, need=need)
     if not why and wanted is MpsState.READY and not answers(home / mps.CLIENTS):
         why = f"the MPS daemon of card {uuid} takes no connection"
-    return why
+    return CardLook(why, status.state)
 
 
 def find(root: Path, uuid: str) -> tuple[Path | None, Status | None]:

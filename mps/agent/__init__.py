@@ -5,7 +5,6 @@ reads the node's files.
 
     running     the thread: looks, writes, answers, and ends with the signal
     podshares   what it reads of its pod and writes for each container
-    watching    whether MPS answers on a card
     endpoint    the HTTP server; `exposition`: its metrics
     probe       the startup probe's question to the agent
 """

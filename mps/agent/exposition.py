@@ -6,8 +6,8 @@ What the pod uses is not among them: NVML tells that to privileged processes onl
 from collections.abc import Iterable, Mapping
 
 from cardwise.core.api.assignment import CardShare, fraction
+from cardwise.gpus.mpsnode import CardLook
 from mps.agent.podshares import Told
-from mps.agent.watching import CardLook
 
 _BYTES = 1024 * 1024
 

@@ -12,10 +12,11 @@ from typing import NoReturn
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.values.invalid import InvalidRequest
-from mps.agent import exposition, podshares, watching
+from cardwise.gpus import mpsnode
+from cardwise.gpus.mpsnode import CardLook
+from mps.agent import exposition, podshares
 from mps.agent.endpoint import Endpoint, Reply
 from mps.agent.podshares import Told
-from mps.agent.watching import CardLook
 
 _WAITING_SECONDS = 2.0
 _READY_SECONDS = 5.0
@@ -76,7 +77,7 @@ class ShareAgent:
 
     def _look(self) -> None:
         for uuid, need in self._told.needs().items():
-            before, seen = self._looks.get(uuid), watching.look(self._mps_root, uuid, need, self._clock)
+            before, seen = self._looks.get(uuid), mpsnode.look(self._mps_root, uuid, need=need, clock=self._clock)
             if before is None or before.problem != seen.problem:
                 level = "warning" if seen.problem else "info"
                 _say(level, "MPS", card=uuid, usable=not seen.problem, reason=seen.problem)

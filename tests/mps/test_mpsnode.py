@@ -1,7 +1,6 @@
-"""Whether the node's files are believed: only while manager and daemon live."""
+"""Whether the node's files are believed: only while everything says so, and manager and daemon live."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -9,32 +8,25 @@ import pytest
 
 from cardwise.clock import BOOT
 from cardwise.core.api import mps
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import MpsState
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
+from cardwise.gpus.mpsnode import CardLook
 from mps.daemon import directories
 from mps.manager import Lock, RootTaken
+from tests.mps.agent.pods import ONE, TWO, Card
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+NEED = MiB(8138)
 
 
 @pytest.fixture
-def home(folder):
-    """A card whose files say Ready, and a socket that listens as a daemon's does."""
-    made = mps.folder(str(folder), "GPU-1")
-    home = folder / made.name
-    directories.prepare(home)
+def card(folder):
+    """Its files say Ready, and its daemon listens."""
     (folder / mps.LOCK).touch()
-    write(home, MpsState.READY)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(home / mps.CLIENTS / mps.CONTROL))
-    listener.listen()
-    yield home, listener
-    listener.close()
-
-
-def write(home, state: MpsState) -> None:
-    status = Status(uuids=("GPU-1",), scope=Scope.CARD, state=state, checked=BOOT.now(), valid_seconds=60.0)
-    directories.write_status(home, status)
+    made = Card(folder).runs().says()
+    yield made
+    made.dies()
 
 
 def manager(folder):
@@ -45,28 +37,72 @@ def manager(folder):
     return held
 
 
-def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, home):
-    path, listener = home
-    assert "no MPS manager runs" in mpsnode.problem(folder, "GPU-1")
+def seen(folder) -> CardLook:
+    return mpsnode.look(folder, ONE, need=NEED)
+
+
+def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
+    assert "no MPS manager runs" in mpsnode.problem(folder, ONE)
     held = manager(folder)
-    assert mpsnode.problem(folder, "GPU-1") == ""
-    assert "does not serve card GPU-2" in mpsnode.problem(folder, "GPU-2")
-    listener.close()
-    assert "takes no connection" in mpsnode.problem(folder, "GPU-1")
-    assert "is Ready, not Off" in mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF)
-    write(path, MpsState.OFF)
-    assert mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
+    assert mpsnode.problem(folder, ONE) == ""
+    assert "does not serve card GPU-2" in mpsnode.problem(folder, TWO)
+    card.dies()
+    assert "takes no connection" in mpsnode.problem(folder, ONE)
+    assert "is Ready, not Off" in mpsnode.problem(folder, ONE, wanted=MpsState.OFF)
+    card.says(state=MpsState.OFF)
+    assert mpsnode.problem(folder, ONE, wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
     held.kill()
     held.communicate()
-    assert "no MPS manager runs" in mpsnode.problem(folder, "GPU-1", wanted=MpsState.OFF)
+    assert "no MPS manager runs" in mpsnode.problem(folder, ONE, wanted=MpsState.OFF)
 
 
-def test_asking_does_not_trouble_the_daemon(folder, home):
-    _, listener = home
-    assert mpsnode.answers(folder / home[0].name / mps.CLIENTS)
-    listener.setblocking(False)
+def test_asking_does_not_trouble_the_daemon(card):
+    assert mpsnode.answers(card.home / mps.CLIENTS)
+    card.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
-        listener.accept()
+        card.socket.accept()
+
+
+# Without the lock, as in a pod.
+
+
+def test_a_ready_card(folder, card):
+    assert seen(folder) == CardLook("", MpsState.READY)
+
+
+@pytest.mark.parametrize("state", [state for state in MpsState if state is not MpsState.READY])
+def test_no_other_state_will_do(folder, card, state):
+    card.says(state=state, reason="because")
+    assert seen(folder).state is state
+    assert f"is {state}, not Ready: because" in seen(folder).problem
+
+
+def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
+    card.says(checked=BOOT.now() - 30, valid_seconds=12.0)
+    assert "has not looked at card GPU-1 for over" in seen(folder).problem
+    card.says(checked=BOOT.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
+    assert "allows 8000 MiB, and 8138 MiB are needed" in seen(folder).problem
+    card.says(uuids=(TWO,), ceilings={TWO: NEED})
+    assert "does not serve card GPU-1" in seen(folder).problem
+
+
+def test_a_daemon_that_died_after_the_word(folder, card):
+    card.dies()
+    assert "takes no connection" in seen(folder).problem
+    assert seen(folder).state is MpsState.READY
+    card.runs()
+    assert seen(folder).problem == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
+def test_a_damaged_file_is_no_word(folder, card, content):
+    (card.home / mps.READY).write_bytes(content)
+    assert seen(folder) == CardLook("the MPS manager of the node does not serve card GPU-1 (yet)", None)
+
+
+def test_the_daemon_of_a_whole_node(folder, card):
+    card.home = card.home.rename(folder / mps.NODE)
+    assert seen(folder).problem == ""
 
 
 def test_there_is_one_manager_for_a_root(folder):

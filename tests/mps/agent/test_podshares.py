@@ -9,9 +9,9 @@ from cardwise.core.api import shareagent
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
+from cardwise.gpus.mpsnode import CardLook
 from cardwise.share import reading
 from mps.agent import exposition, podshares
-from mps.agent.watching import CardLook
 from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
