@@ -114,7 +114,6 @@ class NodeAgent:
             pods=self.pods,
             access=lambda: self._access,
             health=self._health,
-            device_health=self._device_health,
             held=self._releaser.held,
             granted=self.grants.held,
             cordons=Cordons(settings.state_dir / "cordons.json"),
@@ -220,13 +219,23 @@ class NodeAgent:
     def levels(self) -> list[CardLevel]:
         """How full those are."""
         cards = self._gpus.cards()
-        return cardlevels.levels(cards, self._health(cards), self.pods.all(), self.grants.all())
+        return cardlevels.levels(cards, self._health_of_cards(cards), self.pods.all(), self.grants.all())
 
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
-    def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
-        """The health of cards, by UUID. A card is sick, too, if no container can get it or another plugin serves it."""
+    def _health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
+        """The health of cards and devices, by UUID. One is sick, too, if no container can get it; a card also if
+        another plugin serves it.
+        """
+        troubles = {
+            device.uuid: self._unwritable or card_access.device_trouble(device, self._access) for device in devices
+        }
+        return self._health_of_cards(cards) | {
+            uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()
+        }
+
+    def _health_of_cards(self, cards: list[GpuCard]) -> dict[str, Health]:
         living = (pod.uid for pod in self.pods.all() if not pod.finished)
         of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self._unwritable
         if of_all:
@@ -237,13 +246,6 @@ class NodeAgent:
             if known[uuid].healthy:
                 known[uuid] = Health(healthy=False, reason=why)
         return known
-
-    def _device_health(self, devices: list[OtherDevice]) -> dict[str, Health]:
-        """The health of devices, by UUID. A device counts as sick if no container can get it."""
-        troubles = {
-            device.uuid: self._unwritable or card_access.device_trouble(device, self._access) for device in devices
-        }
-        return {uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()}
 
     def _pod_ended(self) -> None:
         self._release.wake()

@@ -19,7 +19,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
-from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
+from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery
 from deviceplugin.grants.cdi import NoDevice
 from deviceplugin.grants.grants import (
     Claim,
@@ -162,7 +162,7 @@ class PreStart:
         grants: GrantStore,
         delivery: Delivery,
         access: Callable[[], Access | None],
-        health: Callable[[list[GpuCard]], Mapping[str, Health]],
+        health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
         granted: Callable[[NodePod], None],
@@ -205,8 +205,7 @@ class PreStart:
         check_cards(grant.pod_shares, hardware.cards)
         devices = check_devices(grant.devices, hardware.devices)
         check_devices(grant.pod_devices, hardware.devices)
-        self._check_health(mine)
-        self._check_troubles(devices, access)
+        self._check_health(mine, devices)
         try:
             grant = self._mps.wait(grant, self._seat, self._waiting.release, active)
             if grant.mps and grant.shares and access is Access.ENV:
@@ -259,23 +258,15 @@ class PreStart:
             raise StartRefused(f"pod {who.namespace}/{who.pod} (uid {uid}) does not exist any more")
         return grant_of(pod, who.container, slots), pod
 
-    def _check_health(self, cards: list[GpuCard]) -> None:
-        health = self._health(cards)
-        for card in cards:
-            state = health[card.uuid]
-            if not state.healthy and not self._start_on_sick_cards:
+    def _check_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> None:
+        named = [] if self._start_on_sick_cards else [(f"card {card.index}", card.uuid) for card in cards]
+        named += [(f"{device.kind} {device.index}", device.uuid) for device in devices]
+        health = self._health(cards, devices)
+        for what, uuid in named:
+            if not health[uuid].healthy:
                 raise StartRefused(
-                    f"card {card.index} ({card.uuid}) is unhealthy: {state.reason}; the container starts when it has "
+                    f"{what} ({uuid}) is unhealthy: {health[uuid].reason}; the container starts when it has "
                     "recovered, or delete the pod, so that it is placed again"
-                )
-
-    def _check_troubles(self, devices: list[OtherDevice], access: Access | None) -> None:
-        for device in devices:
-            trouble = device_trouble(device, access)
-            if trouble:
-                raise StartRefused(
-                    f"{device.kind} {device.index} ({device.uuid}) is unhealthy: {trouble}; the container starts when "
-                    "it has recovered, or delete the pod, so that it is placed again"
                 )
 
     def _claim(self, grant: Grant, totals: dict[str, int], active: Active) -> Claim:

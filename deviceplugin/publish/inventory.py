@@ -67,8 +67,7 @@ class NodePublisher:
         devices: Devices,
         pods: Pods,
         access: Callable[[], Access | None],
-        health: Callable[[list[GpuCard]], Mapping[str, Health]],
-        device_health: Callable[[list[OtherDevice]], Mapping[str, Health]],
+        health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
         held: Callable[[], Mapping[str, list[HeldShare]] | None],
         granted: Callable[[], Mapping[str, int]],
         cordons: Cordons,
@@ -85,7 +84,6 @@ class NodePublisher:
         self._pods = pods
         self._access = access
         self._health = health
-        self._device_health = device_health
         self._held = held
         self._granted = granted
         self._cordons = cordons
@@ -170,7 +168,7 @@ class NodePublisher:
         done = self._tell_capacities(specs)
         access = self._access()
         if access is not None:
-            health = {**self._health(cards), **self._device_health(devices)}
+            health = self._health(cards, devices)
             done &= self._tell_resources(specs, tell.statuses(health, kept, str(access), self._held_of()))
         for resource in left:
             self._forget(resource)
