@@ -4,7 +4,7 @@ The rules without an API server; `inventory` carries them out.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cardwise.core.api import classes, names
@@ -31,18 +31,17 @@ _GONE_DEVICE = Health(
 )
 
 
-def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
-    """Node capacities of cards given as (MiB, UUID), sick ones included. `core`: percent of the SMs of each.
+def capacities(sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
+    """Node capacities of cards of these MiB, sick ones included. `core`: percent of the SMs of each.
 
     Never below what the node's living pods ask for: a kubelet that restarts admits its pods again and fails those that
     do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
     """
-    memory = [mib for mib, _ in cards]
     sums = {
-        names.GPU_MEM: sum(memory),
-        names.GPU_COUNT: len(memory),
-        names.GPU_CORE: core * len(memory),
-        names.WHOLE_GPU: len(memory),
+        names.GPU_MEM: sum(sizes),
+        names.GPU_COUNT: len(sizes),
+        names.GPU_CORE: core * len(sizes),
+        names.WHOLE_GPU: len(sizes),
     }
     living = [pod for pod in pods if not pod.finished]
     return {name: str(max(total, sum(pod.requests.get(name, 0) for pod in living))) for name, total in sums.items()}

@@ -197,7 +197,7 @@ class NodePublisher:
         if facts is None:
             _log.warning("no such node yet", node=self._node)
             return False
-        sizes = [(spec["memoryMiB"], spec["uuid"]) for spec in specs if spec["kind"] == classes.KIND]
+        sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.KIND]
         pods = self._pods.all()
         wanted = tell.capacities(sizes, pods, self._core) | tell.marker_capacity(specs)
         wanted |= tell.class_capacities(self._members(specs), pods, facts.capacity)

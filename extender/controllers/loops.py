@@ -42,10 +42,8 @@ FAILURES = Counter(
 
 
 class Loops:
-    """Start it in the process that serves. The arguments are what the threads run again and again: `tell`: steps that
-    write statuses and events; `tell_gangs`: that write PodGroups, in a thread of their own, since a tenant can make
-    these slow to write; `keep`: the gang controller; `evict`: that evict; `nominate`: nominates ahead; `learn`: that
-    learn the workload.
+    """Start it in the process that serves. Each thread has the name of the argument that it runs again and again.
+    PodGroups have one of their own, since a tenant can make these slow to write.
     """
 
     def __init__(
@@ -53,12 +51,12 @@ class Loops:
         client: KubeClient,
         state: State,
         *,
-        tell: Sequence[Step] = (),
-        tell_gangs: Sequence[Step] = (),
-        keep: GangController | None = None,
-        evict: Sequence[Step] = (),
-        nominate: AheadWriter | None = None,
-        learn: Sequence[Step] = (),
+        statuses: Sequence[Step] = (),
+        podgroups: Sequence[Step] = (),
+        gangs: GangController | None = None,
+        evictions: Sequence[Step] = (),
+        nominating: AheadWriter | None = None,
+        workload: Sequence[Step] = (),
         leadership: Leadership | None = None,
         fence: Fence | None = None,
         clock: Clock = SYSTEM,
@@ -69,16 +67,16 @@ class Loops:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._rests_since: float | None = None
-        self._keep = keep
-        self._nominate = nominate
+        self._gangs = gangs
+        self._nominating = nominating
         threads: dict[str, tuple[float, Sequence[Step]]] = {
             "upkeep": (_STEP_SECONDS, [self.step]),
-            "statuses": (_TELL_SECONDS, tell),
-            "podgroups": (_TELL_SECONDS, tell_gangs),
-            "evictions": (_STEP_SECONDS, evict),
-            "workload": (_STEP_SECONDS, learn),
-            "gangs": (_GANG_SECONDS, [keep.step] if keep is not None else []),
-            "nominating": (_AHEAD_SECONDS, [nominate.step] if nominate is not None else []),
+            "statuses": (_TELL_SECONDS, statuses),
+            "podgroups": (_TELL_SECONDS, podgroups),
+            "evictions": (_STEP_SECONDS, evictions),
+            "workload": (_STEP_SECONDS, workload),
+            "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
+            "nominating": (_AHEAD_SECONDS, [nominating.step] if nominating is not None else []),
         }
         failed = "a step failed; the loop goes on"
         self._loops = [
@@ -97,10 +95,10 @@ class Loops:
         until = self._clock.now() + _STOP_SECONDS
         for loop in self._loops:
             loop.stop(max(0.0, until - self._clock.now()))
-        if self._keep is not None:
-            self._keep.stop()
-        if self._nominate is not None:
-            self._nominate.stop()
+        if self._gangs is not None:
+            self._gangs.stop()
+        if self._nominating is not None:
+            self._nominating.stop()
 
     def step(self) -> None:
         """One round."""

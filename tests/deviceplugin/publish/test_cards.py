@@ -18,7 +18,7 @@ from tests.deviceplugin.records import grant, pod_view
 
 
 def test_capacities_never_go_below_what_is_asked():
-    sizes = [(16276, "GPU-0"), (16276, "GPU-1")]
+    sizes = [16276, 16276]
     assert cards.capacities(sizes, []) == {
         names.GPU_MEM: "32552",
         names.GPU_COUNT: "2",

@@ -90,7 +90,7 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
         hanging.set()
         go_on.wait(60)
 
-    loops = Loops(api.client(), made, tell=[hang], clock=clock)
+    loops = Loops(api.client(), made, statuses=[hang], clock=clock)
     loops.start()
     try:
         assert hanging.wait(60)
@@ -109,7 +109,7 @@ def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
         hanging.set()
         go_on.wait(60)
 
-    loops = Loops(api.client(), made, tell=[told.release], tell_gangs=[hang], clock=clock)
+    loops = Loops(api.client(), made, statuses=[told.release], podgroups=[hang], clock=clock)
     loops.start()
     try:
         assert hanging.wait(60)
@@ -131,7 +131,7 @@ def test_a_step_that_fails_is_counted_and_keeps_neither_the_others_nor_the_next_
         return REGISTRY.get_sample_value("cardwise_extender_thread_failures_total", {"thread": "statuses"}) or 0.0
 
     before = failures()
-    loops = Loops(api.client(), made, tell=[fails, rounds.release], clock=clock)
+    loops = Loops(api.client(), made, statuses=[fails, rounds.release], clock=clock)
     loops.start()
     for _ in range(3):
         assert rounds.acquire(timeout=60)

@@ -65,12 +65,18 @@ def world():
     return World()
 
 
-def test_the_later_one_goes_and_is_told(world):
+@pytest.fixture
+def twice(world):
+    """One card is given to two pods."""
     world.put("early", at=1)
     world.put("late", at=2)
-    world.step()
-    assert world.left() == ["early"]
-    assert world.events.told() == [("late", "CardGivenTwice", "Warning")]
+    return world
+
+
+def test_the_later_one_goes_and_is_told(twice):
+    twice.step()
+    assert twice.left() == ["early"]
+    assert twice.events.told() == [("late", "CardGivenTwice", "Warning")]
 
 
 def test_by_when_they_were_bound_whichever_is_seen_first(world):
@@ -117,12 +123,10 @@ def test_a_card_that_is_full_is_left_alone(world):
     assert world.api.requests == []
 
 
-def test_who_is_gone_or_finished_by_now_is_no_reason(world):
-    world.put("early", at=1)
-    world.put("late", at=2)
-    world.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
-    world.step()
-    assert world.left() == ["early", "late"]
+def test_who_is_gone_or_finished_by_now_is_no_reason(twice):
+    twice.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
+    twice.step()
+    assert twice.left() == ["early", "late"]
 
 
 def test_a_device_is_given_once(world):
@@ -133,58 +137,48 @@ def test_a_device_is_given_once(world):
     assert world.left() == ["early", "other"]
 
 
-def test_a_standby_leaves_it_to_the_leader_and_does_it_when_it_leads(world):
-    world.leads = False
-    world.put("early", at=1)
-    world.put("late", at=2)
-    world.step()
-    assert world.left() == ["early", "late"]
-    world.leads = True
-    world.step()
-    assert world.left() == ["early"]
+def test_a_standby_leaves_it_to_the_leader_and_does_it_when_it_leads(twice):
+    twice.leads = False
+    twice.step()
+    assert twice.left() == ["early", "late"]
+    twice.leads = True
+    twice.step()
+    assert twice.left() == ["early"]
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
-def test_what_fails_is_tried_again_less_and_less_often(world, fault):
-    world.put("early", at=1)
-    world.put("late", at=2)
-    refused = world.api.fault(fault, "create", "*/eviction", times=math.inf)
+def test_what_fails_is_tried_again_less_and_less_often(twice, fault):
+    refused = twice.api.fault(fault, "create", "*/eviction", times=math.inf)
     for _ in range(30):
-        world.step()
-    assert world.left() == ["early", "late"]
-    assert 2 <= len(world.api.sent("create", "*/eviction")) <= 20
+        twice.step()
+    assert twice.left() == ["early", "late"]
+    assert 2 <= len(twice.api.sent("create", "*/eviction")) <= 20
     refused.end()
     for _ in range(10):
-        world.step()
-    assert world.left() == ["early"]
+        twice.step()
+    assert twice.left() == ["early"]
 
 
-def test_who_is_seen_to_have_started_a_moment_after_the_suspicion_stays(world):
-    world.put("early", at=1)
-    world.put("late", at=2)
-    world.overfull.step()
-    world.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
-    world.step()
-    assert world.left() == ["late"]
+def test_who_is_seen_to_have_started_a_moment_after_the_suspicion_stays(twice):
+    twice.overfull.step()
+    twice.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
+    twice.step()
+    assert twice.left() == ["late"]
 
 
-def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(world):
-    world.put("early", at=1)
-    world.put("late", at=2)
-    world.api.edit(f"{PODS}/early", metadata={"annotations": {names.ASSUME_TIME: "1.7e18"}})
-    world.step()
-    assert world.left() == ["early"]
+def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(twice):
+    twice.api.edit(f"{PODS}/early", metadata={"annotations": {names.ASSUME_TIME: "1.7e18"}})
+    twice.step()
+    assert twice.left() == ["early"]
 
 
-def test_one_node_that_cannot_be_looked_at_keeps_no_other(world, monkeypatch):
-    world.put("early", at=1)
-    world.put("late", at=2)
-    look = world.overfull._look
-    monkeypatch.setattr(world.overfull, "_look", lambda node: look(node) if node == "n1" else {}["odd"])
-    monkeypatch.setattr(world.state, "take_overfull", lambda: {"n0", "n1"})
-    world.step()
-    assert world.left() == ["early"]
-    assert set(world.overfull._due) >= {"n0"}, "and it is looked at again"
+def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
+    look = twice.overfull._look
+    monkeypatch.setattr(twice.overfull, "_look", lambda node: look(node) if node == "n1" else {}["odd"])
+    monkeypatch.setattr(twice.state, "take_overfull", lambda: {"n0", "n1"})
+    twice.step()
+    assert twice.left() == ["early"]
+    assert set(twice.overfull._due) >= {"n0"}, "and it is looked at again"
 
 
 @pytest.mark.parametrize("who", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
@@ -207,11 +201,9 @@ def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     assert world.left() == ["gpushare"]
 
 
-def test_who_starts_while_it_is_looked_at_stays(world):
-    world.put("early", at=1)
-    world.put("late", at=2)
+def test_who_starts_while_it_is_looked_at_stays(twice):
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-    world.api.before(lambda _: world.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
-    world.step()
-    world.step()
-    assert world.left() == ["late"]
+    twice.api.before(lambda _: twice.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
+    twice.step()
+    twice.step()
+    assert twice.left() == ["late"]
