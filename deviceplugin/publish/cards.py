@@ -76,8 +76,8 @@ def class_capacities(
 def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """What a node with devices offers of the marker that pods without a card carry.
 
-    kube-scheduler places pods without regard to it, but before it tries a parked one again, because a node has more
-    than before, it looks whether that node has all that the pod asks for, and forgets that it was to ignore the marker.
+    kube-scheduler places pods without regard to it. But when a node has more than before, it tries a parked pod again
+    only if that node has all that the pod asks for, and there it does not ignore the marker.
     """
     return {names.PLACE_MARKER: str(_MANY)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
 

@@ -63,8 +63,9 @@ def why_not(seen: GpuMemRecord, living: Collection[str]) -> str:
 class HandOver:
     """Looks into the checkpoint when it has changed: with gpushare's plugin it has megabytes.
 
-    Who does not want to wait may end the kubelet, remove the checkpoint and start it. It then starts containers without
-    our grant until our plugin has registered anew: on a node that was gpushare's, no card is shared before.
+    An admin who does not want to wait may stop the kubelet, remove the checkpoint, and start the kubelet again. Until
+    our plugin has registered with it, such a kubelet starts containers without asking for our grant. So on a node that
+    was gpushare's, no card is shared before that.
     """
 
     def __init__(self, kubelet_dir: Path) -> None:
@@ -77,9 +78,14 @@ class HandOver:
     def why_not(self, living: Iterable[str]) -> str:
         """As the function."""
         with self._lock:
-            return self._why_not(living)
+            self._look()
+            if not self._leaving and self._seen.devices is None and not self._seen.holders:
+                return ""
+            why = why_not(self._seen, frozenset(living))
+            self._leaving = bool(why) or not self._seen.ours
+            return why or ("the kubelet has restarted and does not know our device plugin yet" if self._leaving else "")
 
-    def _why_not(self, living: Iterable[str]) -> str:
+    def _look(self) -> None:
         try:
             found = self._checkpoint.stat()
             mark = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -87,8 +93,3 @@ class HandOver:
                 self._seen, self._mark = parse(self._checkpoint.read_bytes()), mark
         except OSError:
             self._seen, self._mark = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet
-        if not self._leaving and self._seen.devices is None and not self._seen.holders:
-            return ""
-        why = why_not(self._seen, frozenset(living))
-        self._leaving = bool(why) or not self._seen.ours
-        return why or ("the kubelet has restarted and does not know our device plugin yet" if self._leaving else "")

@@ -39,7 +39,7 @@ class ShareAgent:
         self._looks: dict[str, CardLook] = {}
         self._enforced = dict.fromkeys(told.shares, podshares.UNKNOWN)
         self._unwritten = set(told.shares)
-        self._unheard: dict[Path | int, str] = {
+        self._unopened: dict[Path | int, str] = {
             **{folder / key / shareagent.SOCKET: key for key in told.shares},
             # Last: who asks it finds everything else in its place.
             folder / shareagent.SOCKET: _POD,
@@ -115,7 +115,7 @@ class ShareAgent:
                 self._unwritten.discard(key)
 
     def _listen(self) -> None:
-        for where, name in list(self._unheard.items()):
+        for where, name in list(self._unopened.items()):
             try:
                 if isinstance(where, int):
                     self._endpoint.listen_tcp(where, name)
@@ -124,7 +124,7 @@ class ShareAgent:
             except OSError as error:
                 self._told_trouble(f"cannot listen at {where}", error)
             else:
-                del self._unheard[where]
+                del self._unopened[where]
 
     def _told_trouble(self, what: str, error: OSError) -> None:
         """In the log, once. It is tried again at every turn."""

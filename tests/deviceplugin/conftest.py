@@ -51,16 +51,16 @@ class Rig:
     same node with all threads and sockets.
     """
 
-    def __init__(self, folder: Path, cards: int = 2, access: Access | None = None, **runtime: object) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = FakeClock()
         self.cards_file = folder / "cards.yaml"
         self.cards = [
             {"index": i, "uuid": card_uuid(i), "model": "Tesla-P100", "memoryMiB": P100, "device": self.device(i)}
-            for i in range(cards)
+            for i in range(2)
         ]
         self.write_cards()
-        self.access = access
+        self.access: Access | None = None
         self.chosen: str | None = None  # --cards
         self.devices: Devices | None = None
         self.mps = Mode.PREFERRED
@@ -72,7 +72,7 @@ class Rig:
             {"metadata": {"name": NODE, "uid": "uid-n1"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}},
         )
         self.kubelet = FakeKubelet(folder / "kubelet")
-        self.runtime = FakeRuntime(**runtime)
+        self.runtime = FakeRuntime()
         self.told = Events()
         self.gpus: SimulatedGpus | None = None
         self.agent: NodeAgent | None = None

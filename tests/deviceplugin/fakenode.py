@@ -145,9 +145,9 @@ class SeenKubelet(Kubelet):
 class FakeRuntime:
     """Containers that are alive, by pod UID."""
 
-    def __init__(self, *, cdi: bool | None = True, version: str = "v2.1.4") -> None:
-        self.cdi = cdi
-        self.version = version
+    def __init__(self) -> None:
+        self.cdi = True
+        self.version = "v2.1.4"
         self.running: dict[str, set[str]] = {}
         self.sandboxes: dict[str, dict] = {}  # the pods that they were made for
         self.silent = False
@@ -164,8 +164,7 @@ class FakeRuntime:
         return cri.VersionResponse(runtime_name="containerd", runtime_version=self.version)
 
     def Status(self, request, context):
-        config = {} if self.cdi is None else {"enableCDI": self.cdi}
-        return cri.StatusResponse(info={"config": json.dumps(config)})
+        return cri.StatusResponse(info={"config": json.dumps({"enableCDI": self.cdi})})
 
     def ListPodSandbox(self, request, context):
         answer = cri.ListPodSandboxResponse()

@@ -1,40 +1,32 @@
 """How containers get at their cards: by CDI or by the environment, and what a card without a device node does."""
 
 from deviceplugin.grants.access import Access
-from tests.deviceplugin.conftest import (
-    Rig,
-    refusal,
-)
+from tests.deviceplugin.conftest import Rig, refusal
 
 
-def test_without_cdi_the_answer_is_empty_and_it_is_told(folder):
-    rig = Rig(folder, cdi=False, version="1.7.20")
-    try:
-        rig.start()
-        slot = rig.run(rig.bind("a", [(1, 8138)]))
-        assert not rig.kubelet.allocation.container_responses[0].ListFields()
-        assert rig.spec(slot) is None
-        assert rig.held_on_disk(1) == 8138
-        rig.settle()
-        assert rig.status(1).get("cardAccess") == "env"
-    finally:
-        rig.close()
+def is_open(rig: Rig) -> None:
+    """A container gets no device, and the cluster is told so."""
+    slot = rig.run(rig.bind("a", [(1, 8138)]))
+    assert not rig.kubelet.allocation.container_responses[0].ListFields()
+    assert rig.spec(slot) is None
+    rig.settle()
+    assert rig.status(1).get("cardAccess") == "env"
 
 
-def test_open_access_asks_for_no_device(folder):
-    rig = Rig(folder, access=Access.ENV)
-    try:
-        rig.cards[1]["device"] = str(folder / "later")
-        rig.write_cards()
-        rig.start()
-        slot = rig.run(rig.bind("a", [(1, 8138)]))
-        assert not rig.kubelet.allocation.container_responses[0].ListFields()
-        assert rig.spec(slot) is None
-        rig.settle()
-        assert rig.status(1).get("health") == "Healthy"
-        assert rig.status(1)["cardAccess"] == "env"
-    finally:
-        rig.close()
+def test_without_cdi_the_answer_is_empty_and_it_is_told(idle_rig):
+    idle_rig.runtime.cdi, idle_rig.runtime.version = False, "1.7.20"
+    idle_rig.start()
+    is_open(idle_rig)
+    assert idle_rig.held_on_disk(1) == 8138
+
+
+def test_open_access_asks_for_no_device(idle_rig):
+    idle_rig.access = Access.ENV
+    idle_rig.cards[1]["device"] = str(idle_rig.folder / "later")
+    idle_rig.write_cards()
+    idle_rig.start()
+    is_open(idle_rig)
+    assert idle_rig.status(1).get("health") == "Healthy"
 
 
 def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
