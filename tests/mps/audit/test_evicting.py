@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.audit.evicting import Allowance, Violator, Evictor
+from mps.audit.evicting import Allowance, Evictor, Violator
 from tests.mps.records import pod
 
 HOUR = 3600.0
@@ -39,9 +39,8 @@ def test_an_hour_has_so_many():
 def test_one_that_goes_is_no_obstacle_to_itself():
     subject = Evictor(None, None, 1)
     subject._allowance.spend("a", 0.0)
-    subject.evict(
-        [Violator(pod("a"), 0.0, "it uses too much")], {"a"}, 1.0
-    )  # would ask, or tell, somebody who is not there
+    # It would ask, or tell, somebody who is not there.
+    subject.evict([Violator(pod("a"), 0.0, "it uses too much")], {"a"}, 1.0)
 
 
 @given(st.integers(1, 5), steps)
