@@ -92,8 +92,10 @@ def _table(head: str, rows: Iterable[str]) -> str:
 def _commands(command: click.Command, names: Sequence[str]) -> Iterator[tuple[Sequence[str], click.Command]]:
     yield names, command
     if isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            yield from _commands(command.commands[name], (*names, name))
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) is not None:
+                yield from _commands(inner, (*names, name))
 
 
 def _help(command: click.Command, name: str) -> str:

@@ -4,7 +4,6 @@ A command is loaded when it is called, and `--help` loads none: people wait for 
 """
 
 import sys
-from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import Any, Final
 
@@ -34,37 +33,21 @@ _COMMANDS: Final = {
 }
 
 
-class _Commands(MutableMapping[str, click.Command]):
-    """Those of _COMMANDS, each loaded when it is asked for."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, click.Command] = {}
-
-    def __getitem__(self, name: str) -> click.Command:
-        if name not in self._loaded:
-            module, said = _COMMANDS[name]
-            command: click.Command = getattr(import_module(f"cardwise.cli.commands.{module}"), name.replace("-", "_"))
-            command.short_help = said
-            self[name] = command
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
-
-    def __len__(self) -> int:
-        return len(_COMMANDS)
-
-
 class _Group(click.Group):
     """Ends without a word when somebody presses Ctrl-C, as the shell expects it. `called`: the command that ran."""
 
     called = ""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        if cmd_name not in _COMMANDS:
+            return None
+        module, said = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"cardwise.cli.commands.{module}"), cmd_name.replace("-", "_"))
+        command.short_help = said
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -87,9 +70,9 @@ _EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl
 before its name, and refuses options there."""
 
 
-@click.group(cls=_Group, commands=_Commands(), epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cardwise")
-@options.for_all
+@options.cluster
 def cli() -> None:
     """Look at shared GPU cards, and at other devices, in a Kubernetes cluster; take some out of use."""
 

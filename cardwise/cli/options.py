@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _DENIED = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
@@ -112,27 +111,19 @@ def clock() -> Clock:
     return given if isinstance(given, Clock) else SYSTEM
 
 
-def kubeconfig(function: _F) -> _F:
-    """Which cluster. What stands before the command's name holds too; `client` puts both together."""
-    return _context(
-        click.option(
-            "--kubeconfig",
-            type=_FILE,
-            help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
-        )(function)
-    )
-
-
-def for_all(function: _F) -> _F:
-    """The options before a command's name, where users of kubectl write them."""
-    hidden = click.option("--kubeconfig", type=_FILE, expose_value=False, callback=_noted, help="As of each command.")
-    return _context(hidden(function))
-
-
-def _context(function: _F) -> _F:
-    return click.option(
+def cluster(function: _F) -> _F:
+    """Which cluster: before a command's name, where users of kubectl write it, or after it. `client` reads both."""
+    context = click.option(
         "--context", expose_value=False, callback=_noted, help="Context of the kubeconfig. Default: its current one."
-    )(function)
+    )
+    kubeconfig = click.option(
+        "--kubeconfig",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        expose_value=False,
+        callback=_noted,
+        help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
+    )
+    return context(kubeconfig(function))
 
 
 def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
@@ -141,17 +132,14 @@ def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
         context.meta[f"{__name__}.{option.name}"] = value
 
 
-def client(kubeconfig: Path | None) -> "KubeClient":
-    """A client of the cluster that the options name. Raises KubeConfigError."""
+def client(context: click.Context | None = None) -> "KubeClient":
+    """A client of the cluster that the options name. `context`: the command's, where click is not running it. Raises
+    KubeConfigError.
+    """
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above
 
-    current = click.get_current_context(silent=True)  # none where a shell completes
-    meta = current.meta if current is not None else {}
-    return KubeClient.load(
-        kubeconfig or meta.get(f"{__name__}.kubeconfig"), context=meta.get(f"{__name__}.context", "")
-    )
+    meta = (context or click.get_current_context()).meta
+    return KubeClient.load(meta.get(f"{__name__}.kubeconfig"), context=meta.get(f"{__name__}.context", ""))
 
 
-def namespace(function: _F) -> _F:
-    """The option `--namespace`."""
-    return click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")(function)
+namespace = click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")

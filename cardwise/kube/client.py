@@ -228,6 +228,10 @@ class KubeClient:
         for page in self.list_pages(path, query, limit, timeout=timeout):
             yield from decode(page).items or ()
 
+    def objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
+        """As `items`, of decoded objects."""
+        return self.items(path, wire.ListOf[dict[str, Any]], query)
+
     def watch(
         self,
         path: str,

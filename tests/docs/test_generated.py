@@ -8,10 +8,10 @@ from cardwise.cli.main import cli
 from docs import generated
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
 def test_every_command_is_there_with_its_options(name):
     section = generated.commands().partition(f"## cardwise {name}\n")[2].partition("\n## cardwise ")[0]
-    command = cli.commands[name]
+    command = cli.get_command(click.Context(cli), name)
     options = [option for param in command.params if isinstance(param, click.Option) for option in param.opts]
     if not isinstance(command, click.Group):
         assert [option for option in options if option not in section] == []

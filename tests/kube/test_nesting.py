@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.cli.cluster import listing, usage
+from cardwise.cli.cluster import usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded, following, scanned, shallow
@@ -157,7 +157,7 @@ def follow(api: ApiServer, client: KubeClient, clock: FakeClock, items: list[str
 def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeClient) -> None:
     items = pod("deep", 1, nested(DEEP)), pod("plain", 2)
     api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
-    assert [each["metadata"]["name"] for each in listing.objects(client, PODS)] == ["deep", "plain"]
+    assert [each["metadata"]["name"] for each in client.objects(PODS)] == ["deep", "plain"]
     assert [each.metadata.name for each in usage._pods(client, "")] == ["deep", "plain"]
 
 

@@ -10,5 +10,4 @@ Comes in: a client. Goes out: nodes and pods to simulate, pods that may be moved
     movables   pods that `defrag` may move; `evicting`: moves them
     cordons    finds a card, and cordons it
     workloads  a workload by its name, with its pods
-    listing    lists whole objects
 """

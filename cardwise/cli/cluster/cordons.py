@@ -34,7 +34,7 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
     node = begun.partition("/")[0] if "/" in begun else ""
     query = {"labelSelector": f"{names.NODE_LABEL}={node}"} if node else None
     try:
-        client = options.client(context.params.get("kubeconfig"))
+        client = options.client(context)
         found = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
         cards = list(islice(found, _SUGGESTED))
     except (errors.KubeError, errors.KubeConfigError):

@@ -9,31 +9,30 @@ from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.placement.placement import Placement
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import InvalidWorkload, learn
 from cardwise.simulation.workload import UNLIMITED
 
 
-class Deciding:
+class SurveyedEngine(Engine):
     """`left`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the extender
     has saved it; `note` says why that is of no use.
     """
 
     def __init__(self, ledger: Ledger, left: Mapping[str, Load], workload: str) -> None:
+        super().__init__(ledger, self)
         self.note = ""
         self._left = dict(left)
-        self._engine = Engine(ledger, self)
         for node in ledger.nodes():
-            self._engine.touch(node.name)
+            self.touch(node.name)
         try:
             if workload:
-                self._engine.workload.load(workload)
+                self.workload.load(workload)
         except InvalidWorkload as error:
             self.note = f"what the extender has saved cannot be read ({error})"
-        study = self._engine.study()
+        study = self.study()
         if study.counts and study.sizes:
-            self._engine.adopt(learn(study))
+            self.adopt(learn(study))
 
     def left(self, node: str) -> Load | None:
         """As the engine asks."""
@@ -44,21 +43,10 @@ class Deciding:
         left = self._left.get(node)
         if left is not None:
             self._left[node] = left.plus(load, -sign)
-            self._engine.touch(node)
-
-    def place(
-        self,
-        request: PodRequest,
-        load: Load,
-        policy: str,
-        nodes: Collection[str] | None = None,
-        headroom: Sequence[Headroom] = (),
-    ) -> Placement | None:
-        """Where the pod goes now, as the extender would choose."""
-        return self._engine.place(request, load, policy, nodes, headroom)
+            self.touch(node)
 
     def ranked(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""
-        return self._engine.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None
+        return self.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None

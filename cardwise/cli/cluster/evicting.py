@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from cardwise.cli import console
-from cardwise.cli.cluster import cordons, listing, movables
+from cardwise.cli.cluster import cordons, workloads
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
@@ -74,7 +74,7 @@ class Carrying:
         """
         name = f"{move.before.namespace}/{move.before.name}"
         self._check(move, name)
-        owner = movables.controller(pod)["uid"]
+        owner = workloads.controller(pod)["uid"]
         before = {one["metadata"]["uid"] for one in self._of(owner, move)}
         try:
             eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
@@ -122,8 +122,8 @@ class Carrying:
 
     def _of(self, owner: str, move: Move) -> list[Json]:
         """The pods of the controller."""
-        pods = listing.objects(self.client, paths.pods(move.before.namespace))
-        return [pod for pod in pods if movables.controller(pod).get("uid") == owner]
+        pods = self.client.objects(paths.pods(move.before.namespace))
+        return [pod for pod in pods if workloads.controller(pod).get("uid") == owner]
 
     def _stop(self, why: str) -> click.ClickException:
         return click.ClickException(f"stopped: {why}; look at the cluster, and run cardwise defrag again")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
 from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import Movable
@@ -79,13 +79,7 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
 
 def of_jobs(pods: Iterable[Json]) -> bool:
     """Whether any of them is a Job's."""
-    return any(_kind(controller(pod)) == _JOB for pod in pods)
-
-
-def controller(pod: Json) -> Json:
-    """The owner that makes the pod anew; an empty one where nobody does."""
-    owners: Iterable[Json] = pod["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), {})
+    return any(_kind(workloads.controller(pod)) == _JOB for pod in pods)
 
 
 def _kind(owner: Json) -> tuple[str, str]:
@@ -97,7 +91,7 @@ def _kept(pod: Json, seen: ClusterFacts) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    owner = controller(pod)
+    owner = workloads.controller(pod)
     if not owner:
         return "have no controller that would make them anew"
     if owner.get("kind") in _DAEMONS:

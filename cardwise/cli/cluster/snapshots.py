@@ -1,12 +1,12 @@
 """The live cluster as something to simulate: what is there, who is on it, and who waits."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from cardwise.cli.cluster import listing, published
+from cardwise.cli.cluster import published
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, DeviceClass
@@ -53,40 +53,36 @@ def take(client: KubeClient) -> Snapshot:
     if seen.partial:
         found.notes.append(seen.partial)
     try:
-        empty = {node["metadata"]["name"]: _allocatable(node) for node in listing.objects(client, paths.nodes())}
-        pods = [pod for pod in listing.objects(client, paths.pods()) if not _over(pod)]
+        nodes = list(client.objects(paths.nodes()))
+        pods = [pod for pod in client.objects(paths.pods()) if not _over(pod)]
     except errors.Forbidden as error:
-        found.notes.append(f"cpu and memory of nodes are taken as unlimited: {error.message}")
+        found.notes.append(_unlimited(error))
         found.pods += [SimulatedPod(f"{where}/{name}", PodShape(asked, Load())) for where, name, asked in seen.waiting]
         found.waiting = len(found.pods)
-        empty, pods = {node.name: UNLIMITED for node in seen.ledger.nodes()}, []
-    left = dict(empty)
-    for pod in pods:
-        _add(found, pod, left, empty)
+        now = empty = {node.name: UNLIMITED for node in seen.ledger.nodes()}
+    else:
+        now, empty = left(nodes, pods), left(nodes, [pod for pod in pods if not _take(found, pod)])
     found.learned = published.take(client).workload
     for node in seen.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)
-            found.nodes.append(SimulatedNode(node.name, cards, left.get(node.name, _NOTHING), devices))
+            found.nodes.append(SimulatedNode(node.name, cards, now.get(node.name, _NOTHING), devices))
             found.empty.append(SimulatedNode(node.name, cards, empty.get(node.name, _NOTHING), devices))
     return found
 
 
-def classified(found: Snapshot) -> "_Classified":
-    """Puts a card that is not there yet into the classes that it will be in."""
-    return _Classified(Classifier(found.classes.values()))
+def classified(found: Snapshot) -> Callable[[Card, str], Card]:
+    """Puts a card that is not there yet into the classes that it will be in on the node of this name."""
+    classifier = Classifier(found.classes.values())
 
-
-@dataclass(frozen=True, slots=True)
-class _Classified:
-    classifier: Classifier
-
-    def __call__(self, card: Card, node: str) -> Card:
+    def named(card: Card, node: str) -> Card:
         seen = classes.labels(
             node=node, index=card.index, uuid=card.uuid, model=card.model, memory=card.mem, properties={}, own={}
         )
-        of = self.classifier.classes_of(seen)
-        return dataclasses.replace(card, classes=of, priority=self.classifier.priority_of(of))
+        of = classifier.classes_of(seen)
+        return dataclasses.replace(card, classes=of, priority=classifier.priority_of(of))
+
+    return named
 
 
 _NOTHING = Load(0, 0, 0)
@@ -113,9 +109,9 @@ def left(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
 def read_left(client: KubeClient) -> tuple[dict[str, Load], str]:
     """`left` of the cluster; nothing of any node where they may not be read, and why."""
     try:
-        return left(listing.objects(client, paths.nodes()), listing.objects(client, paths.pods())), ""
+        return left(client.objects(paths.nodes()), client.objects(paths.pods())), ""
     except errors.Forbidden as error:
-        return {}, f"cpu and memory of nodes are taken as unlimited: {error.message}"
+        return {}, _unlimited(error)
 
 
 def load_of(pod: Json) -> Load:
@@ -127,17 +123,20 @@ def _over(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES
 
 
-def _add(found: Snapshot, pod: Json, left: dict[str, Load], empty: dict[str, Load]) -> None:
-    spec, metadata = pod.get("spec") or {}, pod["metadata"]
-    load = load_of(pod)
-    node = spec.get("nodeName") or ""
+def _take(found: Snapshot, pod: Json) -> bool:
+    """Enters the pod if it uses cards or waits for some; whether it does."""
+    metadata = pod["metadata"]
     try:
         asked = request.parse(pod)
     except InvalidRequest:  # of what runs, or can never be placed; the survey has told it
         asked = None
-    if asked is not None:
-        found.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", PodShape(asked, load)))
-        found.waiting += not node
-    for have in (left,) if asked is not None else (left, empty):
-        if node in have:
-            have[node] = have[node].plus(load, -1)
+    if asked is None:
+        return False
+    shape = PodShape(asked, load_of(pod))
+    found.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
+    found.waiting += not (pod.get("spec") or {}).get("nodeName")
+    return True
+
+
+def _unlimited(error: errors.Forbidden) -> str:
+    return f"cpu and memory of nodes are taken as unlimited: {error.message}"

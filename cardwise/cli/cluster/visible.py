@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.cli.cluster import listing
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.values.decoded import Json
@@ -84,7 +83,7 @@ def _type(obj: Json) -> Type:
 
 def types(client: KubeClient) -> tuple[Type, ...]:
     """All, by name. Raises `KubeError`."""
-    found = map(_type, listing.objects(client, paths.resourceclasses()))
+    found = map(_type, client.objects(paths.resourceclasses()))
     return tuple(sorted(found, key=lambda each: each.name))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.cli.cluster import listing
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
@@ -62,8 +61,8 @@ def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
     namespace, owners = obj["metadata"]["namespace"], [obj]
     if kind in _MAKERS:
         api, plural = _PATHS[_MAKERS[kind]]
-        owners = list(_owned(listing.objects(client, paths.namespaced(api, plural, namespace)), owners))
-    pods = tuple(_owned(listing.objects(client, paths.pods(namespace)), owners))
+        owners = list(_owned(client.objects(paths.namespaced(api, plural, namespace)), owners))
+    pods = tuple(_owned(client.objects(paths.pods(namespace)), owners))
     return Made(kind, obj, pods, _refused(client, namespace, owners))
 
 
@@ -79,39 +78,40 @@ class Replicas:
 
 def replicas(client: KubeClient, pod: Json) -> Replicas:
     """Raises KubeError."""
-    namespace, deployment, mine = pod["metadata"].get("namespace", ""), _deployment(pod), _controller(pod)
+    namespace, deployment, mine = pod["metadata"].get("namespace", ""), _deployment(pod), _remaker(pod)
     if not mine:
         return Replicas()
     name = pod["metadata"]["name"]
-    pods = [one for one in listing.objects(client, paths.pods(namespace)) if one["metadata"]["name"] != name]
+    pods = [one for one in client.objects(paths.pods(namespace)) if one["metadata"]["name"] != name]
     of_same = [one for one in pods if deployment and _deployment(one) == deployment]
     return Replicas(
-        frozenset(one["metadata"]["name"] for one in of_same if _controller(one) != mine),
-        frozenset(one["metadata"]["name"] for one in pods if _controller(one) == mine),
+        frozenset(one["metadata"]["name"] for one in of_same if _remaker(one) != mine),
+        frozenset(one["metadata"]["name"] for one in pods if _remaker(one) == mine),
     )
 
 
 def _deployment(pod: Json) -> str:
     """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
     digest = (pod["metadata"].get("labels") or {}).get("pod-template-hash")
-    owner = _controller(pod)[1:2]
+    owner = _remaker(pod)[1:2]
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 
 
-def _controller(pod: Json) -> tuple[str, ...]:
-    """Kind and name of who made the pod and makes another in its place; empty where nobody does."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    found = ((str(one.get("kind")), str(one["name"])) for one in owners if one.get("controller"))
-    return next((one for one in found if one[0] in _REMAKING), ())
+def controller(obj: Json) -> Json:
+    """The owner that has made it, and makes it anew; an empty one where nobody does."""
+    owners: Iterable[Json] = obj["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def _remaker(pod: Json) -> tuple[str, ...]:
+    """Kind and name of its controller, if that makes another pod for each that ends."""
+    owner = controller(pod)
+    return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
 
 
 def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
     uids = {owner["metadata"].get("uid") for owner in owners}
-    return (
-        one
-        for one in objects
-        if any(o.get("controller") and o.get("uid") in uids for o in one["metadata"].get("ownerReferences") or ())
-    )
+    return (one for one in objects if controller(one).get("uid") in uids)
 
 
 def _refused(client: KubeClient, namespace: str, owners: Iterable[Json]) -> str:
@@ -119,7 +119,7 @@ def _refused(client: KubeClient, namespace: str, owners: Iterable[Json]) -> str:
     uids = {owner["metadata"].get("uid") for owner in owners}
     query = {"fieldSelector": "reason=FailedCreate"}
     try:
-        events = list(listing.objects(client, paths.events(namespace), query))
+        events = list(client.objects(paths.events(namespace), query))
     except errors.Forbidden:
         return ""
     mine = [event for event in events if (event.get("involvedObject") or {}).get("uid") in uids]

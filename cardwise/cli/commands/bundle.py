@@ -16,7 +16,6 @@ from typing import Final
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import listing
 from cardwise.cli.doctor import checks
 from cardwise.cli.doctor.finding import Finding, as_json
 from cardwise.core.api import names
@@ -48,15 +47,15 @@ _PRESENCE: Final = ("command", "args")  # whether they are there says much, thei
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
-def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
+def bundle(installed: str, file: Path) -> None:
     """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs.
 
     FILE is cardwise-bundle.tar.gz, if you name none.
     """
-    client = options.client(kubeconfig)
+    client = options.client()
     try:
         missing = write(client, file, list(checks.examine(client, installed)), installed, options.clock().wall())
     except FileExistsError:
@@ -100,7 +99,7 @@ def _fill(
 
 def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
     def objects(path: str, clean: Callable[[Json], Json] = _cleaned) -> Callable[[], object]:
-        return lambda: [clean(one) for one in listing.objects(client, path)]
+        return lambda: [clean(one) for one in client.objects(path)]
 
     yield "version.json", lambda: client.get("/version")
     yield "nodes.json", objects(paths.nodes())
@@ -111,13 +110,13 @@ def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callabl
     yield "mutatingwebhooks.json", objects(paths.mutatingwebhookconfigurations())
     yield "validatingwebhooks.json", objects(paths.validatingwebhookconfigurations())
     yield "events.json", objects(paths.events())
-    yield "pods.json", lambda: [_discreet(pod) for pod in listing.objects(client, paths.pods()) if _is_of_interest(pod)]
+    yield "pods.json", lambda: [_discreet(pod) for pod in client.objects(paths.pods()) if _is_of_interest(pod)]
     for kind in ("daemonsets", "deployments"):
         yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed))
     yield "leases.json", objects(paths.leases(installed))
     yield "parts/pods.json", objects(paths.pods(installed))
     try:
-        parts = list(listing.objects(client, paths.pods(installed)))
+        parts = list(client.objects(paths.pods(installed)))
     except errors.KubeError:
         return  # said by the line above
     for pod in parts:

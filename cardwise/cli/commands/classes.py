@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
@@ -21,12 +20,12 @@ _NOBODY = "Nobody uses it.\n"
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.output
 @click.argument("name", required=False)
-def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
+def classes(output: str, name: str | None) -> None:
     """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
-    client = options.client(kubeconfig)
+    client = options.client()
     try:
         seen = survey.take(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:

@@ -1,7 +1,5 @@
 """`cardwise cordon` and `uncordon`: a card is taken out of use, or given back. What runs on it is left alone."""
 
-from pathlib import Path
-
 import click
 
 from cardwise.cli import console, options
@@ -10,23 +8,23 @@ from cardwise.kube.wire import ExtendedResource
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @click.option("--reason", default="", help="Why the card is out of use; shown to other admins.")
 @cordons.card_argument
-def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
+def cordon(reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = options.client(kubeconfig)
+    client = options.client()
     found = cordons.find(client, card)
     done = cordons.mark(client, found, reason, options.clock())
     console.say(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @cordons.card_argument
-def uncordon(kubeconfig: Path | None, card: str) -> None:
+def uncordon(card: str) -> None:
     """Give a cordoned card back; pods that wait are tried again. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = options.client(kubeconfig)
+    client = options.client()
     found = cordons.find(client, card)
     if not found.spec.unschedulable:
         console.say(f"{cordons.title(found)} already uncordoned")

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import evicting, listing, movables, published, snapshots, whatif
+from cardwise.cli.cluster import evicting, movables, published, snapshots, whatif, workloads
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
 from cardwise.clock import Clock
@@ -80,7 +80,7 @@ class DefragOutcome:
 
 
 @click.command("defrag", help=_HELP)
-@options.kubeconfig
+@options.cluster
 @click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
 @click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
 @options.gpu_mem_unit
@@ -104,7 +104,6 @@ class DefragOutcome:
 @options.plain_output
 def defrag(
     *,
-    kubeconfig: Path | None,
     free_cards: int | None,
     fit: str | None,
     gpu_mem_unit: str,
@@ -118,7 +117,7 @@ def defrag(
 ) -> None:
     if (free_cards is None) is (fit is None):
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
-    client = options.client(kubeconfig)
+    client = options.client()
     clock = options.clock()
     seen = survey.take(client, addresses=False, beyond=True)
     try:
@@ -222,13 +221,13 @@ def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tupl
 
 def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now: datetime) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
-    from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - see above
+    from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
-    nodes, pods = list(listing.objects(client, paths.nodes())), list(listing.objects(client, paths.pods()))
-    found_jobs = listing.objects(client, paths.jobs()) if movables.of_jobs(pods) else ()
+    nodes, pods = list(client.objects(paths.nodes())), list(client.objects(paths.pods()))
+    found_jobs = client.objects(paths.jobs()) if movables.of_jobs(pods) else ()
     jobs = {job["metadata"]["uid"]: job for job in found_jobs}
     limits = budgets.Budgets()
-    for budget in listing.objects(client, paths.poddisruptionbudgets()):
+    for budget in client.objects(paths.poddisruptionbudgets()):
         record = budgets.record(msgspec.json.encode(budget))
         if record is not None:
             limits.set(*record)
@@ -236,7 +235,7 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now:
     if told.note:
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     ledger = seen.ledger
-    engine = Deciding(ledger, snapshots.left(nodes, pods), told.workload)
+    engine = SurveyedEngine(ledger, snapshots.left(nodes, pods), told.workload)
     if engine.note:
         console.say(f"note: {engine.note}", err=True)
 
@@ -265,7 +264,7 @@ def text(outcome: DefragOutcome) -> str:
     by_uid = {pod.uid: pod for pod in outcome.found.pods}
     for i, move in enumerate(made.moves):
         pod = by_uid[move.before.uid]
-        owner = movables.controller(outcome.found.objects[pod.uid])
+        owner = workloads.controller(outcome.found.objects[pod.uid])
         row = [str(i + 1), f"{move.before.namespace}/{move.before.name}", _where(move.before), _where(move.after)]
         row += [
             str(pod.mem),
@@ -332,7 +331,7 @@ def as_json(outcome: DefragOutcome) -> Json:
     by_uid = {pod.uid: pod for pod in outcome.found.pods}
     moves = []
     for move, fits in zip(made.moves, made.fits[1:], strict=True):
-        pod, owner = by_uid[move.before.uid], movables.controller(outcome.found.objects[move.before.uid])
+        pod, owner = by_uid[move.before.uid], workloads.controller(outcome.found.objects[move.before.uid])
         moves.append(
             {
                 "namespace": move.before.namespace,

@@ -1,7 +1,6 @@
 """`cardwise doctor`: what would not work, or does not, with a remedy for each finding."""
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -12,7 +11,7 @@ from cardwise.core.api import names
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.namespace
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
 @click.option(
@@ -20,16 +19,14 @@ from cardwise.core.api import names
 )
 @click.option("--probe-image", default="", help="With a shell. Default: the image of the device plugin.")
 @options.plain_output
-def doctor(
-    kubeconfig: Path | None, namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str
-) -> None:
+def doctor(namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str) -> None:
     """Say what would not work, or does not, with a remedy for each finding.
 
     Probe pods are admitted by dry runs in the namespace of -n, and live in that of Cardwise: one of 1 MiB, whose image
     is never pulled, and on each node with cards one that asks for none and looks whether it got one. Ends with 1 where
     there is a problem.
     """
-    client = options.client(kubeconfig)
+    client = options.client()
     probe_in = (namespace or client.namespace) if probe else ""
     found = list(checks.examine(client, installed, probe_in, probe_image))
     if output == "table":

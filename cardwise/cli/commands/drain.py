@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
 import msgspec
@@ -57,7 +56,7 @@ class Rules:
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be evicted, and what is in the way.")
 @click.option("--force", is_flag=True, help="Evict pods without a controller too: nobody makes them anew.")
 @click.option("--ignore-daemonsets", is_flag=True, help="Leave the pods of DaemonSets on the card.")
@@ -73,7 +72,6 @@ class Rules:
 @cordons.card_argument
 def drain(
     *,
-    kubeconfig: Path | None,
     dry_run: bool,
     force: bool,
     ignore_daemonsets: bool,
@@ -87,7 +85,7 @@ def drain(
     Disruption budgets are kept: what one holds back is asked again until --timeout. Ends with 1 where the card does not
     get empty; it stays cordoned then.
     """
-    client = options.client(kubeconfig)
+    client = options.client()
     rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
     work = Drain(client, cordons.find(client, card), rules, options.clock())
     if dry_run:

@@ -1,13 +1,12 @@
 """`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Final
 
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import listing, published, snapshots, workloads
+from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.explanation import objects, sentences
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import gangtable, printing
@@ -21,18 +20,18 @@ _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.namespace
 @options.plain_output
 @click.argument("what", nargs=-1, required=True, metavar="[KIND] NAME | KIND/NAME")
-def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: tuple[str, ...]) -> None:
+def explain(namespace: str | None, output: str, what: tuple[str, ...]) -> None:
     """Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.
 
     KIND is pod, deployment, statefulset, job, cronjob, replicaset or daemonset, also as kubectl abbreviates them.
     Without it NAME is a pod, or else a workload, of that name.
     """
     kind, name = _named(what)
-    client = options.client(kubeconfig)
+    client = options.client()
     namespace = namespace or client.namespace
     found = _find(client, kind, namespace, name)
     if found is None:
@@ -114,10 +113,10 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     engine = None
     if seen is not None and published.in_force(pod, told) in policies.SCORED:
-        from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - loads numpy
+        from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
 
         left, unknown = snapshots.read_left(client)
-        engine = Deciding(seen.ledger, left, told.workload)
+        engine = SurveyedEngine(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             console.say(f"note: {note}", err=True)
     text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang))
@@ -129,7 +128,7 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: gangtable.
     if pod["spec"].get("nodeName"):
         return Around()
     try:
-        nodes = list(listing.objects(client, paths.nodes()))
+        nodes = list(client.objects(paths.nodes()))
     except errors.Forbidden:
         nodes = None
     metadata = pod["metadata"]

@@ -1,7 +1,5 @@
 """`cardwise gangs`: groups of pods that are bound whole or not at all, and how far each is."""
 
-from pathlib import Path
-
 import click
 
 from cardwise.cli import console, options
@@ -9,13 +7,13 @@ from cardwise.cli.render import gangtable, printing
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.namespace
 @click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
 @options.output
-def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
+def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
-    client = options.client(kubeconfig)
+    client = options.client()
     of = "" if all_namespaces else namespace or client.namespace
     views = gangtable.views(client, of)
     if output in ("json", "yaml"):

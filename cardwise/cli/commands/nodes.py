@@ -6,7 +6,6 @@ numpy.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -63,16 +62,16 @@ class ClusterSummary:
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.output
 @click.argument("node", nargs=-1)
-def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
+def nodes(output: str, node: tuple[str, ...]) -> None:
     """What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.
 
     CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
     free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
     """
-    client = options.client(kubeconfig)
+    client = options.client()
     try:
         seen = survey.take(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:

@@ -1,30 +1,27 @@
 """`cardwise quota`: what a namespace may hold of which cards, what it holds, and which pods hold it."""
 
-from pathlib import Path
-
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import listing
 from cardwise.cli.render import printing, quotatable
 from cardwise.kube import errors, paths, survey
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @options.namespace
 @click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
 @options.output
-def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
+def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
-    client = options.client(kubeconfig)
+    client = options.client()
     of = "" if all_namespaces else namespace or client.namespace
     native = survey.native_quotas(client, of)
     try:
         seen = survey.take(client, namespace=of, addresses=False)
     except errors.Forbidden as error:
         why = options.missing(error)
-        views = quotatable.by_status(listing.objects(client, paths.gpuquotas(of)))
+        views = quotatable.by_status(client.objects(paths.gpuquotas(of)))
         console.say(f"note: as the extender says it, without the pods: {why}", err=True)
     else:
         printing.warn(seen)

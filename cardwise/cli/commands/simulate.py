@@ -61,7 +61,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.command("simulate", help=_HELP)
 @click.argument("trace", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
-@options.kubeconfig
+@options.cluster
 @click.option(
     "--pods",
     multiple=True,
@@ -116,7 +116,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 )
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) into this folder.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None, **given: Any) -> None:
+def simulate(*, trace: Path | None, from_cluster: bool, **given: Any) -> None:
     if (trace is None) is not from_cluster:
         raise click.UsageError("name the folder of a trace, or write --from-cluster")
     if from_cluster and given["pods"]:
@@ -132,6 +132,6 @@ def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None,
 
     asked = simulation.SimulationOptions(**given)
     try:
-        simulation.show(asked, trace if trace is not None else options.client(kubeconfig))
+        simulation.show(asked, trace if trace is not None else options.client())
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
 
@@ -27,7 +26,7 @@ _BIG = 2000  # cards from which on a cluster is big
 
 
 @click.command()
-@options.kubeconfig
+@options.cluster
 @click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
 @click.option("--interval", type=DURATION, default="3s", show_default=True, help="Between two looks, at least 1s.")
 @click.option("--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Nodes; 0: all.")
@@ -36,7 +35,6 @@ _BIG = 2000  # cards from which on a cluster is big
 @click.argument("node", nargs=-1)
 def top(
     *,
-    kubeconfig: Path | None,
     watch: bool | None,
     interval: float,
     limit: int,
@@ -50,7 +48,7 @@ def top(
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
-    client = options.client(kubeconfig)
+    client = options.client()
     look = TopView(client, nodes=node, limit=limit, installed=installed, clock=options.clock())
     try:
         if watch or (watch is None and output == "table" and sys.stdout.isatty()):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from cardwise.cli.cluster import listing
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
@@ -68,7 +67,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     facts.version, facts.now = client.get("/version"), client.clock()
     for kind, (path, selector) in lists.items():
         try:
-            setattr(facts, kind, list(listing.objects(client, path, {"labelSelector": selector} if selector else None)))
+            setattr(facts, kind, list(client.objects(path, {"labelSelector": selector} if selector else None)))
         except errors.NotFound:
             facts.absent.add(kind)
         except errors.Unreachable:

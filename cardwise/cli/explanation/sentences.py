@@ -3,8 +3,8 @@
 It asks the engine that the extender asks, under the policy that is in force for the pod.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
@@ -12,8 +12,6 @@ from cardwise.cli.explanation import holdups, obstacles, remedies
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import devicetable
 from cardwise.core.api import assignment, names, policies, request
-from cardwise.core.api.quotas import Headroom
-from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
 from cardwise.core.values.decoded import Json
@@ -22,21 +20,12 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 
+if TYPE_CHECKING:
+    from cardwise.cli.cluster.engine import SurveyedEngine
+
 _STARTING = ("ContainerCreating", "PodInitializing")
-
-
-class Ranks(Protocol):
-    """The engine, where a policy compares all nodes: `cardwise.cli.cluster.engine`."""
-
-    def ranked(
-        self,
-        request: request.PodRequest,
-        load: Load,
-        policy: str,
-        nodes: Collection[str],
-        headroom: Sequence[Headroom] = (),
-    ) -> dict[str, int] | None:
-        """The nodes that take the pod, the best with the most; None where `binpack` decides."""
+_CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+_UNTOLD = wire.ExtendedResourceStatus()
 
 
 def explain(
@@ -44,7 +33,7 @@ def explain(
     survey: Survey | None,
     gang: Sequence[str] = (),
     told: Published | None = None,
-    engine: Ranks | None = None,
+    engine: "SurveyedEngine | None" = None,
     *,
     around: Around = Around(),
 ) -> str:
@@ -146,7 +135,7 @@ def _states(pod: Json) -> list[str]:
         waits = (one.get("state") or {}).get("waiting") or {}
         if waits.get("reason") in (None, *_STARTING):
             continue
-        ended = ((one.get("lastState") or {}).get("terminated") or {}) or {}
+        ended = (one.get("lastState") or {}).get("terminated") or {}
         last = f"; it ended with exit code {ended['exitCode']} ({ended.get('reason')})" if "exitCode" in ended else ""
         said = f": {waits['message']}" if waits.get("message") else ""
         lines.append(f"  container {one.get('name')} does not run: {waits['reason']}{said}{last}")
@@ -210,7 +199,7 @@ def _waiting(
     asked: request.PodRequest,
     survey: Survey | None,
     told: Published,
-    engine: Ranks | None,
+    engine: "SurveyedEngine | None",
     *,
     around: Around,
 ) -> str:
@@ -268,12 +257,6 @@ def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
     if told.note and not told.workload:
         return f"as {policies.BY_CARDS} would; what {policy} has learned is not known here"
     return f"{policy} leaves it to {policies.BY_CARDS}"
-
-
-_CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
-
-
-_UNTOLD = wire.ExtendedResourceStatus()
 
 
 def _card(card: explanation.CardView, told: wire.ExtendedResourceStatus) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cardwise.cli.cluster import listing
 from cardwise.cli.render import tables
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
@@ -59,7 +58,7 @@ def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangV
     groups = {_key(group): group for group in _groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = {"labelSelector": f"{names.GANG}={name}" if name else names.GANG}
-    for pod in listing.objects(client, paths.pods(namespace), selector):
+    for pod in client.objects(paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
     found = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
     return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in found if name in ("", key[1])]
@@ -99,7 +98,7 @@ def _gang_of(pod: Json) -> str:
 
 def _groups(client: KubeClient, namespace: str) -> Iterator[Json]:
     try:
-        yield from listing.objects(client, paths.podgroups(namespace))
+        yield from client.objects(paths.podgroups(namespace))
     except errors.NotFound:
         return  # an older installation knows no PodGroups
 

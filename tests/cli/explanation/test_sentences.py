@@ -1,5 +1,5 @@
 from cardwise.cli.cluster import published
-from cardwise.cli.cluster.engine import Deciding
+from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import sentences
 from cardwise.cli.explanation.holdups import Around
@@ -205,12 +205,12 @@ def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
     return made
 
 
-def engine(seen: Survey, left: dict[str, Load], *mems: int) -> Deciding:
+def engine(seen: Survey, left: dict[str, Load], *mems: int) -> SurveyedEngine:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
         workload.saw(Ask(1, mem, 0, "", 0, 0))
-    return Deciding(seen.ledger, left, workload.dump())
+    return SurveyedEngine(seen.ledger, left, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():
@@ -241,7 +241,7 @@ def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
 def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
     pod = waiting_for(500, **{names.POLICY: "fgd"})
-    spoilt = Deciding(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
+    spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
     text = sentences.explain(pod, seen, engine=spoilt)
     assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.cli.cluster.engine import Deciding
+from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Entry
@@ -259,7 +259,7 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
     workload = Workload()
     for mem in (4000, 8138):
         workload.saw(Ask(1, mem, 0, "", 0, 0), 50)
-    engine = Deciding(ledger, {}, workload.dump())
+    engine = SurveyedEngine(ledger, {}, workload.dump())
     asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
     assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=100).fits[-1] == 0
     found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=100)
