@@ -3,8 +3,7 @@
 Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -18,7 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Project, Reflector, Woken
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
 from webhook.cluster.freshlist import FreshList
@@ -72,13 +71,13 @@ class ClusterView:
             client, paths.extendedresources(), _project_card, Woken(self._sums.forget), clock=clock
         )
         self._classes_known: Reflector[DeviceClass] = Reflector(
-            client, paths.resourceclasses(), self._project_class, Woken(), clock=clock
+            client, paths.resourceclasses(), self._readable("ResourceClass", classes.parse), Woken(), clock=clock
         )
         self._quotas_known: Reflector[QuotaStanding] = Reflector(
-            client, paths.gpuquotas(), self._project_quota, self._standings, clock=clock
+            client, paths.gpuquotas(), self._readable("GPUQuota", gpuquotas.parse), self._standings, clock=clock
         )
         self._ranges_known: Reflector[Bounds] = Reflector(
-            client, LIMIT_RANGES, self._project_range, self._bounds, clock=clock
+            client, LIMIT_RANGES, self._readable("LimitRange", limitranges.parse), self._bounds, clock=clock
         )
         self._offers = Offers()
         self._nodes_known: Reflector[NodeOffer] = Reflector(
@@ -119,7 +118,7 @@ class ClusterView:
             return known
         # The API server says that it carries the label, so the watch is behind.
         found = self._new_namespaces.get(namespace)
-        return defaults.of(found["metadata"]) if found is not None else None
+        return defaults.of(found) if found is not None else None
 
     def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
@@ -171,34 +170,19 @@ class ClusterView:
             _log.warning("a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error))
             return None
 
-    def _project_class(self, raw: bytes) -> tuple[str, DeviceClass] | None:
-        obj = _decode_object(raw)
-        name = obj["metadata"]["name"]
-        try:
-            parsed = classes.parse(obj)
-        except InvalidRequest as error:
-            self._skipped(f"ResourceClass {name}", error)
-            return None
-        return name, parsed
+    def _readable(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:
+        """What can be read of a kind, by "namespace/name" or by its name."""
 
-    def _project_quota(self, raw: bytes) -> tuple[str, QuotaStanding] | None:
-        obj = _decode_object(raw)
-        key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-        try:
-            parsed = gpuquotas.parse(obj)
-        except InvalidRequest as error:
-            self._skipped(f"GPUQuota {key}", error)
-            return None
-        return key, parsed
+        def project(raw: bytes) -> tuple[str, T] | None:
+            obj = _decode_object(raw)
+            key = "/".join(filter(None, (obj["metadata"].get("namespace"), obj["metadata"]["name"])))
+            try:
+                return key, parse(obj)
+            except (InvalidRequest, InvalidQuantity) as error:
+                self._skipped(f"{kind} {key}", error)
+                return None
 
-    def _project_range(self, raw: bytes) -> tuple[str, Bounds] | None:
-        obj = _decode_object(raw)
-        key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-        try:
-            return key, limitranges.parse(obj)
-        except InvalidQuantity as error:
-            self._skipped(f"LimitRange {key}", error)
-            return None
+        return project
 
     def _skipped(self, what: str, error: InvalidRequest | InvalidQuantity) -> None:
         """It was made while nobody checked. Its status changes often, so this is said once."""
@@ -240,7 +224,6 @@ def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = _decode_card(raw)
-    spec, said = card.spec, card.status.mps
-    known = wire.ExtendedResource(card.metadata, spec, card.status)
-    facts = CardFacts(spec.node, MiB(spec.memory_mib), survey.labels_of(known), survey.is_other(known))
-    return card.metadata.name, replace(facts, mps=said.mode) if said is not None else facts
+    mps = card.status.mps.mode if card.status.mps is not None else ""
+    facts = CardFacts(card.spec.node, MiB(card.spec.memory_mib), survey.labels_of(card), survey.is_other(card), mps)
+    return card.metadata.name, facts

@@ -14,7 +14,7 @@ from cardwise import share
 from cardwise.core.api import names, request, shareagent
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.request import Container, PodRequest
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
@@ -111,7 +111,7 @@ def check(pod: Json, asked: PodRequest) -> None:
 
 
 def _said(pod: Json) -> str:
-    text = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.SHARE_AGENT, ""))
+    text = str(annotations_of(pod).get(names.SHARE_AGENT, ""))
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(_FIELD, f"{text!r} is no choice", f"write one of: {', '.join(get_args(AgentChoice))}")
     return text

@@ -9,7 +9,7 @@ from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
@@ -31,7 +31,7 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
         for kind, amounts in containers.lists(resources):
             field = f"{container.path}.resources.{kind}"
             resources[kind] = renamed(amounts, field, vocabulary.in_container)[0]
-        _put(spec, container, resources)
+        containers.put_resources(spec, container, resources)
     named = _annotated(pod)
     asked = {name for container in request.containers({"spec": spec}) for name in _asked(container)}
     if named:
@@ -40,24 +40,19 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
         resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
-        _put(spec, first, resources)
+        containers.put_resources(spec, first, resources)
     for container in request.containers({"spec": spec}):
         resources = dict(container.spec.get("resources") or {})
         given = _given(container, resources, vocabulary.lookup)
         if given:
             resources["limits"] = resources["limits"] | given
-            _put(spec, container, resources)
+            containers.put_resources(spec, container, resources)
     return devices.noted(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
-
-
-def _put(spec: Json, container: Container, resources: Json) -> None:
-    if resources != (container.spec.get("resources") or {}):
-        containers.put(spec, container, {**container.spec, "resources": resources})
 
 
 def _annotated(pod: Json) -> str:
     """The class for the containers that name none; "" where the pod has no such annotation. Raises InvalidRequest."""
-    name = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.CLASS) or "")
+    name = str(annotations_of(pod).get(names.CLASS) or "")
     if name:
         classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
     return name

@@ -7,11 +7,10 @@ created, so a bad one is reported to whoever creates the pod, by the namespace's
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods import frameworks, mpsmode
 
@@ -52,11 +51,11 @@ class Defaults:
             mpsmode.check_percent(self.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
-def of(metadata: Mapping[str, Any]) -> Defaults | None:
-    """The defaults in a namespace's metadata; None if it has not opted in."""
-    if (metadata.get("labels") or {}).get(names.DEFAULTS_LABEL) != ENABLED:
+def of(namespace: Json) -> Defaults | None:
+    """The defaults of a namespace; None if it has not opted in."""
+    if labels_of(namespace).get(names.DEFAULTS_LABEL) != ENABLED:
         return None
-    return said(metadata.get("annotations") or {})
+    return said(annotations_of(namespace))
 
 
 def said(annotations: Mapping[str, str]) -> Defaults:
@@ -69,7 +68,7 @@ def wants(pod: Json) -> bool:
     """Whether the pod takes defaults: it has not opted out, the scheduler places it (kubectl debug node/… names its
     node), and no container asks for NVIDIA's own devices.
     """
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    annotations = annotations_of(pod)
     if annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED:
         return False
     spec = pod.get("spec") or {}

@@ -5,7 +5,7 @@ or the pod that this one is a copy of had, says nothing. Comes before requests a
 """
 
 from cardwise.core.api import names, request
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup
@@ -30,19 +30,17 @@ def is_one(name: str, lookup: Lookup) -> bool:
 
 def noted(pod: Json, lookup: Lookup) -> Json:
     """The pod with the annotation as it has to be; the caller's own where it is so. Raises KubeError."""
-    before = (pod.get("metadata") or {}).get("annotations") or {}
+    before = annotations_of(pod)
     after = {key: value for key, value in before.items() if key != names.DEVICE_CLASSES}
     of_devices = asked(pod, lookup)
     if of_devices:
         after[names.DEVICE_CLASSES] = request.write_device_classes(of_devices)
-    return pod | {"metadata": (pod.get("metadata") or {}) | {"annotations": after}} if after != before else pod
+    return annotated(pod, after) if after != before else pod
 
 
 def replaced(before: Json, after: Json) -> tuple[str, ...]:
     """The warning for who wrote the annotation, and it is another one or none after `noted`."""
-    written, noted_now = (
-        ((pod.get("metadata") or {}).get("annotations") or {}).get(names.DEVICE_CLASSES) for pod in (before, after)
-    )
+    written, noted_now = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
     if written in (None, noted_now):
         return ()
     how = "removed" if noted_now is None else f"replaced by {noted_now}"
@@ -60,15 +58,15 @@ def check_noted(pod: Json, lookup: Lookup) -> None:
         )
 
 
-def refuse_beside(annotated: str, asked_for: set[str], lookup: Lookup) -> None:
-    """`annotated` is the class of the pod's annotation, and `asked_for` what its containers ask for.
+def refuse_beside(named: str, asked_for: set[str], lookup: Lookup) -> None:
+    """`named` is the class of the pod's annotation, and `asked_for` what its containers ask for.
 
     A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.
     """
-    others = asked_for - {names.CLASS_PREFIX + annotated}
-    if others and is_one(annotated, lookup):
+    others = asked_for - {names.CLASS_PREFIX + named}
+    if others and is_one(named, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
-            f"{annotated} is a class of devices that are not GPUs, and a container asks for {min(others)}",
-            f"write {annotated}: 1 in the limits of the container that needs the device, and leave the annotation out",
+            f"{named} is a class of devices that are not GPUs, and a container asks for {min(others)}",
+            f"write {named}: 1 in the limits of the container that needs the device, and leave the annotation out",
         )

@@ -9,7 +9,7 @@ from typing import Final
 from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 
 ON, OFF = "on", "off"
@@ -40,16 +40,15 @@ def check(text: str, field: str = FIELD) -> str:
 
 def noted(pod: Json, default: str) -> Json:
     """The pod with what its namespace says, where it says nothing itself."""
-    metadata = pod.get("metadata") or {}
-    annotations = metadata.get("annotations") or {}
+    annotations = annotations_of(pod)
     if not default or names.FRAMEWORKS in annotations:
         return pod
-    return pod | {"metadata": metadata | {"annotations": annotations | {names.FRAMEWORKS: default}}}
+    return annotated(pod, annotations | {names.FRAMEWORKS: default})
 
 
 def of(pod: Json, asked: PodRequest) -> str:
     """As `check`; "" where no container has a part of a card: a whole one needs no hook. Raises InvalidRequest."""
-    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.FRAMEWORKS)
+    text = annotations_of(pod).get(names.FRAMEWORKS)
     said = check(text) if text is not None else ""
     return said if any(not container.whole for container in asked.containers) else ""
 

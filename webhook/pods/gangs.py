@@ -6,7 +6,7 @@ not ask the extender are in no gang, whatever they say: others use the same anno
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
@@ -40,12 +40,6 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "jobs": ("spec", "parallelism"),
     "cronjobs": ("spec", "jobTemplate", "spec", "parallelism"),
 }
-
-
-class Numbers(Protocol):
-    """As `decisions.View`."""
-
-    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None: ...
 
 
 def of(pod: Json, schedulers: Collection[str]) -> Membership | None:
@@ -119,11 +113,20 @@ def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple
     return tuple(_differences(metadata))
 
 
-def check_number(pod: Json, said: Membership, namespace: str, numbers: Numbers, *, told: bool = True) -> None:
-    """Raises InvalidRequest where living members of the gang say another number. `told`: who asks may know which."""
+def check_number(
+    pod: Json,
+    said: Membership,
+    namespace: str,
+    other_number: Callable[[str, str, int], tuple[str, int] | None],
+    *,
+    told: bool = True,
+) -> None:
+    """Raises InvalidRequest where living members of the gang say another number, as `Lookups` has it. `told`: who asks
+    may know which.
+    """
     if said.minimum is None:
         return
-    other = numbers.other_number(namespace, said.name, said.minimum)
+    other = other_number(namespace, said.name, said.minimum)
     if other is not None:
         name, number = other
         raise InvalidRequest(

@@ -1,8 +1,9 @@
 """Bounds of cpu and memory that the LimitRanges of a namespace set for a container that we add."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from operator import gt, lt
 
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
@@ -39,9 +40,9 @@ def parse(obj: Json) -> Bounds:
     of_containers = [item for item in items if item.get("type") == _CONTAINER]
     of_pods = [item for item in items if item.get("type") == _POD]
     return Bounds(
-        least=_largest(_amounts(item.get("min")) for item in of_containers),
-        most=_smallest(_amounts(item.get("max")) for item in of_containers),
-        most_of_pod=_smallest(_amounts(item.get("max")) for item in of_pods),
+        least=_tightest((_amounts(item.get("min")) for item in of_containers), gt),
+        most=_tightest((_amounts(item.get("max")) for item in of_containers), lt),
+        most_of_pod=_tightest((_amounts(item.get("max")) for item in of_pods), lt),
     )
 
 
@@ -49,9 +50,9 @@ def together(all_bounds: Iterable[Bounds]) -> Bounds:
     """The tightest of each."""
     several = list(all_bounds)
     return Bounds(
-        least=_largest(bounds.least for bounds in several),
-        most=_smallest(bounds.most for bounds in several),
-        most_of_pod=_smallest(bounds.most_of_pod for bounds in several),
+        least=_tightest((bounds.least for bounds in several), gt),
+        most=_tightest((bounds.most for bounds in several), lt),
+        most_of_pod=_tightest((bounds.most_of_pod for bounds in several), lt),
     )
 
 
@@ -59,19 +60,13 @@ def _amounts(listed: Json | None) -> dict[str, Amount]:
     return {name: Amount.of(text) for name, text in (listed or {}).items() if name in COUNTED}
 
 
-def _largest(several: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
+def _tightest(
+    several: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
+) -> dict[str, Amount]:
+    """Of each resource the amount that is tighter than the others."""
     found: dict[str, Amount] = {}
     for amounts in several:
         for name, amount in amounts.items():
-            if name not in found or amount.value > found[name].value:
-                found[name] = amount
-    return found
-
-
-def _smallest(several: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
-    found: dict[str, Amount] = {}
-    for amounts in several:
-        for name, amount in amounts.items():
-            if name not in found or amount.value < found[name].value:
+            if name not in found or tighter(amount.value, found[name].value):
                 found[name] = amount
     return found

@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.core.api import names
 from cardwise.core.api.mps import Mode, Scope, SmPercent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 
 Scopes = Callable[[], frozenset[str]]
@@ -30,7 +30,7 @@ def check(text: str, field: str = FIELD) -> Mode:
 
 def of(pod: Json) -> Mode:
     """The MPS mode of a pod that has passed `noted`. Raises InvalidRequest."""
-    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.MPS)
+    text = annotations_of(pod).get(names.MPS)
     return Mode.OFF if text is None else check(text)
 
 
@@ -72,8 +72,7 @@ def noted(
     """The pod with its mode, and with what its percentage of the SMs is taken from; the caller's own where it says
     them. `bound`: the least that it gets where it says nothing. Raises InvalidRequest.
     """
-    metadata = pod.get("metadata") or {}
-    annotations = metadata.get("annotations") or {}
+    annotations = annotations_of(pod)
     said: dict[str, str] = {}
     if names.MPS in annotations:
         mode = check(annotations[names.MPS])
@@ -84,7 +83,7 @@ def noted(
         check_percent(annotations[names.SM_PERCENT])
     elif percent is SmPercent.MEMORY and mode.wanted:
         said[names.SM_PERCENT] = str(percent)
-    return pod | {"metadata": metadata | {"annotations": annotations | said}} if said else pod
+    return annotated(pod, annotations | said) if said else pod
 
 
 def _fitting(asked: PodRequest, default: Mode, scopes: Scopes) -> Mode:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cardwise.core.api import names, request
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import tolerations
@@ -23,7 +23,7 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json] = (
 
     Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
     """
-    annotations = (stored.get("metadata") or {}).get("annotations") or {}
+    annotations = annotations_of(stored)
     counts = request.read_counts(annotations)
     before = {container.key: container.spec for container in request.containers(stored)}
     spec, ours = dict(pod.get("spec") or {}), False
@@ -37,8 +37,7 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json] = (
             field = f"{container.path}.resources.{kind}"
             split = str(counts.get(container.spec.get("name", ""), 1))
             resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
-        if resources != container.spec.get("resources"):
-            containers.put(spec, container, {**container.spec, "resources": resources})
+        containers.put_resources(spec, container, resources)
     if ours:
         spec = tolerations.kept(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}

@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.core.api import names, request
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.templates import containers
@@ -26,7 +26,7 @@ def spelled(pod: Json, unit: Unit) -> Json:
     """The pod with units, the caller's own object where nothing changes. Raises InvalidRequest."""
     if unit is Unit.MIB:
         return pod
-    given = _of_limit_range(((pod.get("metadata") or {}).get("annotations") or {}).get(names.LIMIT_RANGER, ""))
+    given = _of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
         resources = dict(container.spec.get("resources") or {})
@@ -36,8 +36,7 @@ def spelled(pod: Json, unit: Unit) -> Json:
             if names.GPU_MEM in amounts and (_kind(container), container.spec.get("name"), kind) not in given:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 resources[kind] = amounts | {names.GPU_MEM: amount(amounts[names.GPU_MEM], unit, field)}
-        if resources != container.spec.get("resources"):
-            containers.put(spec, container, {**container.spec, "resources": resources})
+        containers.put_resources(spec, container, resources)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 

@@ -5,7 +5,7 @@ ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves 
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,11 +14,10 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
-from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import INTERNAL
 
 Oversize = Literal["refuse", "wait"]
@@ -67,15 +66,20 @@ def pod(obj: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodReque
     if (obj.get("spec") or {}).get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
-    warnings = []
-    for fits, what in ((_fits_by_class, "card"), (_devices_fit, "device")):
-        try:
-            warnings += fits(asked, inventory)
-        except InvalidRequest as error:
-            if oversize == "refuse":
-                raise
-            warnings.append(f"{error.field}: {error.problem}; the pod waits until such a {what} comes")
-    return asked, tuple(warnings)
+    cards = or_waits(oversize, lambda: _fits_by_class(asked, inventory), "such a card comes")
+    return asked, (*cards, *or_waits(oversize, lambda: _devices_fit(asked, inventory), "such a device comes"))
+
+
+def or_waits(oversize: Oversize, check: Callable[[], Iterable[str]], until: str) -> tuple[str, ...]:
+    """The warnings of a check of what no node has now; where such pods wait, also of what it refuses, and until when.
+    Raises InvalidRequest.
+    """
+    try:
+        return tuple(check())
+    except InvalidRequest as error:
+        if oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until {until}",)
 
 
 def kept_to(asked: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None) -> tuple[str, ...]:
@@ -85,30 +89,12 @@ def kept_to(asked: PodRequest, inventory: CardCatalog, nodes: Collection[str] | 
     """
     if not nodes:
         return ()
-    there = _Part(inventory, nodes)
     try:
-        found = [*_fits_by_class(asked, there), *_devices_fit(asked, there)]
+        found = [*_fits_by_class(asked, inventory, nodes), *_devices_fit(asked, inventory, nodes)]
     except InvalidRequest as error:
         found = [f"{error.field}: {error.problem}"]
     where = f"by spec.nodeSelector and spec.affinity the pod keeps to {wording.count(len(nodes), 'node')} with cards"
     return tuple(f"{text.partition('; ')[0]}: {where}" for text in found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The cards of some nodes."""
-
-    all: CardCatalog
-    nodes: Collection[str]
-
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
-        return self.all.cards(device_class, self.nodes if nodes is None else nodes)
-
-    def classes(self) -> Mapping[str, DeviceClass]:
-        return self.all.classes()
-
-    def device_class(self, name: str) -> DeviceClass | None:
-        return self.all.device_class(name)
 
 
 def small(asked: PodRequest, inventory: CardCatalog, least: int) -> tuple[str, ...]:
@@ -143,13 +129,8 @@ def binding(obj: Json) -> None:
         )
 
 
-def namespace(name: str, defaults: Defaults) -> None:
-    """Raises InvalidRequest."""
-    defaults.check(name)
-
-
 def _refuse_unknown(obj: Json, inventory: CardCatalog) -> None:
-    annotated = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.CLASS)
+    annotated = annotations_of(obj).get(names.CLASS)
     for container in request.containers(obj):
         resources = container.spec.get("resources") or {}
         for kind in ("limits", "requests"):
@@ -178,34 +159,38 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     )
 
 
-def _fits_by_class(asked: PodRequest, inventory: CardCatalog) -> list[str]:
-    """Warnings of classes that have no card. Raises InvalidRequest where no node there is could ever take the pod."""
+def _fits_by_class(asked: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
+    """Warnings of classes that have no card. `nodes`: on these only. Raises InvalidRequest where no node there is could
+    ever take the pod.
+    """
     warnings = []
     by_class: dict[str, list[ContainerRequest]] = {}
     for container in asked.containers:
         by_class.setdefault(container.device_class, []).append(container)
     for name, containers in by_class.items():
         known = inventory.device_class(name) if name else None
-        cards = inventory.cards(known)
+        cards = inventory.cards(known, nodes)
         if known is not None and not cards.largest:
             field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
             warnings.append(f"{field}: no card is of the class now; the pod waits until one comes")
         _fits(PodRequest(containers=tuple(containers)), cards, known)
     if len(by_class) > 1:
-        _check_count(asked, inventory.cards(), "")
+        cards = inventory.cards(None, nodes)
+        _check_count(asked, cards, "")
         if not warnings:  # cards of a class that has none yet may be larger than any
-            _check_together(asked, inventory.cards(), "")
+            _check_together(asked, cards, "")
     return warnings
 
 
-def _devices_fit(asked: PodRequest, inventory: CardCatalog) -> list[str]:
+def _devices_fit(asked: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
     """As `_fits_by_class`, for the devices: all of a pod are of one node."""
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
     for one in asked.devices:
         by_class.setdefault(one.device_class, []).append(one)
     for name, wanted in by_class.items():
-        most, count = inventory.cards(inventory.device_class(name)).most, sum(one.count for one in wanted)
+        most = inventory.cards(inventory.device_class(name), nodes).most
+        count = sum(one.count for one in wanted)
         field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
         if not most:
             warnings.append(f"{field}: no device is of the class now; the pod waits until one comes")

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from cardwise.core.api import names
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import units
@@ -93,7 +93,7 @@ class _Rewriting:
 
     @classmethod
     def of(cls, obj: Json, old: Json | None, unit: Unit) -> "_Rewriting":
-        noted = str(_annotations(obj).get(names.WRITTEN_MIB, "")).split(",")
+        noted = str(annotations_of(obj).get(names.WRITTEN_MIB, "")).split(",")
         return cls(unit, frozenset(_values([*noted, *_texts(old or {})])))
 
     def amounts(self, amounts: Json, path: str) -> Json:
@@ -104,7 +104,7 @@ class _Rewriting:
         if self.unit is Unit.MIB or not self.made:
             return obj
         note = {names.WRITTEN_MIB: ",".join(sorted(self.made))}
-        return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": _annotations(obj) | note}}
+        return annotated(obj, annotations_of(obj) | note)
 
     def _amount(self, text: str | int, path: str) -> str:
         try:
@@ -139,11 +139,6 @@ def _values(texts: Iterable[str]) -> Iterator[Fraction]:
             continue
         if not is_bytes:
             yield value
-
-
-def _annotations(obj: Json) -> Json:
-    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
-    return found
 
 
 def _refuse_markers(hard: Json) -> None:

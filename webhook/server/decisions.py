@@ -5,13 +5,14 @@ Decide, then apply: the Flask shell only decodes, calls one of these and encodes
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from cardwise.core.api import names, request
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.api.request import ContainerRequest, PodRequest
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Unit
 from webhook.cluster.offers import Offers
@@ -36,7 +37,7 @@ from webhook.pods.validate import CardSizes, Oversize
 from webhook.quotas import gpuquotas, quotas, resourceclasses
 from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import advice, patches, sizes
-from webhook.server.review import CREATE, UPDATE, Decision, Review, shaped_like_pod
+from webhook.server.review import CREATE, Decision, Review, shaped_like_pod
 from webhook.templates import templates
 from webhook.templates.spellings import NvidiaGpu, Vocabulary
 
@@ -175,7 +176,7 @@ def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decis
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
     told: dict[str, None] = {}
-    queued = advice.QUEUE in ((review.object.get("metadata") or {}).get("labels") or {})
+    queued = advice.QUEUE in labels_of(review.object)
     for path, template in templates.all_of(review.object, review.resource):
         found = _of_template(template, review.namespace, view, settings)
         if queued and shaped_like_pod(template):
@@ -199,7 +200,7 @@ def _of_template(template: Json, namespace: str, view: Lookups, settings: Webhoo
 
 def _concerns(review: Review, settings: WebhookSettings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
-    annotations = (review.object.get("metadata") or {}).get("annotations") or {}
+    annotations = annotations_of(review.object)
     # By the word of a kubelet only: a user may write the annotation too.
     mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
@@ -267,9 +268,9 @@ def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
 
 def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
-    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
-    workload = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
+    sizes.check(template, review.size, f"{path}.", update=review.update)
+    vocabulary = _vocabulary(view, settings)
+    workload = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=review.update)
     return _patch(review.object, workload)
 
 
@@ -280,8 +281,9 @@ def _mutate_class(review: Review) -> Decision:
 
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object, review.size)
-    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
-    quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update, unit=settings.unit)
+    quota, warnings = quotas.resource_quota(
+        review.object, review.old, _vocabulary(view, settings), update=review.update, unit=settings.unit
+    )
     return _patch(review.object, quota, tuple(warnings))
 
 
@@ -296,7 +298,7 @@ def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> D
     warnings = _judged(review.object, review.namespace, view, settings)
     gang = gangs.of(review.object, settings.gang_schedulers)
     if gang is not None:
-        gangs.check_number(review.object, gang, review.namespace, view, told=settings.callers_known)
+        gangs.check_number(review.object, gang, review.namespace, view.other_number, told=settings.callers_known)
     return Decision(warnings=warnings)
 
 
@@ -330,14 +332,12 @@ def _judge_quotas(
         of_class = view.device_class(container.device_class) if container.device_class else None
         return max(view.cards(of_class).smallest, MiB(1))
 
-    gpuquotas.check(asked, standings, told=settings.callers_known)
-    try:
+    def now() -> tuple[str, ...]:
         gpuquotas.check(asked, standings, smallest, told=settings.callers_known)
-    except InvalidRequest as error:
-        if settings.oversize == "refuse":
-            raise
-        return (f"{error.field}: {error.problem}; the pod waits until a smaller card comes or the quota is raised",)
-    return ()
+        return ()
+
+    gpuquotas.check(asked, standings, told=settings.callers_known)
+    return validate.or_waits(settings.oversize, now, "a smaller card comes or the quota is raised")
 
 
 def _judge_sharing(
@@ -350,19 +350,16 @@ def _judge_sharing(
     for container in request.containers(pod):
         environment.check(container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps)
     agent.check(pod, asked)
-    if cards:
-        mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))
-    try:
-        return mpsmode.judged(pod, asked, view.mps_scopes) if cards else ()
-    except InvalidRequest as error:
-        if settings.oversize == "refuse":
-            raise
-        return (f"{error.field}: {error.problem}; the pod waits until one serves several",)
+    if not cards:
+        return ()
+    mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))
+    judge = partial(mpsmode.judged, pod, asked, view.mps_scopes)
+    return validate.or_waits(settings.oversize, judge, "one serves several")
 
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
+    sizes.check(template, review.size, f"{path}.", update=review.update)
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
@@ -388,10 +385,9 @@ def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
 
 def _validate_namespace(review: Review) -> Decision:
     sizes.check_object(review.object, review.size)
-    metadata = review.object.get("metadata") or {}
-    known = defaults.of(metadata)
+    known = defaults.of(review.object)
     if known is not None:
-        validate.namespace(str(metadata.get("name", review.name)), known)
+        known.check(str((review.object.get("metadata") or {}).get("name", review.name)))
     return Decision()
 
 

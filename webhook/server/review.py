@@ -288,6 +288,11 @@ class Review:
     old: Json | None = None
     size: int = 0
 
+    @property
+    def update(self) -> bool:
+        """Whether the object was there before."""
+        return self.operation == UPDATE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:

@@ -9,7 +9,7 @@ from typing import Final
 
 from cardwise.core.api import request
 from cardwise.core.api.request import Container
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 
@@ -32,10 +32,8 @@ def check(template: Json, size: int, path: str = "", *, update: bool = False) ->
     """`template` has the containers, `size` is that of its object in bytes, `path` where the template is in it, with a
     dot behind. Raises InvalidRequest.
     """
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    if len(annotations) > MOST_ANNOTATIONS:
-        problem = f"{len(annotations)} are too many for a pod that asks for cards"
-        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATIONS}")
+    annotations = annotations_of(template)
+    _check_count(f"{path}metadata.annotations", len(annotations), MOST_ANNOTATIONS)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
     if written > MOST_ANNOTATION_BYTES:
         problem = f"they have {written >> 10} KiB, which is too much for a pod that asks for cards"
@@ -66,13 +64,11 @@ def check_object(obj: Json, size: int) -> None:
 def _check_lists(template: Json, found: list[Container], path: str) -> None:
     """Any list, of whatever field: a newer Kubernetes may have more."""
     for field in _OF_METADATA:
-        if (count := len((template.get("metadata") or {}).get(field) or ())) > MOST_IN_METADATA:
-            problem = f"{count} are too many for a pod that asks for cards"
-            raise InvalidRequest(f"{path}metadata.{field}", problem, f"write at most {MOST_IN_METADATA}")
+        listed = (template.get("metadata") or {}).get(field) or ()
+        _check_count(f"{path}metadata.{field}", len(listed), MOST_IN_METADATA)
     for field, value in (template.get("spec") or {}).items():
-        if isinstance(value, list) and len(value) > MOST_LISTED:
-            problem = f"{len(value)} are too many for a pod that asks for cards"
-            raise InvalidRequest(f"{path}spec.{field}", problem, f"write at most {MOST_LISTED}")
+        if isinstance(value, list):
+            _check_count(f"{path}spec.{field}", len(value), MOST_LISTED)
     together: Counter[str] = Counter()
     for container in found:
         for field, value in container.spec.items():
@@ -85,6 +81,11 @@ def _check_lists(template: Json, found: list[Container], path: str) -> None:
                 if field == "env":
                     remedy += ", and take the others from a ConfigMap by envFrom"
                 raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequest(field, f"{count} are too many for a pod that asks for cards", f"write at most {most}")
 
 
 def _check_bytes(size: int) -> None:

@@ -13,6 +13,12 @@ def lists(resources: Json) -> Iterator[tuple[str, Json]]:
             yield kind, resources[kind]
 
 
+def put_resources(spec: Json, container: Container, resources: Json) -> None:
+    """As `put`, of a container with these resources, where it had others."""
+    if resources != (container.spec.get("resources") or {}):
+        put(spec, container, {**container.spec, "resources": resources})
+
+
 def put(spec: Json, container: Container, changed: Json) -> None:
     """`spec` is the caller's own; its lists are replaced, not changed."""
     kind = "initContainers" if container.key.startswith("init-") else "containers"

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotated, annotations_of
 from webhook.templates.spellings import renamed, sources
 
 Names = Mapping[str, frozenset[str]]
@@ -68,7 +68,7 @@ class RewrittenPlace:
 
 def read(obj: Json) -> dict[str, list[str]]:
     """Empty where there is no record, or none that can be read."""
-    text = _annotations(obj).get(names.REWRITTEN)
+    text = annotations_of(obj).get(names.REWRITTEN)
     try:
         return _decode_record(text) if text else {}
     except msgspec.DecodeError:
@@ -77,10 +77,10 @@ def read(obj: Json) -> dict[str, list[str]]:
 
 def written(obj: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
     """The object with this record."""
-    kept = {key: value for key, value in _annotations(obj).items() if key != names.REWRITTEN}
+    kept = {key: value for key, value in annotations_of(obj).items() if key != names.REWRITTEN}
     text = {place: list(keys) for place, keys in record.items() if keys}
     own = {names.REWRITTEN: json.dumps(text, sort_keys=True)} if text else {}
-    return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": kept | own}}
+    return annotated(obj, kept | own)
 
 
 def applied(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
@@ -88,7 +88,7 @@ def applied(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> App
     manifest, before = _manifest(obj), _manifest(old) if old else None
     return Applied(
         client=None if manifest is None else Manifest(places(manifest), places(before) if before else {}),
-        new=old is None or _annotations(old).get(_LAST_APPLIED) != _annotations(obj).get(_LAST_APPLIED),
+        new=old is None or annotations_of(old).get(_LAST_APPLIED) != annotations_of(obj).get(_LAST_APPLIED),
         server=_server_side(obj, old, places),
     )
 
@@ -189,13 +189,8 @@ def _together(found: Iterable[Names]) -> Names:
 
 def _manifest(obj: Json) -> Json | None:
     """None where `kubectl apply` left none, or none that can be read."""
-    text = _annotations(obj).get(_LAST_APPLIED)
+    text = annotations_of(obj).get(_LAST_APPLIED)
     try:
         return _decode_object(text) if text else None
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _annotations(obj: Json) -> Json:
-    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
-    return found

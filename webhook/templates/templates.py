@@ -69,7 +69,7 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
         if place.changed:
             changed = True
             resources |= {key.removeprefix(field): amounts for key, amounts in place.amounts.items()}
-            containers.put(spec, container, {**container.spec, "resources": resources})
+            containers.put_resources(spec, container, resources)
     return records.written(_placed(workload, path, template | {"spec": spec}), ours) if changed else workload
 
 

@@ -3,3 +3,20 @@
 from typing import Any
 
 Json = dict[str, Any]
+
+
+def annotations_of(obj: Json) -> Json:
+    """Empty where it has none."""
+    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
+    return found
+
+
+def labels_of(obj: Json) -> Json:
+    """Empty where it has none."""
+    found: Json = (obj.get("metadata") or {}).get("labels") or {}
+    return found
+
+
+def annotated(obj: Json, annotations: Json) -> Json:
+    """The object with these annotations and no others."""
+    return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": annotations}}

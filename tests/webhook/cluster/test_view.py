@@ -17,6 +17,7 @@ from tests.webhook.reviews import resource_class
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
 from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import CardSizes
+from webhook.quotas import gpuquotas
 
 
 def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int = 11441) -> Json:
@@ -143,11 +144,11 @@ def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
 def test_what_cannot_be_read_is_skipped_and_said_once(world):
     broken = resource_class("broken", share={"memoryMiB": 0})
     with structlog.testing.capture_logs() as told:
-        view = world.view
-        raw = json.dumps(broken).encode()
-        assert view._project_class(raw) is None
-        assert view._project_class(raw) is None
-        assert view._project_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
+        a_class = world.view._readable("ResourceClass", classes.parse)
+        assert a_class(json.dumps(broken).encode()) is None
+        assert a_class(json.dumps(broken).encode()) is None
+        a_quota = world.view._readable("GPUQuota", gpuquotas.parse)
+        assert a_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
     assert [(line["object"], line["log_level"]) for line in told] == [
         ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
     ]  # fmt: skip
