@@ -8,21 +8,20 @@ import random
 
 
 class Backoff:
-    """Delays in seconds: `initial`, then `factor` times more each time up to `cap`, each drawn from its upper half.
+    """Delays in seconds: `initial`, then twice as much each time up to `cap`, each drawn from its upper half.
 
     Not thread-safe: one for each loop.
     """
 
-    def __init__(self, *, initial: float = 0.5, cap: float = 30.0, factor: float = 2.0) -> None:
+    def __init__(self, *, initial: float = 0.5, cap: float = 30.0) -> None:
         self._initial = initial
         self._cap = cap
-        self._factor = factor
         self._current = initial
 
     def next(self, at_least: float | None = None) -> float:
         """Seconds to wait now; `at_least` is what a server's Retry-After asked for."""
         delay = self._current * random.uniform(0.5, 1.0)  # noqa: S311 - spread, not secrecy
-        self._current = min(self._cap, self._current * self._factor)
+        self._current = min(self._cap, 2 * self._current)
         if at_least is None:
             return delay
         # Spread on top: everybody was told the same number.

@@ -147,7 +147,7 @@ def take(
     survey = Survey()
     if addresses:
         survey.addresses = _addresses(client, own=own)
-    resources = list(_items(client, paths.extendedresources(), wire.ListOf[_Resource]))
+    resources = list(client.items(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
     found = _read(survey, "ResourceClass", _ours(client, paths.resourceclasses()), classes.parse)
@@ -166,7 +166,7 @@ def take(
     for name, devices_of_node in devices.items():
         survey.ledger.set_devices(name, devices_of_node)
     try:
-        pods = list(_items(client, paths.pods(namespace), wire.ListOf[_Pod]))
+        pods = list(client.items(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         if not own:
             raise
@@ -187,7 +187,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
     """The addresses of nodes; with `own`, none if they may not be read."""
     found = {}
     try:
-        for node in _items(client, paths.nodes(), wire.ListOf[wire.Node]):
+        for node in client.items(paths.nodes(), wire.ListOf[wire.Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             found[node.metadata.name] = internal[0] if internal else "unknown"
     except errors.Forbidden:
@@ -199,7 +199,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
     """The pods of the namespace; none if these may not be read either."""
     try:
-        return list(_items(client, paths.pods(namespace), wire.ListOf[_Pod]))
+        return list(client.items(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         return []
 
@@ -207,7 +207,7 @@ def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
 def of_pods(client: KubeClient, namespace: str) -> Ledger:
     """What pods of the namespace hold by their annotations, for a user who may read no card. Raises `KubeError`."""
     survey = Survey()
-    for pod in _items(client, paths.pods(namespace), wire.ListOf[_Pod]):
+    for pod in client.items(paths.pods(namespace), wire.ListOf[_Pod]):
         _add_pod(survey, pod)
     return survey.ledger
 
@@ -215,7 +215,7 @@ def of_pods(client: KubeClient, namespace: str) -> Ledger:
 def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
     found = []
-    for quota in _items(client, paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
+    for quota in client.items(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _concerns_us(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}
@@ -300,21 +300,10 @@ def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
             yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)
 
 
-def _items(client: KubeClient, path: str, kind: type[wire.ListOf[_T]]) -> Iterator[_T]:
-    """The objects of a list. A missing right is told by what one may not read, and not by the path of the API."""
-    try:
-        yield from client.items(path, kind)
-    except errors.Forbidden as error:
-        where = path.split("/")
-        of = f"namespace {where[where.index('namespaces') + 1]}" if "namespaces" in where else "the whole cluster"
-        said = f"the right to list {where[-1]} in {of} is missing ({error.message})"
-        raise errors.Forbidden(error.status, error.reason, said) from error
-
-
 def _ours(client: KubeClient, path: str) -> Iterator[Json]:
-    """As `_items`; nothing where the cluster does not know the kind."""
+    """Nothing where the cluster does not know the kind."""
     try:
-        yield from _items(client, path, wire.ListOf[Json])
+        yield from client.objects(path)
     except errors.NotFound:
         return
 

@@ -63,8 +63,10 @@ class Cluster(ApiServer):
         self._forbidden = []
         for plural in what:
             kind = plural.removesuffix(" of all")
+            _, *group, _, _ = _COLLECTIONS[kind].removeprefix("/").split("/")
+            scope = f'in API group "{"".join(group)}" at the cluster scope'
             for verb in ("list", "get"):
-                fault = Fault(status=403, message=f'User "jane" cannot {verb} resource "{kind}"')
+                fault = Fault(status=403, message=f'User "jane" cannot {verb} resource "{kind}" {scope}')
                 path = _COLLECTIONS[kind] if kind != plural else f"*/{kind}{'/*' if verb == 'get' else ''}"
                 self._forbidden.append(self.fault(fault, verb, path, times=math.inf))
 

@@ -27,7 +27,8 @@ class Type:
     """A class, with AMOUNTS by their names in its status; None where the extender has not told.
 
     `one`: what one of it is, in words. `priority` and `auto` as the columns have them, "-" for a class that cannot be
-    read. `other`: it is of devices that are no GPUs.
+    read; `auto` is whether Cardwise has made it, "edited" where a person has changed it since and Cardwise leaves it
+    alone. `other`: it is of devices that are no GPUs.
     """
 
     name: str
@@ -57,28 +58,27 @@ class Visible:
     shares: tuple[PodShare, ...] | None
 
 
-def share(known: DeviceClass) -> str:
-    """What one of the class is."""
+def typed(known: DeviceClass, amounts: Mapping[str, int | None]) -> Type:
+    """A class that can be read."""
+    auto = "no" if not known.auto else "yes" if known.untouched else "edited"
+    one = "device" if known.other else _share(known)
+    return Type(known.name, one, amounts, str(known.priority), auto, known.other)
+
+
+def _share(known: DeviceClass) -> str:
     if known.share is None:
         return "whole card"
     core = f" {known.share.core}%" if known.share.core else ""
     return f"{known.share.memory} MiB{core}"
 
 
-def auto(known: DeviceClass) -> str:
-    """Whether Cardwise has made the class. `edited`: a person has changed it since, and Cardwise leaves it alone."""
-    return "no" if not known.auto else "yes" if known.untouched else "edited"
-
-
 def _type(obj: Json) -> Type:
-    name, status = obj["metadata"]["name"], obj.get("status") or {}
+    status = obj.get("status") or {}
     amounts = {key: status.get(key) for key in AMOUNTS}
     try:
-        known = classes.parse(obj)
+        return typed(classes.parse(obj), amounts)
     except InvalidRequest:
-        return Type(name, "-", amounts)
-    one = "device" if known.other else share(known)
-    return Type(name, one, amounts, str(known.priority), auto(known), known.other)
+        return Type(obj["metadata"]["name"], "-", amounts)
 
 
 def types(client: KubeClient) -> tuple[Type, ...]:

@@ -1,6 +1,6 @@
 """`cardwise classes`: what types of cards there are, what is left of each, and who uses it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -70,15 +70,12 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassView:
-    """A class with its cards added up, in MiB. `users`: what each namespace holds on them, the most first."""
+    """A class with its cards added up: `amounts` by the names of `visible.AMOUNTS`. `users`: what each namespace holds
+    on them, the most first.
+    """
 
     known: DeviceClass
-    cards: int
-    healthy: int
-    nodes: int
-    total: int
-    used: int
-    free: int
+    amounts: Mapping[str, int]
     users: tuple[tuple[str, Charge], ...]
 
 
@@ -99,31 +96,25 @@ def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> Cl
     held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
     return ClassView(
         known=known,
-        cards=len(of_class),
-        healthy=sum(node.cards[i].healthy for node, i in of_class),
-        nodes=len({node.name for node, _ in of_class}),
-        total=sum(node.cards[i].mem for node, i in of_class),
-        used=sum(node.used[i] for node, i in of_class),
-        free=sum(node.free_mib(i) for node, i in of_class),
+        amounts={
+            "cards": len(of_class),
+            "healthyCards": sum(node.cards[i].healthy for node, i in of_class),
+            "nodes": len({node.name for node, _ in of_class}),
+            "memoryMiB": sum(node.cards[i].mem for node, i in of_class),
+            "usedMiB": sum(node.used[i] for node, i in of_class),
+            "freeMiB": sum(node.free_mib(i) for node, i in of_class),
+        },
         users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
     )
 
 
 def table(seen: Sequence[ClassView], columns: int | None = None, *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each. `columns`: of the terminal."""
-    heads = list(visibletable.HEADS)
-    rows = [[*heads, "HEALTHY"] if wide else heads]
-    for view in seen:
-        amounts = (view.cards, view.nodes, view.free, view.used, view.total)
-        row = [
-            view.known.name,
-            *map(str, amounts),
-            visible.share(view.known),
-            str(view.known.priority),
-            visible.auto(view.known),
-        ]
-        rows.append([*row, str(view.healthy)] if wide else row)
-    return tables.together([rows, _users(seen)]) if wide else tables.within(rows, columns, visibletable.SPARE)
+    rows = visibletable.of_cards(visible.typed(view.known, view.amounts) for view in seen)
+    if not wide:
+        return tables.within(rows, columns, visibletable.SPARE)
+    healthy = ["HEALTHY", *(str(view.amounts[visible.HEALTHY]) for view in seen)]
+    return tables.together([[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users(seen)])
 
 
 def single(view: ClassView, columns: int | None = None) -> str:
@@ -141,12 +132,7 @@ def _object(view: ClassView) -> Json:
     share = view.known.share
     return {
         "name": view.known.name,
-        "cards": view.cards,
-        "healthyCards": view.healthy,
-        "nodes": view.nodes,
-        "memoryMiB": view.total,
-        "usedMiB": view.used,
-        "freeMiB": view.free,
+        **view.amounts,
         "share": None if share is None else {"memoryMiB": int(share.memory), "corePercent": int(share.core)},
         "priority": view.known.priority,
         "auto": view.known.auto,

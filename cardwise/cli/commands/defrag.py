@@ -7,6 +7,7 @@ nobody else waits for numpy.
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ from cardwise.cli.render import printing, tables
 from cardwise.clock import Clock
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import MovePlan, plan
-from cardwise.core.defrag.moving import Goal, World
+from cardwise.core.defrag.moving import Goal, Movable, Move, World
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -73,6 +74,13 @@ class DefragOutcome:
     asked: DefragRequest
     plan: MovePlan
     found: movables.Found
+
+    def steps(self) -> Iterator[tuple[Move, Movable, Json, int]]:
+        """Each move with its pod, who makes that anew, and how many of what is wanted fit then."""
+        by_uid = {pod.uid: pod for pod in self.found.pods}
+        for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
+            pod = by_uid[move.before.uid]
+            yield move, pod, workloads.controller(self.found.objects[pod.uid]), fits
 
     @property
     def reached(self) -> bool:
@@ -261,17 +269,14 @@ def text(outcome: DefragOutcome) -> str:
         return f"{lines[0]} Nothing has to move.\n"
     lines.append(f"{wording.count(len(made.moves), 'pod')} would move{_surely(made)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
-    by_uid = {pod.uid: pod for pod in outcome.found.pods}
-    for i, move in enumerate(made.moves):
-        pod = by_uid[move.before.uid]
-        owner = workloads.controller(outcome.found.objects[pod.uid])
-        row = [str(i + 1), f"{move.before.namespace}/{move.before.name}", _where(move.before), _where(move.after)]
+    for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
+        row = [str(i), f"{move.before.namespace}/{move.before.name}", _where(move.before), _where(move.after)]
         row += [
             str(pod.mem),
             str(pod.priority),
             tables.age(pod.age),
             f"{owner['kind']}/{owner['name']}",
-            str(made.fits[i + 1]),
+            str(fits),
         ]
         rows.append(row)
     lines.append(tables.aligned(rows).rstrip("\n"))
@@ -328,24 +333,21 @@ def _where(holding: Holding) -> str:
 def as_json(outcome: DefragOutcome) -> Json:
     """All of it, for programs."""
     made, asked = outcome.plan, outcome.asked
-    by_uid = {pod.uid: pod for pod in outcome.found.pods}
-    moves = []
-    for move, fits in zip(made.moves, made.fits[1:], strict=True):
-        pod, owner = by_uid[move.before.uid], workloads.controller(outcome.found.objects[move.before.uid])
-        moves.append(
-            {
-                "namespace": move.before.namespace,
-                "name": move.before.name,
-                "uid": pod.uid,
-                "from": _place(move.before),
-                "to": _place(move.after),
-                "memoryMiB": pod.mem,
-                "priority": pod.priority,
-                "ageSeconds": round(pod.age),
-                "controller": {"kind": owner["kind"], "name": owner["name"]},
-                "fits": fits,
-            }
-        )
+    moves = [
+        {
+            "namespace": move.before.namespace,
+            "name": move.before.name,
+            "uid": pod.uid,
+            "from": _place(move.before),
+            "to": _place(move.after),
+            "memoryMiB": pod.mem,
+            "priority": pod.priority,
+            "ageSeconds": round(pod.age),
+            "controller": {"kind": owner["kind"], "name": owner["name"]},
+            "fits": fits,
+        }
+        for move, pod, owner, fits in outcome.steps()
+    ]
     return {
         "wanted": asked.count,
         "fitsNow": made.fits[0],

@@ -31,8 +31,8 @@ _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
-    """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `memory`: with what of
-    it is fragmented, unless `measured` is false, when nobody knows what pods come; `mps`: the states of its cards.
+    """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `mps`: the states of
+    its cards.
     """
 
     name: str
@@ -45,7 +45,6 @@ class NodeSummary:
     pods: int
     mps: tuple[str, ...]
     memory: "Memory"
-    measured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,10 @@ class ClusterSummary:
     classes: "Mapping[str, Memory]"
     typical: str
     notes: list[str]
+
+    def fragmented(self, memory: "Memory") -> str:
+        """What of it is fragmented, where that is known."""
+        return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if self.typical else "-"
 
 
 @click.command()
@@ -106,11 +109,8 @@ def views(client: KubeClient, seen: Survey) -> ClusterSummary:
     for resource in seen.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
-    measured = bool(asks)
-    each = [
-        _view(seen, state, mps.get(state.name, ()), fragments.node(state.name), measured=measured) for state in states
-    ]
-    cluster = _together(each, fragments.total(), measured=measured)
+    each = [_view(seen, state, mps.get(state.name, ()), fragments.node(state.name)) for state in states]
+    cluster = _together(each, fragments.total())
     return ClusterSummary(
         each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_left, without_asks)))
     )
@@ -141,7 +141,7 @@ def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, 
     return {}, "", f"fragmentation is not known, since no pod is known that comes: {why}"
 
 
-def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory", *, measured: bool) -> NodeSummary:
+def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
     ascending = state.ascending()
     return NodeSummary(
         name=state.name,
@@ -154,11 +154,10 @@ def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory"
         pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
         mps=tuple(sorted(mps)),
         memory=memory,
-        measured=measured,
     )
 
 
-def _together(nodes: Sequence[NodeSummary], memory: "Memory", *, measured: bool) -> NodeSummary:
+def _together(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummary:
     return NodeSummary(
         name=_ALL,
         models=tuple(sorted({model for node in nodes for model in node.models})),
@@ -170,7 +169,6 @@ def _together(nodes: Sequence[NodeSummary], memory: "Memory", *, measured: bool)
         pods=sum(node.pods for node in nodes),
         mps=tuple(sorted({state for node in nodes for state in node.mps})),
         memory=memory,
-        measured=measured,
     )
 
 
@@ -184,9 +182,8 @@ def table(found: ClusterSummary, only: Collection[str] = (), columns: int | None
     for view in _shown(found, only):
         takers = view.cards - len({*view.sick, *view.cordoned})
         memory = view.memory
-        fragmented = _fragmented(memory, measured=view.measured)
         row = [view.name, f"{takers}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
-        row += [str(view.largest), fragmented, ",".join(view.mps) or "-", str(view.pods)]
+        row += [str(view.largest), found.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
         more = [",".join(view.sick) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
         rows.append([*row, *more] if wide else row)
     return tables.together([rows, _of_classes(found)]) if wide else tables.within(rows, columns, _SPARE)
@@ -195,20 +192,15 @@ def table(found: ClusterSummary, only: Collection[str] = (), columns: int | None
 def _of_classes(found: ClusterSummary) -> list[list[str]]:
     rows = [["CLASS", "USED/TOTAL(MiB)", "FREE(MiB)", "FRAGMENTED(MiB)"]]
     for name, memory in sorted(found.classes.items()):
-        fragmented = _fragmented(memory, measured=found.cluster.measured)
-        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), fragmented])
+        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), found.fragmented(memory)])
     return rows
-
-
-def _fragmented(memory: "Memory", *, measured: bool) -> str:
-    return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if measured else "-"
 
 
 def as_json(found: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
-    *each, cluster = [_object(view) for view in _shown(found, only)]
+    measured = bool(found.typical)
+    *each, cluster = [_object(view, measured=measured) for view in _shown(found, only)]
     del cluster["name"]
-    measured = found.cluster.measured
     of_classes = [
         {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(found.classes.items())
     ]
@@ -229,14 +221,14 @@ def _shown(found: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
     return [*(view for view in found.nodes if not only or view.name in only), found.cluster]
 
 
-def _object(view: NodeSummary) -> Json:
+def _object(view: NodeSummary, *, measured: bool) -> Json:
     return {
         "name": view.name,
         "models": list(view.models),
         "cards": view.cards,
         "sickCards": list(view.sick),
         "cordonedCards": list(view.cordoned),
-        **_amounts(view.memory, measured=view.measured),
+        **_amounts(view.memory, measured=measured),
         "freeCards": view.empty,
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),

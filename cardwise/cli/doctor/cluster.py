@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cardwise.cli.doctor import finding
-from cardwise.cli.doctor.facts import Facts, time, written
+from cardwise.cli.doctor.facts import Facts, name_of, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
@@ -133,7 +133,7 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
                 yield Finding(
                     "other-plugins",
                     Severity.NOTE,
-                    f"{who} is installed: {kind} {_name(workload)}",
+                    f"{who} is installed: {kind} {name_of(workload)}",
                     "keep its nodes and those of Cardwise apart by a nodeSelector",
                 )
     if not found and not facts.unread.keys() & {"nodes", "daemonsets"}:
@@ -144,7 +144,7 @@ def gpushare(facts: Facts) -> Iterator[Finding]:
     """What an installation of gpushare has left behind."""
     ours = facts.card_nodes()
     left = [
-        f"{kind} {_name(workload)}"
+        f"{kind} {name_of(workload)}"
         for kind, workload in _workloads(facts)
         if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
     ]
@@ -166,7 +166,3 @@ def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
     for kind, workloads in (("DaemonSet", facts.daemonsets), ("Deployment", facts.deployments)):
         for workload in workloads:
             yield kind, workload
-
-
-def _name(obj: Json) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -79,6 +79,11 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     return facts
 
 
+def name_of(obj: Json) -> str:
+    """With its namespace."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
 def written(obj: Json) -> datetime | None:
     """When the API server took the last write of it, by its own clock; None where it does not tell."""
     entries = obj["metadata"].get("managedFields") or ()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -29,7 +29,7 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
             text = f"namespace {name}: its label {names.GPU_MEM_UNIT} says {said!r}, no unit, which counts for nothing"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _ours(facts.mutating)
-    theirs = {_name(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
+    theirs = {name_of(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
     if ours is None:
         for name, unit in theirs.items():
             text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"
@@ -71,7 +71,3 @@ def _of_gpushare(daemonset: Json) -> Unit:
     )
     said = _FLAG.findall(words)
     return Unit.MIB if said and said[-1] == Unit.MIB else Unit.GIB
-
-
-def _name(obj: Json) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -10,7 +10,6 @@ from cardwise.cli.render import printing, tables
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
-HEADS: Final = ("CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO")
 SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
 
 
@@ -35,16 +34,20 @@ def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Coll
 
 def of_types(found: Sequence[Type], columns: int | None = None) -> str:
     """As `cardwise classes` has them. `columns`: of the terminal."""
-    cards = [list(HEADS)]
-    cards += [
-        [one.name, *(_amount(one, key) for key in COLUMNS.values()), one.one, one.priority, one.auto]
-        for one in found
-        if not one.other
-    ]
+    cards = of_cards(one for one in found if not one.other)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [[one.name, *(_amount(one, key) for key in ("cards", "nodes", HEALTHY))] for one in found if one.other]
     parts = [tables.within(cards, columns, SPARE)] if len(cards) > 1 or len(devices) == 1 else []
     return "\n".join([*parts, *([tables.aligned(devices)] if len(devices) > 1 else [])])
+
+
+def of_cards(found: Iterable[Type]) -> list[list[str]]:
+    """The rows of classes of cards, with their heads."""
+    rows = [["CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO"]]
+    rows += [
+        [one.name, *(_amount(one, key) for key in COLUMNS.values()), one.one, one.priority, one.auto] for one in found
+    ]
+    return rows
 
 
 def _amount(one: Type, key: str) -> str:

@@ -125,7 +125,7 @@ def test_inspect_for_programs(monkeypatch):
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
     (view,) = classes.views(seen(resourceclasses=[loose]))
-    assert (view.cards, devicetable.views(seen(resourceclasses=[loose]))) == (4, [])
+    assert (view.amounts["cards"], devicetable.views(seen(resourceclasses=[loose]))) == (4, [])
 
 
 def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
