@@ -315,7 +315,7 @@ def main(
     )
     if share_agent != "never" and not share_agent_image:
         _log.warning("no pod gets the share agent: set --share-agent-image, or --share-agent=never")
-    bundle = CaBundle(client, mutating=[webhook_configuration], validating=[webhook_configuration])
+    bundle = CaBundle(client, webhook_configuration)
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None
     period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)

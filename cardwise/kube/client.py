@@ -33,12 +33,11 @@ from cardwise.kube.watching import Watch
 JSON = "application/json"
 CONNECT_TIMEOUT = 5.0
 
-PatchKind = Literal["merge", "strategic", "json", "apply"]
+PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
     "merge": "application/merge-patch+json",
     "strategic": "application/strategic-merge-patch+json",
     "json": "application/json-patch+json",
-    "apply": "application/apply-patch+yaml",
 }
 
 Query = Mapping[str, str]
@@ -140,9 +139,9 @@ class KubeClient:
     def get(self, path: str, query: Query | None = None, *, timeout: float | None = 10.0) -> dict[str, Any]:
         return _object(self.request("GET", path, query=query, timeout=timeout))
 
-    def clock(self, *, timeout: float | None = 10.0) -> datetime | None:
+    def clock(self) -> datetime | None:
         """The time of who answers for the API server, to the second; None where it does not tell."""
-        said = self._ask("GET", "/version", timeout=timeout).headers.get("Date")
+        said = self._ask("GET", "/version", timeout=10.0).headers.get("Date")
         try:
             return parsedate_to_datetime(said).replace(tzinfo=UTC) if said else None  # always GMT in HTTP
         except ValueError:
@@ -167,18 +166,13 @@ class KubeClient:
         kind: PatchKind = "merge",
         field_manager: str | None = None,
         *,
-        force: bool = False,
         query: Query | None = None,
         timeout: float | None = 10.0,
     ) -> dict[str, Any]:
-        """PATCH. `apply` needs `field_manager`; `force` takes fields over from other managers (apply only)."""
-        if kind == "apply" and field_manager is None:
-            raise ValueError("server-side apply needs a field_manager")
+        """PATCH."""
         query = dict(query or {})
         if field_manager is not None:
             query["fieldManager"] = field_manager
-        if force:
-            query["force"] = "true"
         content_type = PATCH_TYPES[kind]
         return _object(self.request("PATCH", path, body=obj, query=query, content_type=content_type, timeout=timeout))
 

@@ -26,24 +26,22 @@ _REPEAT_SECONDS = 600.0  # a repeat later than this is a new Event
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """The object an Event is about. `field_path` such as "spec.containers{cuda}" is optional."""
+    """The object an Event is about."""
 
     api_version: str
     kind: str
     name: str
     namespace: str = ""
     uid: str = ""
-    resource_version: str = ""
-    field_path: str = ""
 
     @classmethod
     def pod(cls, namespace: str, name: str, uid: str = "") -> "ObjectRef":
         return cls("v1", "Pod", name, namespace, uid)
 
     @classmethod
-    def node(cls, name: str, uid: str = "") -> "ObjectRef":
+    def node(cls, name: str) -> "ObjectRef":
         # kubectl describe node looks events up by uid = name, as the kubelet writes them.
-        return cls("v1", "Node", name, "", uid or name)
+        return cls("v1", "Node", name, "", name)
 
     def to_wire(self) -> dict[str, str]:
         fields = {
@@ -52,8 +50,6 @@ class ObjectRef:
             "name": self.name,
             "namespace": self.namespace,
             "uid": self.uid,
-            "resourceVersion": self.resource_version,
-            "fieldPath": self.field_path,
         }
         return {key: value for key, value in fields.items() if value}
 

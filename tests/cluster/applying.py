@@ -10,6 +10,7 @@ from cardwise.kube.client import KubeClient
 from tests.cluster.processes import PATIENCE
 
 MANAGER = "tests-cluster"
+APPLY = "application/apply-patch+yaml"
 _THREADS = 8
 
 
@@ -28,7 +29,8 @@ def apply(client: KubeClient, objects: Iterable[Mapping[str, Any]], namespace: s
         plural, namespaced = resources(version)[obj["kind"]]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         collection = paths.namespaced(base, plural, metadata.get("namespace", namespace) if namespaced else "")
-        client.patch(f"{collection}/{metadata['name']}", obj, "apply", MANAGER, force=True, timeout=PATIENCE)
+        path, query = f"{collection}/{metadata['name']}", {"fieldManager": MANAGER, "force": "true"}
+        client.request("PATCH", path, body=obj, query=query, content_type=APPLY, timeout=PATIENCE)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for done in [pool.submit(apply_one, obj) for obj in objects]:

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.client import JSON, PATCH_TYPES, KubeClient
-from tests.cluster.applying import MANAGER
+from tests.cluster.applying import APPLY, MANAGER
 from tests.cluster.processes import PATIENCE, wait_for
 
 Words = argparse.Namespace
@@ -120,7 +120,7 @@ class Verbs:
         done = None
         for obj in objects:
             path = f"{self._collection(call, obj)}/{obj['metadata']['name']}"
-            done = call.ask("PATCH", path, body=obj, query=query, content_type=PATCH_TYPES["apply"])
+            done = call.ask("PATCH", path, body=obj, query=query, content_type=APPLY)
         return done
 
     def _get(self, call: "_Call", _: list[Json]) -> object:

@@ -188,7 +188,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
-    bundle = CaBundle(client, mutating=[name], validating=[name], interval=600)
+    bundle = CaBundle(client, name, interval=600)
     bundle.set(pem)
     bundle.start()
     try:

@@ -118,20 +118,18 @@ def test_silence_is_unreachable_after_the_timeout():
 
 def test_patch_kinds_and_bodies(api: ApiServer, client: KubeClient):
     assert client.patch("/x", [{"op": "test"}], "json", "me") == {"value": [{"op": "test"}]}
-    client.patch("/x", {"a": 1}, "apply", "me", force=True)
+    client.patch("/x", {"a": 1}, query={"dryRun": "All"})
     client.delete("/x", {"gracePeriodSeconds": 0})
     assert client.request("PUT", "/x", body=b'{"raw":1}') == b'{"raw":1}'
     assert [request.query for request in api.sent("patch")] == [
         {"fieldManager": "me"},
-        {"fieldManager": "me", "force": "true"},
+        {"dryRun": "All"},
     ]
     assert [request.headers["Content-Type"] for request in api.sent("patch")] == [
         "application/json-patch+json",
-        "application/apply-patch+yaml",
+        "application/merge-patch+json",
     ]
     assert [request.raw for request in api.sent("delete")] == [b'{"gracePeriodSeconds":0}']
-    with pytest.raises(ValueError, match="field_manager"):
-        client.patch("/x", {}, "apply")
 
 
 def test_pages_follow_continue(api: ApiServer, client: KubeClient):

@@ -30,8 +30,8 @@ def remedies(
     views: Sequence[NodeView],
     policy: str,
     *,
-    away: Sequence[str] = (),
-    around: Around = Around(),
+    away: Sequence[str],
+    around: Around,
 ) -> list[str]:
     """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
 

@@ -6,7 +6,7 @@ wrote), or be edited. The chart leaves `caBundle` out on purpose.
 
 import base64
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,8 +25,8 @@ FIELD_MANAGER = "cardwise-ca"
 
 
 class CaBundle:
-    """Writes the bundle into every webhook of the named configurations: at once when it changes, when somebody else
-    changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
+    """Writes the bundle into every webhook of both configurations of this name: at once when it changes, when somebody
+    else changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
 
     `set` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
 
@@ -37,9 +37,8 @@ class CaBundle:
     def __init__(
         self,
         client: KubeClient,
+        name: str,
         *,
-        mutating: Sequence[str] = (),
-        validating: Sequence[str] = (),
         interval: float = 300.0,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -48,8 +47,8 @@ class CaBundle:
         self._sure = False  # the bundle has come since another one was found
         self._client = client
         self._paths = [
-            *(paths.mutatingwebhookconfigurations(name) for name in mutating),
-            *(paths.validatingwebhookconfigurations(name) for name in validating),
+            paths.mutatingwebhookconfigurations(name),
+            paths.validatingwebhookconfigurations(name),
         ]
         self._clock = clock
         self._bundle = ""

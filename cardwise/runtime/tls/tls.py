@@ -37,6 +37,7 @@ _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
 INTERVAL = 12 * 3600.0  # seconds between two checks
+_GIVEN_INTERVAL = 2.0  # short: a new certificate is served at once, and until its CA is known nobody can call us
 
 
 class Unusable(Exception):
@@ -131,11 +132,8 @@ class Rotator(Checks):
 class Given(Checks):
     """Follows the ca.crt of somebody else (cert-manager), who writes it, tls.crt and tls.key into `directory`."""
 
-    def __init__(
-        self, directory: Path, *, on_bundle: Callable[[bytes], None], interval: float = 2.0, clock: Clock = SYSTEM
-    ) -> None:
-        # Short: a new certificate is served at once, and until its CA is known nobody can call us.
-        super().__init__(on_bundle, interval, clock)
+    def __init__(self, directory: Path, *, on_bundle: Callable[[bytes], None], clock: Clock = SYSTEM) -> None:
+        super().__init__(on_bundle, _GIVEN_INTERVAL, clock)
         self._file = directory / rotation.BUNDLE
 
     def ensure(self) -> bytes:

@@ -1,6 +1,7 @@
 """Pods and templates that are too large to be anybody's are refused before work begins on them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,29 +35,13 @@ def of_bytes(count: int) -> Json:
     return made
 
 
-def of_env(count: int) -> Json:
-    return _in_containers("env", count)
-
-
-def of_mounts(count: int) -> Json:
-    return _in_containers("volumeMounts", count)
-
-
-def _in_containers(field: str, count: int) -> Json:
+def in_containers(field: str, count: int) -> Json:
     """In two containers, half in each."""
     halves = [[{"name": f"N{i}", "mountPath": "/m"} for i in range(n)] for n in (count // 2, count - count // 2)]
     return pod("big", containers=[container(f"c{i}", gpu_mem=8) | {field: half} for i, half in enumerate(halves)])
 
 
-def of_gates(count: int) -> Json:
-    return _in_spec("schedulingGates", count)
-
-
-def of_tolerations(count: int) -> Json:
-    return _in_spec("tolerations", count)
-
-
-def _in_spec(field: str, count: int) -> Json:
+def in_spec(field: str, count: int) -> Json:
     made = pod("big", gpu_mem=8)
     made["spec"][field] = [{"name": f"n{i}"} for i in range(count)]
     return made
@@ -90,10 +75,14 @@ SHAPES = pytest.mark.parametrize(
         (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
         (of_labels, sizes.MOST_IN_METADATA, "metadata.labels: {} are too many"),
         (of_finalizers, sizes.MOST_IN_METADATA, "metadata.finalizers: {} are too many"),
-        (of_env, sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
-        (of_mounts, sizes.MOST_IN_CONTAINERS, "spec.containers[1].volumeMounts: more than"),
-        (of_gates, sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
-        (of_tolerations, sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
+        (partial(in_containers, "env"), sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
+        (
+            partial(in_containers, "volumeMounts"),
+            sizes.MOST_IN_CONTAINERS,
+            "spec.containers[1].volumeMounts: more than",
+        ),
+        (partial(in_spec, "schedulingGates"), sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
+        (partial(in_spec, "tolerations"), sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
         (
             of_annotation_bytes,
             sizes.MOST_ANNOTATION_BYTES,
@@ -127,7 +116,7 @@ def test_an_update_of_a_pod_has_the_same() -> None:
 
 
 def test_what_was_there_before_lists_were_bounded_may_change() -> None:
-    made = of_env(sizes.MOST_IN_CONTAINERS + 2)
+    made = in_containers("env", sizes.MOST_IN_CONTAINERS + 2)
     template = {"metadata": {}, "spec": {"template": {"spec": made["spec"]}}}
     for resource, obj in (("pods", made), ("deployments", template)):
         for decide in (decisions.on_mutate, decisions.on_validate):
