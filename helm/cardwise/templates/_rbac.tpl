@@ -12,6 +12,23 @@ metadata:
   {{- end }}
 {{- end }}
 
+{{/* The ClusterRole of this name, up to its rules. `extra`: labels besides. */}}
+{{- define "cardwise.clusterRole" }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ .role }}
+  labels: {{- include "cardwise.labels" . | nindent 4 }}
+    {{- with .extra }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .annotations }}
+  annotations: {{- . | nindent 4 }}
+  {{- end }}
+rules:
+{{- end }}
+
 {{/* Gives the account of a component a Role of a `namespace`, or without one a ClusterRole. `name`, if not the role's. */}}
 {{- define "cardwise.bound" }}
 {{- $kind := ternary "Role" "ClusterRole" (not (empty .namespace)) }}
