@@ -1,11 +1,11 @@
 """What threads do with calls, and with which certificates: over loopback, with a clock that stands still."""
 
 import contextlib
+import functools
 import http.client
-import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
@@ -13,12 +13,11 @@ from typing import BinaryIO
 import pytest
 
 from cardwise.runtime.http import httpcalls, serving
-from cardwise.runtime.http.httpserver import Limits
 from cardwise.runtime.http.serving import TlsFiles
 from cardwise.runtime.tls.certstore import DirStore
 from cardwise.runtime.tls.tls import Rotator
 from tests.fakes.clock import FakeClock
-from tests.runtime.http.test_httpserver import PATIENCE, Contexts, Serving, client
+from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, asks, client
 
 
 class Answering(Serving):
@@ -40,20 +39,8 @@ class Answering(Serving):
 
 
 @pytest.fixture
-def answering() -> Iterator[type[Answering]]:
-    started: list[Answering] = []
-
-    def start(context: Contexts | None = None, threads: int = 2) -> Answering:
-        started.append(Answering(Limits(), context, threads))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.stop()
-
-
-def asks(line: socket.socket, path: str) -> None:
-    line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+def answering(serve) -> Callable[..., Answering]:
+    return functools.partial(serve, kind=Answering)
 
 
 def answer(reading: BinaryIO) -> bytes:

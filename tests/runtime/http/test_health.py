@@ -11,7 +11,7 @@ from tests.runtime.http.attacking import HEAD, trickling
 
 
 @pytest.fixture
-def serve():
+def healthy():
     started: list[HealthServer] = []
 
     def start(**kwargs) -> HealthServer:
@@ -37,9 +37,9 @@ def ask(server: HealthServer, *paths: str, method: str = "GET", host: str = "127
     return answers
 
 
-def test_ready_tells_its_problems(serve):
+def test_ready_tells_its_problems(healthy):
     problems = ["pods: not synced", "not the leader"]
-    server = serve(ready=lambda: problems)
+    server = healthy(ready=lambda: problems)
     assert ask(server, "/readyz", "/healthz") == [(503, "pods: not synced\nnot the leader\n"), (200, "ok\n")]
     problems.clear()
     assert ask(server, "/readyz?verbose", "/nothing")[0] == (200, "ok\n")
@@ -47,28 +47,28 @@ def test_ready_tells_its_problems(serve):
     assert ask(server, "/nothing")[0][0] == 404
 
 
-def test_failing_check_is_a_problem(serve, capsys):
+def test_failing_check_is_a_problem(healthy, capsys):
     def broken():
         raise RuntimeError("no idea")
 
-    server = serve(ready=broken)
+    server = healthy(ready=broken)
     status, text = ask(server, "/readyz")[0]
     assert status == 503
     assert "no idea" in text
     assert "health check failed" in capsys.readouterr().out
 
 
-def test_metrics(serve):
+def test_metrics(healthy):
     registry = CollectorRegistry()
     Counter("cardwise_test_things", "Things.", registry=registry).inc()
-    server = serve(registry=registry)
+    server = healthy(registry=registry)
     status, text = ask(server, "/metrics")[0]
     assert status == 200
     assert "cardwise_test_things_total 1.0" in text
 
 
-def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(serve):
-    server = serve()
+def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
+    server = healthy()
     ask(server, "/healthz", "/metrics")
     before = threading.active_count()
     with trickling(server.port, 60, HEAD, b"", b"G"):
@@ -76,18 +76,18 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(serve):
         assert threading.active_count() - before <= 4
 
 
-def test_all_addresses_by_default_and_port_free_after_stop(serve):
-    server = serve(bind=HostPort("", 0))
+def test_all_addresses_by_default_and_port_free_after_stop(healthy):
+    server = healthy(bind=HostPort("", 0))
     assert ask(server, "/healthz")[0][0] == 200
     if socket.has_dualstack_ipv6():
         assert ask(server, "/healthz", host="::1")[0][0] == 200
     server.stop()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), 1)
-    serve(bind=HostPort("127.0.0.1", server.port))
+    healthy(bind=HostPort("127.0.0.1", server.port))
 
 
-def test_taken_port_is_an_error_at_once(serve):
-    server = serve()
+def test_taken_port_is_an_error_at_once(healthy):
+    server = healthy()
     with pytest.raises(OSError, match="in use"):
         HealthServer(HostPort("127.0.0.1", server.port))

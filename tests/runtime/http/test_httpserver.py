@@ -5,123 +5,20 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cardwise.runtime.http import httpcalls
-from cardwise.runtime.http.httpcalls import Environ
-from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener, Threads
+from cardwise.runtime.http.httpserver import Bound, Threads
 from cardwise.runtime.http.serving import server_context
-from cardwise.runtime.tls.certstore import DirStore
-from cardwise.runtime.tls.tls import Rotator
-from tests.fakes.clock import FakeClock
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
-
-PATIENCE = 60.0  # seconds: only decides how late a broken test fails
-BIG = 8 << 20  # bytes of an answer, which no buffer of the kernel takes
+from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, accepts, answer, asks, client
 
 
-Contexts = Callable[[], ssl.SSLContext]
-
-
-class Serving:
-    """A server in a thread; /wait waits for `released`, /big answers with more than anybody takes at once."""
-
-    def __init__(
-        self, limits: Limits, context: Contexts | None, threads: int, whose: Callable[[Environ], str] | None = None
-    ) -> None:
-        self.clock = FakeClock()
-        self.released = threading.Event()
-        self.waiting = threading.Semaphore(0)
-        self.arrived: list[float] = []
-        self.paths: list[str] = []
-        self.lines: list[socket.socket] = []
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.port = listening.getsockname()[1]
-        self.pool = pool = Threads("fast", threads)
-        self.server = HttpServer(
-            self.app,
-            [Listener(listening, lambda _: pool, whose=whose)],
-            context=context,
-            limits=limits,
-            clock=self.clock,
-        )
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-
-    def app(self, environ, start_response):
-        self.arrived.append(environ[httpcalls.ARRIVED])
-        self.paths.append(environ["PATH_INFO"])
-        if environ["PATH_INFO"] == "/wait":
-            self.waiting.release()
-            assert self.released.wait(PATIENCE)
-        start_response("200 OK", [])
-        if environ["PATH_INFO"] == "/big":
-            return [b"x" * BIG]
-        return [environ["wsgi.input"].read() or b"ok"]
-
-    def connect(self, source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> socket.socket:
-        line = socket.create_connection(("127.0.0.1", self.port), PATIENCE, source_address=(source, 0))
-        if context is not None:
-            line = context.wrap_socket(line, server_hostname="127.0.0.1")
-        self.lines.append(line)
-        return line
-
-    def get(self, path: str = "/", source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bytes:
-        where = {"timeout": PATIENCE, "source_address": (source, 0)}
-        with contextlib.closing(
-            http.client.HTTPSConnection("127.0.0.1", self.port, context=context, **where)
-            if context is not None
-            else http.client.HTTPConnection("127.0.0.1", self.port, **where)
-        ) as line:
-            line.request("GET", path)
-            return line.getresponse().read()
-
-    def stop(self) -> None:
-        for line in self.lines:
-            line.close()
-        self.released.set()
-        self.server.stop()
-        self.clock.advance(1000)
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive()
-
-
-Serve = Callable[..., Serving]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    started: list[Serving] = []
-
-    def start(context: Contexts | None = None, threads: int = 2, whose=None, **limits) -> Serving:
-        started.append(Serving(Limits(**limits), context, threads, whose))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.stop()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    Rotator(DirStore(directory / "store"), ["127.0.0.1"], directory, need_client=True).ensure()
-    return directory
-
-
-def tls(files: Path, *, client_ca: bool = True) -> Contexts:
-    context = server_context(files / "tls.crt", files / "tls.key", files / "ca.crt" if client_ca else None)
+def tls(certificates: Path, *, client_ca: bool = True) -> Contexts:
+    ca = certificates / "ca.crt" if client_ca else None
+    context = server_context(certificates / "tls.crt", certificates / "tls.key", ca)
     return lambda: context
-
-
-def client(files: Path, *, show: bool = True) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=files / "ca.crt")
-    if show:
-        context.load_cert_chain(files / "client.crt", files / "client.key")
-    return context
 
 
 def closed(line: socket.socket) -> bool:
@@ -144,23 +41,23 @@ def still_open(line: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
-def test_a_handshake_has_two_seconds_in_all(serve, files, sent):
-    server = serve(tls(files))
+def test_a_handshake_has_two_seconds_in_all(serve, certificates, sent):
+    server = serve(tls(certificates))
     line = server.connect()
     line.sendall(sent)
-    assert server.get(context=client(files)) == b"ok"  # it has been seen by now, and keeps no thread
+    assert server.get(context=client(certificates)) == b"ok"  # it has been seen by now, and keeps no thread
     for byte in HELLO[len(sent) : len(sent) + 19]:
         line.sendall(bytes([byte]))  # however much comes meanwhile
         server.clock.advance(0.1)
-    server.get(context=client(files))
+    server.get(context=client(certificates))
     assert still_open(line)
     server.clock.advance(0.11)
     line.setblocking(True)
     assert closed(line)
 
 
-def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, files):
-    made, context = [], tls(files)
+def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, certificates):
+    made, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
         made.append(1)
@@ -169,13 +66,13 @@ def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, files):
     server = serve(counted)
     for sent in (b"", HELLO[:1], HELLO[:5], HELLO[:-1]):
         server.connect().sendall(sent)
-    assert server.get(context=client(files)) == b"ok"
+    assert server.get(context=client(certificates)) == b"ok"
     assert len(made) == 1
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
-def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(serve, files, sent):
-    server = serve(tls(files))
+def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(serve, certificates, sent):
+    server = serve(tls(certificates))
     line = server.connect()
     line.sendall(sent)
     line.shutdown(socket.SHUT_WR)
@@ -183,9 +80,9 @@ def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(ser
 
 
 @pytest.mark.parametrize("before", [HELLO[:3], HELLO[:50]], ids=["in the head", "in the record"])
-def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, files, before):
+def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, certificates, before):
     """The kernel counts past its mark, and a look ends there."""
-    made, context = [], tls(files)
+    made, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
         made.append(1)
@@ -197,8 +94,8 @@ def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, files, befor
     line.send(b"x", socket.MSG_OOB)
     with contextlib.suppress(ConnectionError):
         line.sendall(HELLO + HELLO)
-    assert server.get(context=client(files)) == b"ok"
-    server.get(context=client(files))
+    assert server.get(context=client(certificates)) == b"ok"
+    server.get(context=client(certificates))
     assert len(made) == 3, "OpenSSL has had what there is, and waits for the rest as for any other's"
 
 
@@ -230,20 +127,14 @@ def test_calls_that_have_begun_keep_no_thread(serve):
         assert answer(line) == b"y" * 100_000
 
 
-def answer(line: socket.socket) -> bytes:
-    said = http.client.HTTPResponse(line)
-    said.begin()
-    return said.read()
-
-
 def test_who_reads_no_answer_keeps_no_thread(serve):
     server = serve(threads=1, held=10 * BIG)
     lines = [server.connect() for _ in range(4)]
     for line in lines:
-        line.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        asks(line, "/big")
     assert server.get() == b"ok"
     assert len(answer(lines[0])) == BIG  # who does read gets it whole
-    lines[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(lines[0])
     assert answer(lines[0]) == b"ok"
     server.clock.advance(10.1)
     server.get()  # by now it has been looked at; to read first would be to be in time
@@ -261,13 +152,13 @@ def test_one_address_has_a_limit_that_others_do_not_feel(serve):
     assert server.get(source="127.0.0.2") == b"ok"
 
 
-def test_who_has_shown_a_certificate_is_not_counted(serve, files):
-    server = serve(tls(files), source=1, idle=Bound(100.0, 1))
+def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
+    server = serve(tls(certificates), source=1, idle=Bound(100.0, 1))
     lines = []
     for _ in range(5):
-        lines.append(server.connect(context=client(files)))
+        lines.append(server.connect(context=client(certificates)))
         for line in lines:
-            line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            asks(line)
             assert answer(line) == b"ok"
 
 
@@ -275,8 +166,8 @@ def test_who_has_shown_a_certificate_is_not_counted(serve, files):
     ("phase", "text"),
     [("handshake", HELLO[:5]), ("reading", HEAD[:60]), ("idle", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")],
 )
-def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, files, phase, text):
-    server = serve(tls(files, client_ca=False) if phase == "handshake" else None, **{phase: Bound(100.0, 3)})
+def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certificates, phase, text):
+    server = serve(tls(certificates, client_ca=False) if phase == "handshake" else None, **{phase: Bound(100.0, 3)})
     lines = []
     for _ in range(6):
         lines.append(server.connect())
@@ -284,7 +175,7 @@ def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, files, 
         if phase == "idle":
             answer(lines[-1])
         else:
-            server.get(context=client(files, show=False) if phase == "handshake" else None)
+            server.get(context=client(certificates, show=False) if phase == "handshake" else None)
     for line in lines[:3]:
         assert closed(line)
     assert still_open(lines[-1])
@@ -340,7 +231,7 @@ def test_addresses_take_turns(serve):
         line.sendall(call * 2)
     assert server.waiting.acquire(timeout=PATIENCE)
     one = server.connect()
-    one.sendall(b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(one, "/one")
     while server.pool._waiting < 20:  # all but the one that the thread has
         pass
     server.released.set()
@@ -353,12 +244,12 @@ def test_those_for_whom_one_client_calls_take_turns(serve):
     server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
     many = [server.connect() for _ in range(20)]
     for line in many:
-        line.sendall(b"GET /wait?many HTTP/1.1\r\nHost: x\r\n\r\n")
+        asks(line, "/wait?many")
     assert server.waiting.acquire(timeout=PATIENCE)
     while server.pool._waiting < 19:  # all but the one that the thread has
         pass
     one = server.connect()
-    one.sendall(b"GET /one?one HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(one, "/one?one")
     while server.pool._waiting < 20:
         pass
     server.released.set()
@@ -384,21 +275,21 @@ def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
     server = serve(threads=1, busy=2)
     lines = [server.connect() for _ in range(3)]
     for line in lines[:2]:
-        line.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        asks(line, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
-    lines[2].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(lines[2])
     assert lines[2].recv(100).startswith(b"HTTP/1.1 503")
     other = server.connect(source="127.0.0.2")
-    other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(other)
     server.released.set()
     assert answer(other) == b"ok"
     assert [answer(line) for line in lines[:2]] == [b"ok", b"ok"]
 
 
-def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, files):
-    server = serve(tls(files), threads=1)
+def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, certificates):
+    server = serve(tls(certificates), threads=1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    secure = client(files).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    secure = client(certificates).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with server.connect() as line:
         while True:
             try:
@@ -426,7 +317,7 @@ def test_when_a_call_came_is_known_though_it_came_slowly_and_no_thread_was_free(
     server.get()
     began = server.clock.now()
     server.clock.advance(3)
-    waiting.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(waiting, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     slow.sendall(b"Host: x\r\n\r\n")
     server.clock.advance(2)
@@ -446,14 +337,14 @@ def test_what_is_no_call_is_refused_and_its_connection_ends(serve):
 def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     server = serve()
     idle, busy = server.connect(), server.connect()
-    idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(idle)
     assert answer(idle) == b"ok"
-    busy.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    asks(busy, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     server.server.stop()
-    while accepts(server):
+    while accepts(server.port):
         pass
-    idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # it was on its way when the stop began
+    asks(idle)  # it was on its way when the stop began
     said = http.client.HTTPResponse(idle)
     said.begin()
     assert said.getheader("Connection") == "close"
@@ -465,16 +356,6 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     idle.close()
     server.thread.join(PATIENCE)
     assert not server.thread.is_alive()
-
-
-def accepts(server: Serving) -> bool:
-    try:
-        server.connect().close()
-    except ConnectionRefusedError:
-        return False
-    except ConnectionResetError:
-        pass  # it was in the queue when the socket was closed; the next one is refused
-    return True
 
 
 def test_as_many_threads_as_allowed_work_at_once():

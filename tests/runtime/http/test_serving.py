@@ -18,12 +18,10 @@ import pytest
 
 from cardwise.runtime.http import serving
 from cardwise.runtime.settings import HostPort
-from cardwise.runtime.tls.certstore import DirStore
-from cardwise.runtime.tls.tls import Rotator
 from tests.cluster import ports
+from tests.runtime.http.loopback import PATIENCE, accepts, answer, asks, client, get
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
-PATIENCE = 60.0  # seconds: only decides how late a broken test fails
 IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH]
 
 
@@ -73,23 +71,16 @@ class Running:
         return self.ended()
 
 
-def get(port: int, path: str, context: ssl.SSLContext | None = None) -> list[str]:
-    """The path, the thread and the process that answered."""
-    with contextlib.closing(
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE, context=context)
-        if context
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    ) as connection:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        assert response.status == 200
-        return response.read().decode().split()
-
-
 def asking(port: int, path: str) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", port), PATIENCE)
-    line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    asks(line, path)
     return line
+
+
+def answered_by(port: int, context: ssl.SSLContext | None = None) -> tuple[str, int]:
+    """The thread and the process."""
+    _, thread, process = get(port, "/x", context).decode().split()
+    return thread, int(process)
 
 
 @pytest.fixture
@@ -106,25 +97,16 @@ def running() -> Iterator[type[Running]]:
         each.ended()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    Rotator(DirStore(directory / "store"), ["127.0.0.1"], directory, need_client=True).ensure()
-    return directory
-
-
 def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(running, certificates):
     server = running(slow=ports.free(1)[0], tls=str(certificates), client_ca=True)
     server.until("app", "start")
-    nobody = ssl.create_default_context(cafile=certificates / "ca.crt")
-    known = ssl.create_default_context(cafile=certificates / "ca.crt")
-    known.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+    known, nobody = client(certificates), client(certificates, show=False)
     waiting = [threading.Thread(target=get, args=(server.slow, "/wait", known)) for _ in range(6)]
     for thread in waiting:
         thread.start()
     server.until("app", "start", *["waits"] * 3)  # as many as there are slow threads
     for _ in range(5):
-        assert get(server.port, "/x", known)[1].startswith("fast_")
+        assert answered_by(server.port, known)[0].startswith("fast_")
     for port in (server.port, server.slow):
         with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
             get(port, "/x", nobody)
@@ -132,7 +114,7 @@ def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(r
     for thread in waiting:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert get(server.slow, "/x", known)[1].startswith("slow_")
+    assert answered_by(server.slow, known)[0].startswith("slow_")
     assert server.stop() == 0
     assert server.said == ["app", "start", *["waits"] * 6, "stop"]
     assert {json.loads(line)["component"] for line in server.logged} == {"test"}
@@ -174,36 +156,22 @@ def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answ
         assert server.process.poll() is None
         early.sendall(b"x" * length)
         for line in (early, waiting):  # what is waited for comes with the stop
-            answer = http.client.HTTPResponse(line)
-            answer.begin()
-            assert answer.status == 200
-            answer.read()
-            answer.close()
+            answer(line)
     assert server.ended() == 0
     assert server.said == ["app", "start", "waits", "stop"]
-
-
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
-    except ConnectionRefusedError:
-        return False
-    except ConnectionResetError:
-        pass  # it was in the queue when the socket was closed; the next one is refused
-    return True
 
 
 def test_signals_that_would_start_or_end_workers_change_nothing(running):
     server = running()
     server.until("app", "start")
-    worker = int(get(server.port, "/x")[-1])
+    worker = answered_by(server.port)[1]
     for process in (server.process.pid, worker):
         status = Path(f"/proc/{process}/status").read_text()
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
         assert [name for name in IGNORED if not ignored >> (name - 1) & 1] == []
         for name in IGNORED:
             os.kill(process, name)
-    assert int(get(server.port, "/x")[-1]) == worker
+    assert answered_by(server.port)[1] == worker
     assert server.stop() == 0
     assert server.said == ["app", "start", "stop"]
 
@@ -214,7 +182,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
     server.until("app", "start")
     with asking(server.port, "/wait") as waiting:
         server.until("app", "start", "waits")
-        hanging = int(get(server.port, "/x")[-1])
+        hanging = answered_by(server.port)[1]
         if way == "stopped":
             os.kill(hanging, signal.SIGSTOP)
         else:
@@ -222,7 +190,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
         with contextlib.suppress(ConnectionResetError):
             assert waiting.recv(1) == b""  # who waited is told so
     server.until("app", "start", "waits", "app", "start")
-    assert int(get(server.port, "/x")[-1]) != hanging
+    assert answered_by(server.port)[1] != hanging
     assert server.stop() == 0
     assert server.said == ["app", "start", "waits", "app", "start", "stop"]
     log = "\n".join(server.logged)

@@ -1,0 +1,119 @@
+"""A server in a thread, and what the tests of servers say and hear over loopback."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cardwise.runtime.http import httpcalls
+from cardwise.runtime.http.httpcalls import Environ
+from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, Threads
+from tests.fakes.clock import FakeClock
+
+PATIENCE = 60.0  # seconds: only decides how late a broken test fails
+BIG = 8 << 20  # bytes of an answer, which no buffer of the kernel takes
+
+Contexts = Callable[[], ssl.SSLContext]
+
+
+class Serving:
+    """With a clock that stands still; /wait waits for `released`, /big answers with more than anybody takes at once."""
+
+    def __init__(
+        self, limits: Limits, context: Contexts | None, threads: int, whose: Callable[[Environ], str] | None = None
+    ) -> None:
+        self.clock = FakeClock()
+        self.released = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        self.arrived: list[float] = []
+        self.paths: list[str] = []
+        self.lines: list[socket.socket] = []
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        self.pool = pool = Threads("fast", threads)
+        self.server = HttpServer(
+            self.app,
+            [Listener(listening, lambda _: pool, whose=whose)],
+            context=context,
+            limits=limits,
+            clock=self.clock,
+        )
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def app(self, environ, start_response):
+        self.arrived.append(environ[httpcalls.ARRIVED])
+        self.paths.append(environ["PATH_INFO"])
+        if environ["PATH_INFO"] == "/wait":
+            self.waiting.release()
+            assert self.released.wait(PATIENCE)
+        start_response("200 OK", [])
+        if environ["PATH_INFO"] == "/big":
+            return [b"x" * BIG]
+        return [environ["wsgi.input"].read() or b"ok"]
+
+    def connect(self, source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", self.port), PATIENCE, source_address=(source, 0))
+        if context is not None:
+            line = context.wrap_socket(line, server_hostname="127.0.0.1")
+        self.lines.append(line)
+        return line
+
+    def get(self, path: str = "/", source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bytes:
+        return get(self.port, path, context, source)
+
+    def stop(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.released.set()
+        self.server.stop()
+        self.clock.advance(1000)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+def client(certificates: Path, *, show: bool = True) -> ssl.SSLContext:
+    """Of one that shows its certificate, if it shall."""
+    context = ssl.create_default_context(cafile=certificates / "ca.crt")
+    if show:
+        context.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+    return context
+
+
+def get(port: int, path: str, context: ssl.SSLContext | None = None, source: str = "127.0.0.1") -> bytes:
+    """On a connection of its own."""
+    where = {"timeout": PATIENCE, "source_address": (source, 0)}
+    with contextlib.closing(
+        http.client.HTTPSConnection("127.0.0.1", port, context=context, **where)
+        if context is not None
+        else http.client.HTTPConnection("127.0.0.1", port, **where)
+    ) as line:
+        line.request("GET", path)
+        response = line.getresponse()
+        assert response.status == 200
+        return response.read()
+
+
+def asks(line: socket.socket, path: str = "/") -> None:
+    line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+def answer(line: socket.socket) -> bytes:
+    """To a line that waits for one answer: what came after it is lost."""
+    with contextlib.closing(http.client.HTTPResponse(line)) as said:
+        said.begin()
+        assert said.status == 200
+        return said.read()
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+    except ConnectionRefusedError:
+        return False
+    except ConnectionResetError:
+        pass  # it was in the queue when the socket was closed; the next one is refused
+    return True
