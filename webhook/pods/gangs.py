@@ -12,7 +12,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Foreign, Membership
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 from webhook.pods import mutate
@@ -99,8 +99,7 @@ def joined(pod: Json, said: Membership | None) -> tuple[Json, tuple[str, ...]]:
 
 def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple[str, ...]:
     """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
-    metadata = pod.get("metadata") or {}
-    label = (metadata.get("labels") or {}).get(names.GANG)
+    label = labels_of(pod).get(names.GANG)
     if label != (said.name if said else None) or gangs.gated(pod) != (said is not None):
         problem = "label and scheduling gate are not those of the gang that the pod names: another webhook changed them"
         raise InvalidRequest(_LABEL, problem, "create the pod again")
@@ -109,8 +108,8 @@ def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple
         raise InvalidRequest("spec.containers[0].resources.limits", problem, "create the pod again")
     if said is None:
         return ()
-    gangs.queue_priority(metadata.get("annotations") or {})
-    return tuple(_differences(metadata))
+    gangs.queue_priority(annotations_of(pod))
+    return tuple(_differences(pod))
 
 
 def check_number(
@@ -161,7 +160,7 @@ def _judged(obj: Json, resource: str, schedulers: Collection[str]) -> tuple[str,
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if said is None:
         return ()
-    warnings = [f"{path}.{text}" for text in _differences(template.get("metadata") or {})]
+    warnings = [f"{path}.{text}" for text in _differences(template)]
     made = _made(obj, resource)
     if made is None:
         return tuple(warnings)
@@ -209,9 +208,9 @@ def _ordered(said: Membership, pods: str) -> str:
     return f"{_ORDERED} makes a pod only when the one before it runs, and gang {said.name} starts only with {pods}"
 
 
-def _differences(metadata: Json) -> list[str]:
+def _differences(pod: Json) -> list[str]:
     """Warnings of what is said twice, and differs."""
-    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    annotations, labels = annotations_of(pod), labels_of(pod)
     told = [
         f"metadata.labels[{key}]: {labels[key]} differs from the annotation, which says {annotations[key]} and holds"
         for key in _GROUP_KEYS

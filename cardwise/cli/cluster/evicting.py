@@ -14,7 +14,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
@@ -134,7 +134,7 @@ def _held(pod: Json) -> Assignment | None:
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
     try:
-        return assignment.decode(pod["metadata"].get("annotations") or {})
+        return assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
         return None
 

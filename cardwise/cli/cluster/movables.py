@@ -11,7 +11,7 @@ from cardwise.cli.cluster.published import Published
 from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import Movable
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
@@ -90,7 +90,7 @@ def _kind(owner: Json) -> tuple[str, str]:
 def _kept(pod: Json, seen: ClusterFacts) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
-    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    annotations, labels = annotations_of(pod), labels_of(pod)
     owner = workloads.controller(pod)
     if not owner:
         return "have no controller that would make them anew"

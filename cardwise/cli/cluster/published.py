@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api import names, policies
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -50,5 +50,5 @@ def take(client: KubeClient) -> Published:
 
 def in_force(pod: Json, told: Published) -> str:
     """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
-    own = (pod["metadata"].get("annotations") or {}).get(names.POLICY)
+    own = annotations_of(pod).get(names.POLICY)
     return own if own in policies.POLICIES else told.policy

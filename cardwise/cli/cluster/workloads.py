@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -92,7 +92,7 @@ def replicas(client: KubeClient, pod: Json) -> Replicas:
 
 def _deployment(pod: Json) -> str:
     """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
-    digest = (pod["metadata"].get("labels") or {}).get("pod-template-hash")
+    digest = labels_of(pod).get("pod-template-hash")
     owner = _remaker(pod)[1:2]
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 

@@ -19,7 +19,7 @@ from cardwise.cli import console, options
 from cardwise.cli.doctor import checks
 from cardwise.cli.doctor.finding import Finding, as_json
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -138,7 +138,7 @@ def _log(client: KubeClient, pod: Json, container: str, *, previous: bool) -> tu
 
 def _is_of_interest(pod: Json) -> bool:
     """Whether it asks for something of ours, or is in a gang."""
-    if names.GANG in (pod["metadata"].get("labels") or {}):
+    if names.GANG in labels_of(pod):
         return True
     asked = {
         resource
@@ -172,7 +172,7 @@ def _discreet(pod: Json) -> Json:
 def _of_users(obj: Json) -> Json:
     """Without the annotations that are none of ours."""
     metadata = _only(_METADATA, obj["metadata"])
-    annotations = obj["metadata"].get("annotations") or {}
+    annotations = annotations_of(obj)
     return obj | {
         "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_told(key)}}
     }

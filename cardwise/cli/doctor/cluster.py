@@ -8,7 +8,7 @@ from cardwise.cli.doctor.facts import Facts, name_of, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 
 _LEAST: Final = (1, 31)  # as the chart says
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
@@ -151,7 +151,7 @@ def gpushare(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
         metadata = node["metadata"]
         capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")
-        if _GPUSHARE_LABEL in (metadata.get("labels") or {}):
+        if _GPUSHARE_LABEL in labels_of(node):
             left.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
         elif capacity != "0" and metadata["name"] not in ours:
             left.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")

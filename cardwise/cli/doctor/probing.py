@@ -15,7 +15,7 @@ from cardwise.cli.cluster import workloads
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -134,7 +134,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
 
 
 def _bound(pod: Json, node: str) -> Finding:
-    if assignment.decode(pod["metadata"].get("annotations") or {}) is not None:
+    if assignment.decode(annotations_of(pod)) is not None:
         return Finding("scheduler", Severity.OK, f"the probe pod was placed on a card of {node} by the extender")
     text = f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender"
     return Finding("scheduler", Severity.PROBLEM, text, _WIRE)

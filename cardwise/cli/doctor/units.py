@@ -8,7 +8,7 @@ from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.quantity import Unit
 
 _FEW: Final = 3
@@ -22,7 +22,7 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
     """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
     named: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:
-        name, said = namespace["metadata"]["name"], (namespace["metadata"].get("labels") or {}).get(names.GPU_MEM_UNIT)
+        name, said = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
         if said in list(Unit):
             named[Unit(said)].append(name)
         elif said is not None:

@@ -3,7 +3,7 @@
 from cardwise.core.api import assignment, names, request
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.survey import Survey
 
@@ -27,7 +27,7 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
 
 def _held(pod: Json) -> list[Json]:
     try:
-        assigned = assignment.decode(pod["metadata"].get("annotations") or {})
+        assigned = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
         return []  # the text says so
     called = {one.key: one.spec.get("name") for one in request.containers(pod)}

@@ -14,7 +14,7 @@ from cardwise.cli.render import devicetable
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import wire
@@ -97,7 +97,7 @@ def _names(pod: Json) -> dict[str, str]:
 
 
 def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
-    annotations = pod["metadata"].get("annotations") or {}
+    annotations = annotations_of(pod)
     try:
         assigned = assignment.decode(annotations)
     except assignment.InvalidAssignment as error:

@@ -12,7 +12,7 @@ from cardwise.cli.render import tables
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -93,7 +93,7 @@ def holds(client: KubeClient) -> list[GangView]:
 
 
 def _gang_of(pod: Json) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(names.GANG) or "")
+    return str(labels_of(pod).get(names.GANG) or "")
 
 
 def _groups(client: KubeClient, namespace: str) -> Iterator[Json]:
