@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from cardwise.cli import console, options
+from cardwise.cli import console, options, rights
 
 _INTERRUPTED = 130  # 128 and the number of SIGINT
 # By the command's name: its module, and what it is in one line of 80 columns.
@@ -86,7 +86,7 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(console.clean(f"cardwise: {options.missing(error, cli.called)}"))
+                sys.exit(console.clean(f"cardwise: {rights.missing(error, cli.called)}"))
             case errors.KubeError() | errors.KubeConfigError():
                 sys.exit(console.clean(f"cardwise: {error}"))
         raise

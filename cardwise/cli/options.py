@@ -3,7 +3,6 @@
 The client is imported only where it is made: its import is most of the time of a start, and `--help` needs none.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,20 +13,9 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 
 if TYPE_CHECKING:
-    from cardwise.kube import errors
     from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-_DENIED = re.compile(
-    r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
-    r'(?: in the namespace "(?P<namespace>[^"]+)")?'
-)
-_READS = ("get", "list", "watch")
-_CORDONS = "cardwise-drain"
-# What commands that change something need, reading too.
-_ROLES = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
-_EVERYBODY = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 
 
 gpu_mem_unit = click.option(
@@ -61,48 +49,6 @@ class _Duration(click.ParamType[float]):
 
 
 DURATION = _Duration()
-
-
-def missing(error: "errors.Forbidden", command: str = "") -> str:
-    """The right that is missing, in our words where the API server's say which it is, and the remedy."""
-    return f"{_lacking(error)}; {remedy(error, command)}"
-
-
-def _lacking(error: "errors.Forbidden") -> str:
-    found = _DENIED.search(error.message)
-    if found is None:
-        return error.message
-    where = f"namespace {found['namespace']}" if found["namespace"] else "the whole cluster"
-    return f"the right to {found['verb']} {found['resource']} in {where} is missing"
-
-
-def remedy(error: "errors.Forbidden", command: str = "") -> str:
-    """What an administrator types to give the right that is missing; all that `command` needs, if that is one role."""
-    found = _DENIED.search(error.message)
-    role = _ROLES.get(command, "")
-    if role:
-        if found is not None and found["verb"] not in _READS and found["group"] == names.GROUP:
-            role = _CORDONS
-        who = found["user"] if found is not None else "USER"
-        return (
-            f"an administrator gives it by: kubectl create clusterrolebinding {role} --clusterrole={role} --user={who}"
-        )
-    if found is None:
-        return f"an administrator gives it to everybody by: {_EVERYBODY}"
-    who, namespace = f"--user={found['user']}", found["namespace"]
-    if found["verb"] not in _READS:
-        role = _CORDONS  # of commands that look none writes
-    elif found["group"] == names.GROUP:
-        if not namespace:
-            return f"an administrator gives it to everybody by: {_EVERYBODY}"
-        role = "cardwise-view"
-    else:
-        role = "cardwise-inspect" if not namespace else "view"
-    if namespace and role != _CORDONS:
-        bound = f"kubectl create rolebinding {role} -n {namespace} --clusterrole={role} {who}"
-    else:
-        bound = f"kubectl create clusterrolebinding {role} --clusterrole={role} {who}"
-    return f"an administrator gives it by: {bound}"
 
 
 def clock() -> Clock:

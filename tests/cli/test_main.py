@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cardwise.cli import main, options
+from cardwise.cli import main, rights
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, gpu_quota, lists, resource_class, run, waiting
@@ -120,16 +120,15 @@ EVERYBODY = (
 )
 def test_each_missing_right_has_its_command(denied, command):
     error = errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}')
-    assert options.remedy(error).endswith(command)
-    assert options.missing(error).endswith(command)
+    assert rights.missing(error).endswith(command)
 
 
 def test_a_missing_right_is_said_in_a_few_words():
     for at, where in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
         denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
-        said = options.missing(errors.Forbidden(403, "Forbidden", denied))
+        said = rights.missing(errors.Forbidden(403, "Forbidden", denied))
         assert said.startswith(f"the right to list pods in {where} is missing; an administrator gives it by: ")
-    assert options.missing(errors.Forbidden(403, "Forbidden", "no (really)")).startswith("no (really); ")
+    assert rights.missing(errors.Forbidden(403, "Forbidden", "no (really)")).startswith("no (really); ")
 
 
 CARDS_DENIED = (
@@ -148,7 +147,7 @@ CARDS_DENIED = (
     ],
 )
 def test_a_command_that_changes_something_needs_its_own_role(command, denied, role):
-    said = options.missing(errors.Forbidden(403, "Forbidden", denied), command)
+    said = rights.missing(errors.Forbidden(403, "Forbidden", denied), command)
     assert said.endswith(f"kubectl create clusterrolebinding {role} --clusterrole={role} --user=jane")
 
 

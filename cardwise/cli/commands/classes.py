@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import click
 
-from cardwise.cli import console, options
+from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import visible
 from cardwise.cli.render import devicetable, printing, tables, visibletable
 from cardwise.core.api.classes import DeviceClass
@@ -60,7 +60,7 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
     if name is not None and name not in {one.name for one in there}:
         raise _unknown(name, [one.name for one in there])
     found = [one for one in there if name in (None, one.name)]
-    why = options.missing(missing)
+    why = rights.missing(missing)
     console.say(f"note: as the extender says it, without who uses what: {why}", err=True)
     if output in ("json", "yaml"):
         printing.dump({"classes": [visibletable.as_json(one) for one in found]}, output)

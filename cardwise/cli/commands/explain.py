@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from cardwise.cli import console, options
+from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.explanation import objects, sentences
 from cardwise.cli.explanation.holdups import Around
@@ -105,7 +105,7 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
     try:
         seen = survey.take(client, addresses=False, own=namespace)
     except errors.Forbidden as error:
-        console.say(f"note: why it is so cannot be said in full: {options.missing(error)}", err=True)
+        console.say(f"note: why it is so cannot be said in full: {rights.missing(error)}", err=True)
     if seen is not None and seen.partial:
         console.say(f"note: {seen.partial}", err=True)
     told = published.take(client)

@@ -2,7 +2,7 @@
 
 import click
 
-from cardwise.cli import console, options
+from cardwise.cli import console, options, rights
 from cardwise.cli.render import printing, quotatable
 from cardwise.kube import errors, paths, survey
 
@@ -20,7 +20,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     try:
         seen = survey.take(client, namespace=of, addresses=False)
     except errors.Forbidden as error:
-        why = options.missing(error)
+        why = rights.missing(error)
         views = quotatable.by_status(client.objects(paths.gpuquotas(of)))
         console.say(f"note: as the extender says it, without the pods: {why}", err=True)
     else:

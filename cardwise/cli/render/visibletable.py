@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-from cardwise.cli import console, options
+from cardwise.cli import console, rights
 from cardwise.cli.cluster import visible
 from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, PodShare, Type
 from cardwise.cli.render import printing, tables
@@ -16,7 +16,7 @@ SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that h
 def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Collection[str] = ()) -> None:
     """Prints it in the place of cards, and the right that is missing. Raises `missing` where nothing may be read."""
     seen = visible.look(client, missing, nodes)
-    console.say(f"note: types, and the cards of your own pods: {options.missing(missing)}", err=True)
+    console.say(f"note: types, and the cards of your own pods: {rights.missing(missing)}", err=True)
     if output in ("json", "yaml"):
         found = {
             "nodes": None,
