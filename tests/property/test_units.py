@@ -16,9 +16,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MOST_MIB, Percent, Unit
 from extender.records.pod import Pod
 from tests.examples import examples
-from tests.webhook.reviews import Known, body
+from tests.webhook.reviews import Known, on_mutate
 from webhook.pods.agent import AgentSettings
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 
 # As the API server prints them, and what they are in MiB where bare numbers count MiB, and GiB.
@@ -53,7 +52,7 @@ def pods(draw: st.DrawFn) -> tuple[Json, list[str | None]]:
 
 def through(pod: Json, settings: WebhookSettings) -> Json | None:
     """The pod behind /mutate; None where it is refused."""
-    decision = decisions.on_mutate(review.decode(body(pod)), Known(), settings)
+    decision = on_mutate(pod, "pods", Known(), settings)
     return jsonpatch.JsonPatch(decision.patch).apply(deepcopy(pod)) if decision.allowed else None
 
 
@@ -127,7 +126,7 @@ def test_a_quota_and_the_pods_that_it_counts_are_of_one_unit(text: str, unit: Un
     quota: Json = {"metadata": {"name": "q", "namespace": "n"}, "spec": {"hard": {key: text}}}
 
     def rewritten(obj: Json) -> Json | None:
-        decision = decisions.on_mutate(review.decode(body(obj, "resourcequotas")), Known(), chosen)
+        decision = on_mutate(obj, "resourcequotas", Known(), chosen)
         return jsonpatch.JsonPatch(decision.patch).apply(deepcopy(obj)) if decision.allowed else None
 
     after = rewritten(quota)

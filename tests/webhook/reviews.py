@@ -1,8 +1,9 @@
 """AdmissionReviews and what the webhook knows, for tests."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jsonpatch
@@ -18,6 +19,7 @@ from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings
+from webhook.server.review import Decision, Review
 
 
 def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Json:
@@ -122,9 +124,45 @@ def body(*args: Any, **kwargs: Any) -> bytes:
     return json.dumps(review(*args, **kwargs)).encode()
 
 
-def mutated(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
-    """The object after /mutate, which must let it pass."""
-    decision = decisions.on_mutate(reviews.decode(body(obj, resource, **about)), known, settings or WebhookSettings())
-    assert decision.allowed, decision.message
+def asked(
+    decide: Callable[[Review, Known, WebhookSettings], Decision],
+    obj: Any,
+    resource: str,
+    known: Known,
+    settings: WebhookSettings | None = None,
+    **about: Any,
+) -> Decision:
+    """What the webhook decides of the object, `about` as of `review`."""
+    return decide(reviews.decode(body(obj, resource, **about)), known, settings or WebhookSettings())
+
+
+on_mutate = partial(asked, decisions.on_mutate)
+on_defaults = partial(asked, decisions.on_defaults)
+on_validate = partial(asked, decisions.on_validate)
+on_advise = partial(asked, decisions.on_advise)
+
+
+def patched(obj: Json, decision: Decision) -> Json:
     after: Json = jsonpatch.JsonPatch(decision.patch).apply(obj)
     return after
+
+
+def mutated(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
+    """The object after /mutate, which must let it pass."""
+    decision = on_mutate(obj, resource, known, settings, **about)
+    assert decision.allowed, decision.message
+    return patched(obj, decision)
+
+
+def settled(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
+    """As `mutated`, which changes nothing more when it comes once more, as after another webhook's change."""
+    once = mutated(obj, resource, known, settings, **about)
+    assert mutated(once, resource, known, settings, **about) == once, "not a fixed point"
+    return once
+
+
+def refusal(pod: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> str:
+    """Why the pod is refused, by /mutate or by /validate after it; "" where it is not."""
+    known = known or Known()
+    first = on_mutate(pod, "pods", known, settings)
+    return first.message or on_validate(settled(pod, "pods", known, settings), "pods", known, settings).message

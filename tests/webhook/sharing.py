@@ -2,13 +2,10 @@
 
 from copy import deepcopy
 
-import jsonpatch
-
 from cardwise.core.api import names, shareagent
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import Known, body
+from tests.webhook.reviews import Known, on_mutate, on_validate, patched
 from webhook.pods.agent import AgentSettings
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
@@ -22,11 +19,11 @@ VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit"
 def decided(
     pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS, namespace: str = "default"
 ) -> Decision:
-    return decisions.on_mutate(review.decode(body(pod, namespace=namespace)), known or MPS, settings)
+    return on_mutate(pod, "pods", known or MPS, settings, namespace=namespace)
 
 
 def judged(pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS) -> Decision:
-    return decisions.on_validate(review.decode(body(pod)), known or MPS, settings)
+    return on_validate(pod, "pods", known or MPS, settings)
 
 
 def admitted(
@@ -36,7 +33,7 @@ def admitted(
     before = deepcopy(pod)
     decision = decided(pod, known, settings, namespace)
     assert decision.allowed, decision.message
-    after: Json = jsonpatch.JsonPatch(decision.patch).apply(pod)
+    after = patched(pod, decision)
     assert pod == before
     again = decided(after, known, settings, namespace)
     assert again.patch == [], "not a fixed point"

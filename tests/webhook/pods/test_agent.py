@@ -3,13 +3,12 @@
 from copy import deepcopy
 from typing import Any
 
-import jsonpatch
 import pytest
 
 from cardwise.core.api import names, request, shareagent
 from cardwise.core.api.mps import Mode
 from tests import build
-from tests.webhook.reviews import Known, device_classes, resource_class
+from tests.webhook.reviews import Known, device_classes, patched, resource_class
 from tests.webhook.sharing import (
     ALWAYS,
     FOLDER,
@@ -238,8 +237,7 @@ def test_the_name_is_ours_where_the_agent_is_to_come(bad: Json) -> None:
 def test_the_name_is_nobodys_for_a_share() -> None:
     """The device plugin knows the agent by it."""
     pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
-    patched = decided(pod, settings=NEVER)
-    stored = jsonpatch.JsonPatch(patched.patch).apply(pod)
+    stored = patched(pod, decided(pod, settings=NEVER))
     assert "spec.containers[0].name: cardwise-agent is the name" in judged(stored, settings=NEVER).message
     plain = build.pod(init=[build.container("cardwise-agent")], gpu_mem=1)
     assert names_of(admitted(plain, settings=NEVER)[0]) == ["cardwise-agent"]

@@ -9,10 +9,9 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from tests.webhook.reviews import Known, device_classes, mutated, on_defaults, on_validate, refusal, resource_class
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
@@ -49,17 +48,11 @@ def limits_after(*limits: Json, settings: WebhookSettings | None = None, **kwarg
 
 
 def said(asked: Json, settings: WebhookSettings | None = None) -> str:
-    """By the refusal of either webhook."""
-    settings = settings or WebhookSettings()
-    first = decisions.on_mutate(review.decode(body(asked)), KNOWN, settings)
-    if not first.allowed:
-        return first.message
-    second = decisions.on_validate(review.decode(body(after(asked, settings))), KNOWN, settings)
-    return second.message
+    return refusal(asked, KNOWN, settings)
 
 
 def warnings(asked: Json, settings: WebhookSettings | None = None) -> tuple[str, ...]:
-    decision = decisions.on_validate(review.decode(body(after(asked))), KNOWN, settings or WebhookSettings())
+    decision = on_validate(after(asked), "pods", KNOWN, settings)
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -146,7 +139,7 @@ def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> N
 def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
     plain = pod({}, annotations={names.CLASS: K80})
-    decision = decisions.on_defaults(review.decode(body(plain)), known, WebhookSettings())
+    decision = on_defaults(plain, "pods", known)
     assert decision.allowed
     assert not any(names.GPU_MEM.replace("/", "~1") in str(step) for step in decision.patch)
     assert any(names.WHOLE_GPU in str(step) for step in decision.patch)
@@ -257,7 +250,7 @@ def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
         known_classes=device_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
     asked = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", many)
-    message = decisions.on_validate(review.decode(body(asked)), many, WebhookSettings()).message
+    message = on_validate(asked, "pods", many).message
     assert f"write {K80}, " in message
     assert message.count("class-") == 9
     assert "or one of 21 more" in message

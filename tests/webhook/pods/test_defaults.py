@@ -2,21 +2,19 @@
 
 from typing import Any
 
-import jsonpatch
 import pytest
 
 from cardwise.core.api import names, request
 from tests import build
-from tests.webhook.reviews import Known, body
+from tests.webhook.reviews import Known, on_defaults, on_mutate, patched
 from webhook.pods.defaults import Defaults, of
-from webhook.server import decisions, review
-from webhook.server.decisions import WebhookSettings
+from webhook.server import review
 
 TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
 
 
 def decide(pod: dict[str, object], known: Known = TEAM, namespace: str = "team") -> review.Decision:
-    return decisions.on_defaults(review.decode(body(pod, namespace=namespace)), known, WebhookSettings())
+    return on_defaults(pod, "pods", known, namespace=namespace)
 
 
 def placed(pod: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def placed(pod: dict[str, Any]) -> dict[str, Any]:
 def after(pod: dict[str, object], known: Known = TEAM) -> request.PodRequest | None:
     decision = decide(pod, known)
     assert decision.allowed, decision.message
-    return request.parse_mutated(jsonpatch.JsonPatch(decision.patch).apply(pod))
+    return request.parse_mutated(patched(pod, decision))
 
 
 def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
@@ -88,5 +86,5 @@ def test_only_a_labelled_namespace_has_opted_in() -> None:
 
 def test_the_policy_reaches_pods_with_a_request_of_their_own() -> None:
     pod = build.pod(gpu_mem=1)
-    decision = decisions.on_mutate(review.decode(body(pod, namespace="team")), TEAM, WebhookSettings())
-    assert jsonpatch.JsonPatch(decision.patch).apply(pod)["metadata"]["annotations"][names.POLICY] == "spread"
+    decision = on_mutate(pod, "pods", TEAM, namespace="team")
+    assert patched(pod, decision)["metadata"]["annotations"][names.POLICY] == "spread"

@@ -9,11 +9,21 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.pods.test_classes import pod
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from tests.webhook.reviews import (
+    Known,
+    device_classes,
+    mutated,
+    on_defaults,
+    on_mutate,
+    on_validate,
+    refusal,
+    resource_class,
+    settled,
+)
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
 from webhook.quotas.gpuquotas import parse as standing
-from webhook.server import decisions, review
+from webhook.server import review
 from webhook.server.decisions import WebhookSettings
 
 K80, RDMA, FPGA, HALF = "nvidia.tesla.k80", "rdma", "net.fpga", "half"
@@ -45,9 +55,7 @@ KNOWN = Known(
 
 
 def after(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> Json:
-    once = mutated(asked, "pods", known, settings)
-    assert mutated(once, "pods", known, settings) == once, "not a fixed point"
-    return once
+    return settled(asked, "pods", known, settings)
 
 
 def limits(obj: Json) -> list[Json]:
@@ -60,18 +68,16 @@ def noted(obj: Json) -> str | None:
 
 
 def validated(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
-    return decisions.on_validate(review.decode(body(asked)), known, settings or WebhookSettings())
+    return on_validate(asked, "pods", known, settings)
 
 
 def said(asked: Json, known: Known = KNOWN) -> str:
-    """By the refusal of either webhook."""
-    first = decisions.on_mutate(review.decode(body(asked)), known, WebhookSettings())
-    return first.message or validated(after(asked, known), known).message
+    return refusal(asked, known)
 
 
 def warned(asked: Json) -> tuple[str, ...]:
     """By the first webhook."""
-    decision = decisions.on_mutate(review.decode(body(asked)), KNOWN, WebhookSettings())
+    decision = on_mutate(asked, "pods", KNOWN)
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -193,8 +199,8 @@ def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() ->
 def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
     settings = WebhookSettings(runtime_class="nvidia")
-    for decide in (decisions.on_mutate, decisions.on_defaults):
-        text = str(decide(review.decode(body(pod({RDMA: "1"}))), known, settings).patch)
+    for decide in (on_mutate, on_defaults):
+        text = str(decide(pod({RDMA: "1"}), "pods", known, settings).patch)
         assert names.SHARE.replace("/", "~1") in text or names.SHARE in text
         assert "runtimeClassName" not in text
         assert "policy" not in text
@@ -279,8 +285,8 @@ def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
     named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
     assert validated(named).message.startswith("spec.nodeName: ")
     known = Known(known_classes=CLASSES, pods={"default/p": once})
-    binding = body({"metadata": {"name": "p"}, "target": {"name": "n1"}}, "pods", sub="binding", name="p")
-    assert not decisions.on_validate(review.decode(binding), known, WebhookSettings()).allowed
+    binding = {"metadata": {"name": "p"}, "target": {"name": "n1"}}
+    assert not on_validate(binding, "pods", known, sub="binding", name="p").allowed
 
 
 @pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])
@@ -302,8 +308,7 @@ def of(selector: object, **spec: object) -> Json:
 
 def classed(obj: Json, *cards: Json, old: Json | None = None) -> review.Decision:
     operation = "UPDATE" if old else "CREATE"
-    asked = body(obj, "resourceclasses", operation=operation, old=old)
-    return decisions.on_validate(review.decode(asked), Known(card_labels=list(cards)), WebhookSettings())
+    return on_validate(obj, "resourceclasses", Known(card_labels=list(cards)), operation=operation, old=old)
 
 
 RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
@@ -338,7 +343,7 @@ def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_
 
 def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
     quota = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"class": RDMA, "shares": 1}]}}
-    decision = decisions.on_validate(review.decode(body(quota, "gpuquotas")), KNOWN, WebhookSettings())
+    decision = on_validate(quota, "gpuquotas", KNOWN)
     assert decision.message == (
         f"spec.hard[0].class: {RDMA} is a class of devices that are not GPUs, and a GPUQuota counts cards; "
         f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"

@@ -14,10 +14,19 @@ from cardwise.core.gangs.gangs import Foreign, Membership
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from tests.webhook.reviews import (
+    Known,
+    device_classes,
+    mutated,
+    on_defaults,
+    on_mutate,
+    on_validate,
+    refusal,
+    resource_class,
+    settled,
+)
 from webhook.pods import mutate
 from webhook.pods.defaults import Defaults
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
@@ -42,27 +51,18 @@ def server(**metadata: Any) -> Json:
 
 
 def after(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
-    known = known or Known()
-    once = mutated(asked, "pods", known, settings)
-    assert mutated(once, "pods", known, settings) == once, "not a fixed point"
-    return once
+    return settled(asked, "pods", known or Known(), settings)
 
 
 def warned(asked: Json) -> tuple[str, ...]:
     """By both webhooks."""
-    first = decisions.on_mutate(review.decode(body(asked)), Known(), WebhookSettings())
+    first = on_mutate(asked, "pods", Known())
     assert first.allowed, first.message
     return first.warnings + validated(after(asked)).warnings
 
 
 def validated(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Decision:
-    return decisions.on_validate(review.decode(body(asked)), known or Known(), settings or WebhookSettings())
-
-
-def refused(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> str:
-    """By the refusal of either webhook."""
-    first = decisions.on_mutate(review.decode(body(asked)), known or Known(), WebhookSettings())
-    return first.message or validated(after(asked, known), known, settings).message
+    return on_validate(asked, "pods", known or Known(), settings)
 
 
 def limits(obj: Json) -> list[Json]:
@@ -100,7 +100,7 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said
 def test_a_pod_that_names_a_podgroup_of_kubernetes_too_is_refused(annotations: Json, labels: Json) -> None:
     asked = pod(annotations, labels)
     asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
-    assert refused(asked).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
+    assert refusal(asked).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
 
 
 def native(name: str = "slurp.v1", **asked: Any) -> Json:
@@ -121,16 +121,14 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
     assert warned(native()) == ()
     assert "schedulingGates" not in after(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
     by_default = Known(namespaces={"default": Defaults("1Gi")})
-    decision = decisions.on_defaults(
-        review.decode(body(native(containers=[{"name": "w"}]))), by_default, WebhookSettings()
-    )
+    decision = on_defaults(native(containers=[{"name": "w"}]), "pods", by_default)
     assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
 
 
 def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
     """The API server drops it from the pod after this webhook has seen it."""
     known = Known(native=False)
-    first = decisions.on_mutate(review.decode(body(native())), known, WebhookSettings())
+    first = on_mutate(native(), "pods", known)
     assert first.warnings[0].startswith("spec.schedulingGroup: the pod is in no gang of Cardwise, since this cluster ")
     member = after(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
@@ -140,7 +138,7 @@ def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
 
 
 def test_a_podgroup_of_kubernetes_with_a_name_that_no_label_takes_is_refused() -> None:
-    said = refused(native("x" * 64))
+    said = refusal(native("x" * 64))
     assert said.startswith("spec.schedulingGroup.podGroupName: 'xxx")
     assert said.endswith("give the PodGroup a name of 63 characters at most")
     assert "schedulingGates" not in after(native("x" * 64, containers=[{"name": "ps"}]))["spec"]
@@ -192,7 +190,7 @@ def test_a_copy_of_a_running_member_is_gated_again() -> None:
 def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() -> None:
     for asked in (pod(), server()):
         asked["spec"]["nodeName"] = "n1"
-        assert refused(asked) == (
+        assert refusal(asked) == (
             "spec.nodeName: a pod of a gang must be placed by the scheduler; use spec.nodeSelector or "
             "spec.affinity.nodeAffinity instead"
         )
@@ -230,8 +228,8 @@ def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> No
 
 def test_a_member_gets_no_default_share() -> None:
     known = Known(namespaces={"default": Defaults("1Gi", "spread")})
-    for decide in (decisions.on_mutate, decisions.on_defaults):
-        assert names.GPU_MEM not in str(decide(review.decode(body(server())), known, WebhookSettings()).patch)
+    for decide in (on_mutate, on_defaults):
+        assert names.GPU_MEM not in str(decide(server(), "pods", known).patch)
     assert after(pod(), known)["metadata"]["annotations"][names.POLICY] == "spread"
 
 
@@ -251,7 +249,7 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
     metadata = asked["metadata"] | {"annotations": asked["metadata"]["annotations"] | annotations, "labels": labels}
     asked = {"metadata": metadata, "spec": asked["spec"] | {"schedulingGates": gates}}
     known = Known(known_classes=CLASSES)
-    first = decisions.on_mutate(review.decode(body(asked)), known, WebhookSettings())
+    first = on_mutate(asked, "pods", known)
     assume(first.allowed)
     member = after(asked, known)
     said = core.membership(asked)
@@ -284,11 +282,11 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
 )
 def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None:
     for asked in (pod(GROUP | annotations), server(annotations=GROUP | annotations)):
-        assert says in refused(asked)
+        assert says in refusal(asked)
 
 
 def test_a_number_without_a_name_is_refused() -> None:
-    assert refused(pod({names.GROUP_NUM: "3"})) == (
+    assert refusal(pod({names.GROUP_NUM: "3"})) == (
         f"{NUM}: says how many pods a gang needs, but no gang is named; add {names.GROUP_NAME} with the gang's name, "
         "the same on all its pods"
     )
@@ -296,19 +294,19 @@ def test_a_number_without_a_name_is_refused() -> None:
 
 def test_another_number_than_that_of_living_members_is_refused() -> None:
     known = Known(numbers={"default/slurp": ("slurp-0", 4)})
-    assert refused(pod(), known) == (
+    assert refusal(pod(), known) == (
         f"{NUM}: 3 differs from what pod slurp-0 of the same gang says, 4; write 4, or another {names.GROUP_NAME}"
     )
-    assert refused(pod(), known, WebhookSettings(callers_known=False)) == (
+    assert refusal(pod(), known, WebhookSettings(callers_known=False)) == (
         f"{NUM}: 3 differs from what another pod of the same gang says; write that number, or another "
         f"{names.GROUP_NAME}"
     )
     by_label = pod({}, GROUP)
-    assert refused(by_label, known).startswith(f"metadata.labels[{names.GROUP_NUM}]: 3 differs")
+    assert refusal(by_label, known).startswith(f"metadata.labels[{names.GROUP_NUM}]: 3 differs")
     for other in (
         pod(GROUP | {names.GROUP_NUM: "4"}), pod({names.GROUP_NAME: "slurp"}), pod(GROUP | {names.GROUP_NAME: "b"}),
     ):  # fmt: skip
-        assert refused(other, known) == ""
+        assert refusal(other, known) == ""
 
 
 def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() -> None:
@@ -344,8 +342,8 @@ def workload(resource: str = "deployments", annotations: Json | None = None, **s
 
 def judged(obj: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
     operation = "UPDATE" if old is not None else "CREATE"
-    asked = review.decode(body(obj, resource, operation=operation, old=old, **about))
-    return decisions.on_validate(asked, Known(), WebhookSettings(exempt_namespaces=frozenset({"kube-system"})))
+    settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
+    return on_validate(obj, resource, Known(), settings, operation=operation, old=old, **about)
 
 
 ORDERED = (

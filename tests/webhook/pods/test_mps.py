@@ -4,18 +4,16 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import jsonpatch
 import pytest
 
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.values.decoded import Json
 from tests import build
-from tests.webhook.reviews import Known, body
+from tests.webhook.reviews import Known, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar
 from webhook.pods.defaults import Defaults
 from webhook.pods.mpsmode import FIELD
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
@@ -73,8 +71,8 @@ def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
 
 def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings = SETTINGS) -> Decision:
     """By /validate, as /mutate has made it."""
-    made = jsonpatch.JsonPatch(decided(pod, known, settings, namespace).patch).apply(pod)
-    return decisions.on_validate(review.decode(body(made, namespace=namespace)), known, settings)
+    made = patched(pod, decided(pod, known, settings, namespace))
+    return on_validate(made, "pods", known, settings, namespace=namespace)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +162,9 @@ def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_
 
 def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -> None:
     after = saying("required", gpu_mem=64, gpu_count=2)
-    patched = decided(after, PER_CARD, PLAIN)
-    assert patched.allowed
-    stored = jsonpatch.JsonPatch(patched.patch).apply(after)
+    first = decided(after, PER_CARD, PLAIN)
+    assert first.allowed
+    stored = patched(after, first)
     message = judged(stored, PER_CARD).message
     assert message.startswith(f"{FIELD}: container main has several cards, and the MPS daemons of all nodes serve one")
     assert "--scope=node" in message

@@ -3,7 +3,6 @@
 from copy import deepcopy
 from dataclasses import replace
 
-import jsonpatch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -12,13 +11,12 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import Known, body, device_classes, resource_class
+from tests.webhook.reviews import Known, device_classes, on_mutate, patched, resource_class
 from webhook.pods import classes
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
 from webhook.pods.tolerations import of_taint
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import Vocabulary
 
@@ -228,10 +226,10 @@ def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json,
     annotations = pod["metadata"]["annotations"] | marks
     metadata = pod["metadata"] | {"annotations": annotations, "labels": labels}
     made = {"metadata": metadata, "spec": pod["spec"] | {"tolerations": tolerations}}
-    decision = decisions.on_mutate(review.decode(body(made)), KNOWN, SETTINGS)
+    decision = on_mutate(made, "pods", KNOWN, SETTINGS)
     assume(decision.allowed)
-    after = jsonpatch.JsonPatch(decision.patch).apply(made)
-    again = decisions.on_mutate(review.decode(body(after)), KNOWN, SETTINGS)
+    after = patched(made, decision)
+    again = on_mutate(after, "pods", KNOWN, SETTINGS)
     assert (again.allowed, again.patch) == (True, [])
 
 

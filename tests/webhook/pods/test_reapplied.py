@@ -7,8 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
-from webhook.server import decisions, review
+from tests.webhook.reviews import Known, device_classes, mutated, on_mutate, resource_class
 from webhook.server.decisions import WebhookSettings
 
 K80 = "nvidia.tesla.k80"
@@ -78,8 +77,8 @@ def test_the_same_manifest_in_gib_changes_nothing() -> None:
         assert (
             mutated(merged(stored, {names.GPU_MEM: text}), "pods", KNOWN, gib, operation="UPDATE", old=stored) == stored
         )
-    asked = review.decode(body(merged(stored, {names.GPU_MEM: "3"}), "pods", operation="UPDATE", old=stored))
-    assert "3 is not what the pod was created with (2048)" in decisions.on_mutate(asked, KNOWN, gib).message
+    other = on_mutate(merged(stored, {names.GPU_MEM: "3"}), "pods", KNOWN, gib, operation="UPDATE", old=stored)
+    assert "3 is not what the pod was created with (2048)" in other.message
     of_mib_days = created({names.GPU_MEM: "8138"})
     same = merged(of_mib_days, {names.GPU_MEM: "8138"})
     assert mutated(same, "pods", KNOWN, gib, operation="UPDATE", old=of_mib_days) == of_mib_days
@@ -102,8 +101,7 @@ def test_the_class_need_not_be_there_any_more() -> None:
 )
 def test_another_amount_is_refused_with_what_to_do(first: Json, then: Json, says: str) -> None:
     stored = created(first)
-    asked = review.decode(body(merged(stored, then), "pods", operation="UPDATE", old=stored))
-    decision = decisions.on_mutate(asked, KNOWN, TAKE)
+    decision = on_mutate(merged(stored, then), "pods", KNOWN, TAKE, operation="UPDATE", old=stored)
     assert not decision.allowed
     assert decision.message.startswith(f"spec.containers[0].resources.limits{says}")
     assert decision.message.endswith("delete the pod and create it again")

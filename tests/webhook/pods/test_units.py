@@ -1,18 +1,16 @@
 """What bare numbers of gpu-mem count in a namespace, from the request to what is stored."""
 
-import jsonpatch
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
-from tests.webhook.reviews import Known, body, mutated
+from tests.webhook.reviews import Known, mutated, on_advise, on_defaults, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decided
 from webhook.pods import units
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 
 GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
@@ -73,10 +71,9 @@ def test_what_a_limit_range_has_given_is_mib_already() -> None:
 def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
     known = Known(namespaces={"team": Defaults(gpu_mem="2")})
     for settings, mib in ((GIB, "2048"), (WebhookSettings(), "2")):
-        asked = review.decode(body(build.pod(), namespace="team"))
-        decision = decisions.on_defaults(asked, known, settings)
+        decision = on_defaults(build.pod(), "pods", known, settings, namespace="team")
         assert decision.allowed
-        assert {names.GPU_MEM: mib}.items() <= limits(jsonpatch.JsonPatch(decision.patch).apply(build.pod())).items()
+        assert {names.GPU_MEM: mib}.items() <= limits(patched(build.pod(), decision)).items()
 
 
 @pytest.mark.parametrize(
@@ -95,14 +92,14 @@ def test_what_is_no_amount_is_refused_by_its_field(text: str, told: str) -> None
 def test_mib_that_are_taken_for_gib_are_refused_in_words_that_are_right_in_both() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
     pod = mutated(build.pod(gpu_mem="16276"), "pods", CARDS, GIB)
-    decision = decisions.on_validate(review.decode(body(pod)), CARDS, GIB)
+    decision = on_validate(pod, "pods", CARDS, GIB)
     assert "16666624 MiB is more than the largest card has (16276); ask for at most 16276Mi" in decision.message
 
 
 def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
     def told(amount: str, settings: WebhookSettings) -> tuple[str, ...]:
         made = {"spec": {"template": build.pod(gpu_mem=amount)}}
-        return decisions.on_advise(review.decode(body(made, "deployments")), CARDS, settings).warnings
+        return on_advise(made, "deployments", CARDS, settings).warnings
 
     assert told("2", GIB) == ()
     assert "2 is 2 MiB" in told("2", WebhookSettings(least_share=256))[0]

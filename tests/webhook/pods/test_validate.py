@@ -8,12 +8,12 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, body, device_classes, resource_class
+from tests.webhook.reviews import Known, device_classes, on_defaults, on_mutate, on_validate, resource_class
 from webhook.pods import validate
 from webhook.pods.mutate import mutate
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
+from webhook.server.review import Decision
 
 CARDS = CardSizes(MiB(build.P100), 2)
 KNOWN = Known(known_cards=CARDS)
@@ -134,8 +134,7 @@ def test_a_pod_that_was_not_rewritten_is_refused() -> None:
 
 
 def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
-    asked = body(build.pod(gpu_mem=100, gpu_core=150))
-    decision = decisions.on_mutate(review.decode(asked), Known(known_cards=CARDS), WebhookSettings())
+    decision = on_mutate(build.pod(gpu_mem=100, gpu_core=150), "pods", Known(known_cards=CARDS))
     assert not decision.allowed
     assert decision.message.startswith(f"spec.containers[0].resources.limits[{names.GPU_CORE}]: ")
     assert "write at most 100" in decision.message
@@ -167,8 +166,7 @@ def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: s
 
     def allowed(pod: str) -> bool:
         binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
-        asked = body(binding, resource, sub=sub, name=pod if name else "")
-        return decisions.on_validate(review.decode(asked), known, WebhookSettings()).allowed
+        return on_validate(binding, resource, known, sub=sub, name=pod if name else "").allowed
 
     assert not allowed("ours")
     assert allowed("theirs")
@@ -179,21 +177,20 @@ def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
     bad = build.pod(gpu_mem="x")
     mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
     settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
-        assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
-        kubelets = body(mirror, username="system:node:n1")
-        assert decide(review.decode(kubelets), Known(), settings) == review.Decision()
+    for decide in (on_mutate, on_defaults, on_validate):
+        assert decide(bad, "pods", Known(), settings, namespace="kube-system") == Decision()
+        assert decide(mirror, "pods", Known(), settings, username="system:node:n1") == Decision()
 
 
 def test_only_a_kubelet_makes_mirrors() -> None:
     mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
-    assert not decisions.on_mutate(review.decode(body(mirror)), Known(), WebhookSettings()).allowed
+    assert not on_mutate(mirror, "pods", Known()).allowed
 
 
 def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
     half = device_classes(resource_class("half", share={"memoryMiB": 128}))
     known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
-    return decisions.on_validate(review.decode(body(pod)), known, WebhookSettings(least_share=least)).warnings
+    return on_validate(pod, "pods", known, WebhookSettings(least_share=least)).warnings
 
 
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
@@ -217,10 +214,10 @@ def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
     made = build.pod("p", containers=[build.container("main", gpu_mem=8)])
     made["spec"].setdefault(where, []).append(other)
     done = mutate(made).pod
-    assert not decisions.on_validate(review.decode(body(done)), KNOWN, WebhookSettings()).message
+    assert not on_validate(done, "pods", KNOWN).message
     for env in ([], [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]):
         done["spec"][where][-1]["env"] = env
-        decision = decisions.on_validate(review.decode(body(done)), KNOWN, WebhookSettings())
+        decision = on_validate(done, "pods", KNOWN)
         index = len(done["spec"][where]) - 1
         assert not decision.allowed
         assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")

@@ -14,11 +14,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from tests.webhook.reviews import Known, device_classes, mutated, on_mutate, resource_class
 from webhook.pods import validate
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
-from webhook.server.decisions import WebhookSettings
 
 CLASSES = device_classes(*(resource_class(name) for name in "ab"))
 cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
@@ -59,7 +57,7 @@ def test_what_an_empty_node_could_run_is_never_refused(
         known_classes=CLASSES, known_cards=most(described, ""), cards_of={name: most(described, name) for name in "ab"}
     )
     pod = build.pod(containers=[container(i, count, mem, name) for i, ((count, mem), name) in enumerate(parts)])
-    assert decisions.on_mutate(review.decode(body(pod)), known, WebhookSettings()).allowed
+    assert on_mutate(pod, "pods", known).allowed
     asking = mutated(pod, "pods", known)
     asked = request.parse(asking)
     assert asked is not None

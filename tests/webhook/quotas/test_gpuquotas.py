@@ -9,11 +9,11 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
-from tests.webhook.reviews import Known, body, device_classes, resource_class
+from tests.webhook.reviews import Known, device_classes, on_validate, resource_class
 from webhook.pods.mutate import mutate
 from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
-from webhook.server import decisions, review
+from webhook.server import review
 from webhook.server.decisions import WebhookSettings
 
 CLASSES = device_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
@@ -32,7 +32,7 @@ def judged(asked: Json, *objects: Json, namespace: str = "default", **settings: 
     standings = [gpuquotas.parse(obj) for obj in objects]
     known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
     after = mutate(asked).pod
-    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, WebhookSettings(**settings))
+    return on_validate(after, "pods", known, WebhookSettings(**settings), namespace=namespace)
 
 
 def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
@@ -135,8 +135,8 @@ def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
 
 def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
     quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
-    after = body(mutate(pod({names.GPU_COUNT: 1})).pod)
-    assert decisions.on_validate(review.decode(after), Known(standings=quotas), WebhookSettings()).message == ""
+    after = mutate(pod({names.GPU_COUNT: 1})).pod
+    assert on_validate(after, "pods", Known(standings=quotas)).message == ""
 
 
 def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
@@ -156,7 +156,7 @@ def test_any_status_can_be_read(status: object) -> None:
 
 def validated(obj: Json) -> review.Decision:
     known = Known(known_classes=CLASSES)
-    return decisions.on_validate(review.decode(body(obj, "gpuquotas")), known, WebhookSettings())
+    return on_validate(obj, "gpuquotas", known)
 
 
 @pytest.mark.parametrize(

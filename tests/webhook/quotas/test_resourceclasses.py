@@ -6,10 +6,9 @@ import pytest
 
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
-from tests.webhook.reviews import Known, body, mutated, resource_class
+from tests.webhook.reviews import Known, mutated, on_validate, resource_class, settled
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
-from webhook.server.decisions import WebhookSettings
+from webhook.server import review
 
 K80 = {"matchLabels": {"model": "Tesla K80"}}
 P100 = {"matchLabels": {"model": "Tesla P100"}}
@@ -20,17 +19,13 @@ def of(**spec: object) -> Json:
 
 
 def validated(obj: Json, *cards: Json) -> review.Decision:
-    return decisions.on_validate(
-        review.decode(body(obj, "resourceclasses")), Known(card_labels=list(cards)), WebhookSettings()
-    )
+    return on_validate(obj, "resourceclasses", Known(card_labels=list(cards)))
 
 
 @pytest.mark.parametrize("spelling", ["resourceSelector", "labelSelector", "selector"])
 def test_the_selector_has_one_place(spelling: str) -> None:
     given = of(**{spelling: K80, "priority": 3})
-    once = mutated(given, "resourceclasses", Known())
-    assert once == of(selector=K80, priority=3)
-    assert mutated(once, "resourceclasses", Known()) == once
+    assert settled(given, "resourceclasses", Known()) == of(selector=K80, priority=3)
 
 
 def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
@@ -107,8 +102,7 @@ def test_other_amounts_are_not_told(selector: Json) -> None:
 def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
     def told(memory: str, largest: int) -> tuple[str, ...]:
         known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": CardSizes(MiB(largest), 1)})
-        asked = review.decode(body(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses"))
-        return decisions.on_validate(asked, known, WebhookSettings()).warnings
+        return on_validate(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses", known).warnings
 
     (said,) = told("40Gi", 16160)
     assert said == (

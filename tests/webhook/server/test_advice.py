@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jsonpatch
 import pytest
 
 from cardwise.core.api import names
@@ -10,10 +9,9 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
-from tests.webhook.reviews import Known, body, device_classes, resource_class
+from tests.webhook.reviews import Known, device_classes, on_advise, on_mutate, on_validate, patched, resource_class
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.validate import CardSizes
-from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)
@@ -38,7 +36,7 @@ def asking(**limits: str) -> Json:
 
 def advised(obj: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
     settings = about.pop("settings", WebhookSettings(least_share=256))
-    decision = decisions.on_advise(review.decode(body(obj, resource, **about)), view or known(), settings)
+    decision = on_advise(obj, resource, view or known(), settings, **about)
     assert decision.allowed
     assert decision.patch == []
     return decision.warnings
@@ -47,9 +45,8 @@ def advised(obj: Json, resource: str = "pods", view: Known | None = None, **abou
 def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Known | None = None) -> tuple[str, ...]:
     """Of a pod that asks for something of ours: by /mutate, then /validate."""
     view = view or known()
-    done = decisions.on_mutate(review.decode(body(pod)), view, settings)
-    after = jsonpatch.JsonPatch(done.patch).apply(pod)
-    decision = decisions.on_validate(review.decode(body(after)), view, settings)
+    after = patched(pod, on_mutate(pod, "pods", view, settings))
+    decision = on_validate(after, "pods", view, settings)
     assert decision.allowed, decision.message
     return decision.warnings
 

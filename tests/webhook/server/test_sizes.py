@@ -9,9 +9,11 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.build import container, pod
-from tests.webhook.reviews import Known, body
-from webhook.server import decisions, review, sizes
-from webhook.server.decisions import Decide, WebhookSettings
+from tests.webhook.reviews import Known, body, on_defaults, on_mutate, on_validate
+from webhook.server import sizes
+from webhook.server.review import Decision
+
+Decides = Callable[..., Decision]
 
 
 def naming(count: int) -> Json:
@@ -63,8 +65,8 @@ def of_annotation_bytes(count: int) -> Json:
     return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
 
 
-def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
-    return decide(review.decode(body(obj, resource)), Known(), WebhookSettings()).message
+def said(decide: Decides, obj: Json, resource: str = "pods") -> str:
+    return decide(obj, resource, Known()).message
 
 
 SHAPES = pytest.mark.parametrize(
@@ -94,8 +96,8 @@ SHAPES = pytest.mark.parametrize(
 
 
 @SHAPES
-@pytest.mark.parametrize("decide", [decisions.on_mutate, decisions.on_defaults, decisions.on_validate])
-def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decide) -> None:
+@pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
+def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decides) -> None:
     told = said(decide, shape(most + 1))
     assert told.startswith(says.format(most + 1))
     assert str(most >> 10 if shape in (of_bytes, of_annotation_bytes) else most) in told.partition("; ")[2]
@@ -105,37 +107,36 @@ def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, de
 @SHAPES
 def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: str) -> None:
     template = {"metadata": (made := shape(most + 1))["metadata"], "spec": made["spec"]}
-    told = said(decisions.on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
+    told = said(on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
     where = "" if shape is of_bytes else "spec.template."
     assert told.startswith(where + says.format(most + 1))
 
 
 def test_an_update_of_a_pod_has_the_same() -> None:
-    updated = body(of_containers(sizes.MOST_CONTAINERS + 1), operation="UPDATE", old=of_containers(1))
-    assert "too many" in decisions.on_mutate(review.decode(updated), Known(), WebhookSettings()).message
+    more = of_containers(sizes.MOST_CONTAINERS + 1)
+    assert "too many" in on_mutate(more, "pods", Known(), operation="UPDATE", old=of_containers(1)).message
 
 
 def test_what_was_there_before_lists_were_bounded_may_change() -> None:
     made = in_containers("env", sizes.MOST_IN_CONTAINERS + 2)
     template = {"metadata": {}, "spec": {"template": {"spec": made["spec"]}}}
     for resource, obj in (("pods", made), ("deployments", template)):
-        for decide in (decisions.on_mutate, decisions.on_validate):
-            updated = review.decode(body(obj, resource, operation="UPDATE", old=obj))
-            assert decide(updated, Known(), WebhookSettings()).allowed
+        for decide in (on_mutate, on_validate):
+            assert decide(obj, resource, Known(), operation="UPDATE", old=obj).allowed
 
 
 @pytest.mark.parametrize(
     ("resource", "decide", "field", "entries"),
     [
-        ("resourcequotas", decisions.on_mutate, "hard", lambda n: {f"n{i}": "1" for i in range(n)}),
-        ("limitranges", decisions.on_mutate, "limits", lambda n: [{"max": {"cpu": "1"}}] * n),
-        ("resourceclasses", decisions.on_mutate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
-        ("resourceclasses", decisions.on_validate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
-        ("gpuquotas", decisions.on_validate, "hard", lambda n: [{"memoryMiB": 1}] * n),
-        ("namespaces", decisions.on_validate, "finalizers", lambda n: [str(i) for i in range(n)]),
+        ("resourcequotas", on_mutate, "hard", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("limitranges", on_mutate, "limits", lambda n: [{"max": {"cpu": "1"}}] * n),
+        ("resourceclasses", on_mutate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("resourceclasses", on_validate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("gpuquotas", on_validate, "hard", lambda n: [{"memoryMiB": 1}] * n),
+        ("namespaces", on_validate, "finalizers", lambda n: [str(i) for i in range(n)]),
     ],
 )
-def test_other_objects_have_limits(resource: str, decide: Decide, field: str, entries: Callable[[int], Any]) -> None:
+def test_other_objects_have_limits(resource: str, decide: Decides, field: str, entries: Callable[[int], Any]) -> None:
     over = sizes.MOST_IN_SPEC + 1
     told = said(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
     assert told == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"

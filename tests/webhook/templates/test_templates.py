@@ -7,8 +7,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
-from webhook.server import decisions, review
+from tests.webhook.reviews import Known, device_classes, mutated, on_advise, on_mutate, resource_class, settled
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
@@ -61,10 +60,7 @@ def record(obj: Json) -> Json | None:
 
 
 def update(new: Json, old: Json, resource: str = "deployments", settings: WebhookSettings | None = None) -> Json:
-    """After two calls, as when another webhook changed something in between."""
-    once = mutated(new, resource, KNOWN, settings, operation="UPDATE", old=old)
-    assert mutated(once, resource, KNOWN, settings, operation="UPDATE", old=old) == once
-    return once
+    return settled(new, resource, KNOWN, settings, operation="UPDATE", old=old)
 
 
 @pytest.mark.parametrize("resource", sorted(AT))
@@ -99,17 +95,16 @@ def test_exempt_namespaces_are_left_alone() -> None:
 
 def test_a_class_that_is_not_there_is_told_once() -> None:
     obj = workload({"nvidia.tesla.k81": "1"})
-    decision = decisions.on_mutate(review.decode(body(obj, "deployments")), KNOWN, WebhookSettings())
+    decision = on_mutate(obj, "deployments", KNOWN)
     assert (decision.allowed, decision.warnings) == (True, ())
     after = mutated(obj, "deployments", KNOWN)
-    (told,) = decisions.on_advise(review.decode(body(after, "deployments")), KNOWN, WebhookSettings()).warnings
+    (told,) = on_advise(after, "deployments", KNOWN).warnings
     assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in told
     assert told.endswith("; its pods will be refused")
 
 
 def test_two_spellings_with_different_amounts_are_refused() -> None:
-    asked = review.decode(body(workload({K80_KEY: "1", K80: "2"}), "deployments"))
-    message = decisions.on_mutate(asked, KNOWN, WebhookSettings()).message
+    message = on_mutate(workload({K80_KEY: "1", K80: "2"}), "deployments", KNOWN).message
     assert message == (
         f"spec.template.spec.containers[0].resources.limits[{K80}]: 2 differs from {K80_KEY}, which means the same and "
         f"says 1; write only {K80}"
@@ -227,8 +222,7 @@ def test_other_updates_change_nothing(resource: str) -> None:
         old = stored({K80_KEY: "1"}, applied, [K80_KEY], resource)
         new = json.loads(json.dumps(old))
         new["metadata"]["labels"] = {"touched": "yes"}
-        asked = review.decode(body(new, resource, operation="UPDATE", old=old))
-        assert decisions.on_mutate(asked, KNOWN, TAKE).patch == []
+        assert on_mutate(new, resource, KNOWN, TAKE, operation="UPDATE", old=old).patch == []
 
 
 def test_a_bare_name_by_patch_stays_though_the_manifest_never_had_it() -> None:
@@ -242,9 +236,7 @@ def test_the_template_of_a_job_stays_as_it_is() -> None:
     """Kubernetes would refuse the update, which only leaves out what is not there."""
     old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY], "jobs")
     new = stored({K80_KEY: "1"}, {"cpu": "1"}, [K80_KEY], "jobs")
-    assert decisions.on_mutate(
-        review.decode(body(new, "jobs", operation="UPDATE", old=old)), KNOWN, WebhookSettings()
-    ).patch == []  # fmt: skip
+    assert on_mutate(new, "jobs", KNOWN, operation="UPDATE", old=old).patch == []  # fmt: skip
     again = update(stored({K80_KEY: "1", K80: "1"}, {K80: "1"}, [K80_KEY], "jobs"), old, "jobs")
     assert limits(again, "jobs") == {K80_KEY: "1"}
 
