@@ -85,7 +85,7 @@ def manager_lives(root: Path) -> bool:
         os.close(descriptor)
 
 
-def silent(root: Path, uuid: str, clock: Clock = BOOT) -> bool:
+def silent(root: Path, uuid: str) -> bool:
     """Whether nobody stands for what was last said of the card's MPS: no manager lives, or none that looks at it.
 
     A state in which nothing starts is not looked at again and again, and need not be.
@@ -93,7 +93,7 @@ def silent(root: Path, uuid: str, clock: Clock = BOOT) -> bool:
     if not manager_lives(root):
         return True
     _, status = find(root, uuid)
-    return status is None or mps.stale(status, clock.now())
+    return status is None or mps.stale(status, BOOT.now())
 
 
 def answers(folder: Path) -> bool:

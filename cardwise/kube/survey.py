@@ -212,7 +212,7 @@ def of_pods(client: KubeClient, namespace: str) -> Ledger:
     return survey.ledger
 
 
-def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
+def native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
     found = []
     for quota in client.items(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):

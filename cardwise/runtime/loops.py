@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import structlog
 from prometheus_client import Counter
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import Clock
 from cardwise.kube.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ class Loop:
         expected: tuple[type[Exception], ...] = (),
         every: float | None,
         cap: float = 5.0,
-        clock: Clock = SYSTEM,
+        clock: Clock,
     ) -> None:
         """`every`: seconds from the end of a turn to the next, None: when woken only. `failures` by the loop's name.
         `cap`: the most seconds that a failed turn keeps it away.

@@ -34,7 +34,7 @@ class CardFacts:
 class CardSums:
     """Methods may be called from any thread."""
 
-    def __init__(self, kept_back: MiB = MiB(0)) -> None:
+    def __init__(self, kept_back: MiB) -> None:
         """`kept_back`: what the extender keeps back on each card."""
         self._kept_back = kept_back
         self._known: dict[str, tuple[DeviceClass | None, CardSizes]] = {}

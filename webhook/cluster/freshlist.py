@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import Clock
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -23,7 +23,7 @@ class FreshList:
         self,
         client: KubeClient,
         path: str,
-        clock: Clock = SYSTEM,
+        clock: Clock,
         *,
         query: Mapping[str, str] | None = None,
         trusted: float = 1.0,

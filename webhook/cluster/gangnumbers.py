@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values.invalid import InvalidRequest
@@ -38,7 +38,7 @@ _decode = bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 class GangNumbers:
     """Methods may be called from any thread."""
 
-    def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._looks = (float("-inf"), 0)  # since when, and how many

@@ -6,7 +6,7 @@ Where it does not (before 1.37, or without the feature gate GenericWorkload), th
 
 from typing import Final
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import Clock
 from cardwise.core.gangs.gangs import Foreign
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -18,7 +18,7 @@ _TRUSTED = 30.0  # seconds
 class PodGroups:
     """Methods may be called from any thread."""
 
-    def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._known = float("-inf"), False  # until when, and what

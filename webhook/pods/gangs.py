@@ -118,7 +118,7 @@ def check_number(
     namespace: str,
     other_number: Callable[[str, str, int], tuple[str, int] | None],
     *,
-    told: bool = True,
+    told: bool,
 ) -> None:
     """Raises InvalidRequest where living members of the gang say another number, as `Lookups` has it. `told`: who asks
     may know which.

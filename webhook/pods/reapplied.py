@@ -17,7 +17,7 @@ from webhook.templates import containers
 from webhook.templates.spellings import equal
 
 
-def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json] = ()) -> Json:
+def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) -> Json:
     """The update of a pod, the caller's own object where nothing is to be done. `tolerated` is what pods with cards
     tolerate of nodes. Raises InvalidRequest.
 

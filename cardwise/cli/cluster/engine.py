@@ -46,7 +46,7 @@ class SurveyedEngine(Engine):
             self.touch(node)
 
     def ranked(
-        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
+        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""
         return self.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None

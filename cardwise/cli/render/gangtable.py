@@ -169,7 +169,7 @@ def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str
     return tables.aligned(rows)
 
 
-def holds_table(seen: Sequence[GangView], only: str | None = None) -> str:
+def holds_table(seen: Sequence[GangView], only: str | None) -> str:
     """What is held for gangs, by node; "" where nothing is."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"]]
     rows += [

@@ -32,7 +32,7 @@ def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Coll
         console.say(f"no pod of namespace {client.namespace!r} holds a card", err=True)
 
 
-def of_types(found: Sequence[Type], columns: int | None = None) -> str:
+def of_types(found: Sequence[Type], columns: int | None) -> str:
     """As `cardwise classes` has them. `columns`: of the terminal."""
     cards = of_cards(one for one in found if not one.other)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]

@@ -258,7 +258,7 @@ class HttpServer:
         listeners: Sequence[Listener],
         *,
         context: Callable[[], ssl.SSLContext] | None = None,
-        limits: Limits = Limits(),
+        limits: Limits,
         stopping: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM,
     ) -> None:
