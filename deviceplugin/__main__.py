@@ -17,7 +17,7 @@ from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import CardChoice
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import Gpus, GpusUnavailable
+from cardwise.gpus.protocol import Gpus, GpusUnavailable, NoCards
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
@@ -39,7 +39,6 @@ from deviceplugin.plugin import slots
 from deviceplugin.publish import metrics
 from deviceplugin.sources.containers import Containers
 from deviceplugin.sources.kubelet import Kubelet
-from deviceplugin.sources.nocards import NoCards
 
 _log = structlog.get_logger(__name__)
 

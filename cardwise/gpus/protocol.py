@@ -4,11 +4,13 @@ Everything above it works alike on real cards and on simulated ones; one contrac
 (tests/gpus/test_contract.py).
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 
 
@@ -106,3 +108,24 @@ class Gpus(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class NoCards:
+    """`Gpus` of a node that shares no card (`--cards none`), so that nobody asks for a driver that may not be there."""
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._closed = threading.Event()
+        self._clock = clock
+
+    def cards(self) -> list[GpuCard]:
+        return []
+
+    def health(self) -> Mapping[str, Health]:
+        return {}
+
+    def wait_change(self, timeout: float) -> bool:
+        self._clock.wait(self._closed, timeout)
+        return False
+
+    def close(self) -> None:
+        self._closed.set()

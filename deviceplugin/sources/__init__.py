@@ -6,6 +6,5 @@ Comes in: answers. Goes out: records of them. Nothing here decides.
     containers  which containers are alive, by the container runtime
     pods        the pods of this node
     classes     the ResourceClasses
-    nocards     `--cards none`: a node without cards
     calls       gRPC calls
 """

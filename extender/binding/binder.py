@@ -39,7 +39,7 @@ _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
 _GATHERING = 0.75  # the part of a call's time that a member may wait for the others of its gang
 _DONE = (Phase.ASSUMED, Phase.BOUND)
-_NOT_OURS = "this extender does not hold the lease any more; another one answers"
+_STANDBY = "this extender does not hold the lease any more; another one answers"
 
 
 class Failed(Exception):
@@ -51,7 +51,7 @@ class Failed(Exception):
         self.unsure = unsure
 
 
-class _NotOurs(Exception):
+class _TermOver(Exception):
     """The term in which the call began is over: another extender may be binding."""
 
 
@@ -121,7 +121,7 @@ class Binder:
             arrived = self._clock.now()
         term = self._leadership.term()
         if term is None:
-            raise Failed("standby", _NOT_OURS)
+            raise Failed("standby", _STANDBY)
         self._gather(args, arrived, line, may_wait=may_wait)
         with self.throttle.bind():
             return self._bind(args, arrived + self._seconds, term)
@@ -199,8 +199,8 @@ class Binder:
             try:
                 if not self._post_once(path, binding.body(), deadline, term):
                     break
-            except _NotOurs as error:
-                raise Failed("standby", _NOT_OURS, unsure=unsure) from error
+            except _TermOver as error:
+                raise Failed("standby", _STANDBY, unsure=unsure) from error
             except errors.Conflict as error:
                 if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
                     return
@@ -230,7 +230,7 @@ class Binder:
         raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, term: int) -> bool:
-        """False when the deadline came before its turn. Raises _NotOurs when the term is over."""
+        """False when the deadline came before its turn. Raises _TermOver when the term is over."""
         with self._turn:
             if not self._clock.wait_for(self._turn, lambda: self._posting < _POSTING, deadline - self._clock.now()):
                 return False
@@ -242,7 +242,7 @@ class Binder:
                 if left <= 0:
                     return False
                 if ours <= 0:
-                    raise _NotOurs
+                    raise _TermOver
                 with self.throttle.post():
                     self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
         finally:

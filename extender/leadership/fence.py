@@ -96,9 +96,10 @@ class Fence:
         *,
         again: bool = True,
         at_once: int = AT_ONCE,
-        void: set[str] | None = None,
+        voided: set[str] | None = None,
     ) -> Swept | None:
-        """Changes all these pods. None if `still` said no before all were done. `void` gets the UIDs of those that are.
+        """Changes all these pods. None if `still` said no before all were done. `voided` gets the UIDs of those that
+        are.
 
         Each pod is tried once; those that could not be changed are tried again (unless `again` is false), for
         `_PATIENCE` seconds together: a tenant can make his pods so large that each write takes seconds, and must not
@@ -110,8 +111,8 @@ class Fence:
         while still():
             slow = Counter[str]()
             done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, at_once)
-            if void is not None:
-                void.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.WAITS)
+            if voided is not None:
+                voided.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.WAITS)
             if None in done:
                 return None
             landed |= Fate.BOUND in done

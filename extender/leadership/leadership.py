@@ -112,7 +112,7 @@ class ByLease(Leadership):
         self._settled_in = 0  # the epoch for which `_settle` is done, also if a later step has failed
         self._word = (0, "")  # a term and its word
         self._token = ""  # of the Lease, when the last term began
-        self._void: tuple[str, set[str]] = ("", set())  # a token of the Lease, and pods made void for it so far
+        self._voided: tuple[str, set[str]] = ("", set())  # a token of the Lease, and pods made void for it so far
         self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since the term began
         self._again = 0.0  # when they are tried again
         self._posts = 0
@@ -200,7 +200,7 @@ class ByLease(Leadership):
             with self._state.queue() as queue:
                 queue.begin_turns()
                 queue.move_all_of_others()
-            self._word, self._token, self._void = (epoch, word), token, ("", set())
+            self._word, self._token, self._voided = (epoch, word), token, ("", set())
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
@@ -234,9 +234,9 @@ class ByLease(Leadership):
         if self._elector is not None and self._elector.heir and not self._term:
             return True  # the former leader has got the answers to all that it sent, and knew its predecessors' too
         waiting, before = self._waiting(), frozenset[str]()
-        if token != self._void[0]:
-            self._void = token, set()
-        void = self._void[1]
+        if token != self._voided[0]:
+            self._voided = token, set()
+        voided = self._voided[1]
         if token == self._token:
             # Nobody has had the Lease since our last term: only our own Bindings may be under way.
             own, before = self._state.unheard(), self._unproven
@@ -244,8 +244,8 @@ class ByLease(Leadership):
         else:
             # With a slow API server the Lease may end before all pods are changed. If nobody has had it since, the next
             # try goes on with the others.
-            waiting = [pod for pod in waiting if pod.uid not in void]
-        swept = self._fence.void_all(waiting, word, still, void=void)
+            waiting = [pod for pod in waiting if pod.uid not in voided]
+        swept = self._fence.void_all(waiting, word, still, voided=voided)
         if swept is None:
             return False
         self._unproven = swept.unproven | before
