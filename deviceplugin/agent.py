@@ -126,8 +126,7 @@ class NodeAgent:
         self._prestart = PreStart(
             kubelet=kubelet,
             pods=self.pods,
-            gpus=gpus,
-            devices=devices,
+            hardware=self._hardware,
             grants=self.grants,
             delivery=self._delivery,
             access=lambda: self._access,
@@ -221,6 +220,9 @@ class NodeAgent:
         cards = self._gpus.cards()
         return cardlevels.levels(cards, self._health_of_cards(cards), self.pods.all(), self.grants.all())
 
+    def _hardware(self) -> Hardware:
+        return Hardware.look(self._gpus, self._devices)
+
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
@@ -266,7 +268,7 @@ class NodeAgent:
             # Asked anew for each registration: the runtime may be another one since. Silent: what it said last.
             self._access = card_access.probe(self._containers, self._settings.cdi_dir) or self._access
         if self._access is Access.CDI and not self._restored:
-            self._delivery.restore(self.grants, Hardware.look(self._gpus, self._devices))
+            self._delivery.restore(self.grants, self._hardware())
             self._restored = True
         return self._access
 
@@ -327,4 +329,4 @@ class NodeAgent:
         adopted = adoption.adopt(known, self.pods, self.grants, sandboxes, alive)
         if adopted and self._access is Access.CDI:
             slots = [slot for grant in adopted for slot in grant.slots]
-            self._delivery.refresh(slots, self.grants, Hardware.look(self._gpus, self._devices))
+            self._delivery.refresh(slots, self.grants, self._hardware())

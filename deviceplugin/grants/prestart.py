@@ -16,8 +16,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, shareagent
 from cardwise.core.api.assignment import CardShare
-from cardwise.devices.protocol import Devices, OtherDevice
-from cardwise.gpus.protocol import GpuCard, Gpus, Health
+from cardwise.devices.protocol import OtherDevice
+from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube import errors
 from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery
 from deviceplugin.grants.cdi import NoDevice
@@ -112,9 +112,8 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     )
 
 
-def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
-    """The cards of the shares. Pure. Raises StartRefused for one that is not here or is smaller than its shares."""
-    found = []
+def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> None:
+    """Raises StartRefused for a card that is not here or is smaller than its shares. Pure."""
     asked: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
@@ -129,24 +128,20 @@ def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> li
                 f"card {share.index} ({share.uuid}) has {card.memory} MiB, not the {asked[share.uuid]} MiB that the "
                 "pod was given there; delete the pod, so that it is placed again"
             )
-        found.append(card)
-    return found
 
 
-def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> list[OtherDevice]:
-    """The devices of the grant. Pure. Raises StartRefused for one that is not here or was given twice."""
-    found: dict[str, OtherDevice] = {}
+def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> None:
+    """Raises StartRefused for a device that is not here or was given twice. Pure."""
+    seen: set[str] = set()
     for one in given:
-        device = devices.get(one.uuid)
-        if device is None:
+        if one.uuid not in devices:
             raise StartRefused(
                 f"device {one.uuid} of class {one.device_class} is not on this node (any more), or --devices leaves it "
                 "out; delete the pod, so that it is placed again"
             )
-        if one.uuid in found:
+        if one.uuid in seen:
             raise StartRefused(f"the pod was given device {one.uuid} twice; delete it, so that it is placed again")
-        found[one.uuid] = device
-    return list(found.values())
+        seen.add(one.uuid)
 
 
 class PreStart:
@@ -157,8 +152,7 @@ class PreStart:
         *,
         kubelet: Kubelet,
         pods: Pods,
-        gpus: Gpus,
-        devices: Devices,
+        hardware: Callable[[], Hardware],
         grants: GrantStore,
         delivery: Delivery,
         access: Callable[[], Access | None],
@@ -171,8 +165,7 @@ class PreStart:
     ) -> None:
         self._kubelet = kubelet
         self._pods = pods
-        self._gpus = gpus
-        self._devices = devices
+        self._hardware = hardware
         self._grants = grants
         self._delivery = delivery
         self._access = access
@@ -200,12 +193,13 @@ class PreStart:
         access = self._access()
         if grant.devices and access is Access.ENV:
             raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
-        hardware = Hardware.look(self._gpus, self._devices)
-        mine = check_cards(grant.shares, hardware.cards)
+        hardware = self._hardware()
         check_cards(grant.pod_shares, hardware.cards)
-        devices = check_devices(grant.devices, hardware.devices)
         check_devices(grant.pod_devices, hardware.devices)
-        self._check_health(mine, devices)
+        self._check_health(
+            [hardware.cards[share.uuid] for share in grant.shares],
+            [hardware.devices[device.uuid] for device in grant.devices],
+        )
         try:
             grant = self._mps.wait(grant, self._seat, self._waiting.release, active)
             if grant.mps and grant.shares and access is Access.ENV:

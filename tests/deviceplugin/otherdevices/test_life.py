@@ -7,20 +7,13 @@ from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, bind, grants_o
 
 
 class TestLife:
-    def test_it_is_free_when_its_containers_are_gone(self, rig):
-        pod = bind(rig, "a", {"0": [("rdma", FIRST)]})
-        slot = rig.run(pod, "c0")
-        rig.end(pod)
-        rig.settle()
-        assert rig.spec(slot) is None
-        rig.run(bind(rig, "b", {"0": [("rdma", FIRST)]}), "c0")
-
     def test_a_waiting_claimant_gets_it_when_the_holder_has_just_ended(self, rig):
         pod = bind(rig, "a", {"0": [("rdma", FIRST)]})
-        rig.run(pod, "c0")
+        slot = rig.run(pod, "c0")
         rig.runtime.kill(pod["metadata"]["uid"])
         rig.force_delete(pod)
         rig.run(bind(rig, "b", {"0": [("rdma", FIRST)]}), "c0")
+        assert rig.spec(slot) is None
 
     def test_a_force_deleted_pod_holds_it_until_its_container_ends(self, machine, rig):
         machine.healthy(FIRST)
