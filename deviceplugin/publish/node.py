@@ -14,6 +14,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
@@ -165,13 +166,14 @@ class OwnNode:
         if not self._writes.may(f"{path} {names.ACCELERATOR}={wanted}"):
             return
         # Decided anew on what is there now, and written only if it still is: nobody's label is overwritten.
-        metadata = self._client.get(path)["metadata"]
-        label = (metadata.get("labels") or {}).get(names.ACCELERATOR)
-        change = relabel(wanted, label, (metadata.get("annotations") or {}).get(NOTED))
+        node = self._client.get(path)
+        change = relabel(wanted, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(NOTED))
         if not change:
             return
         try:
-            self._client.patch(path, {"metadata": change | {"resourceVersion": metadata["resourceVersion"]}}, "merge")
+            self._client.patch(
+                path, {"metadata": change | {"resourceVersion": node["metadata"]["resourceVersion"]}}, "merge"
+            )
         except errors.Conflict:
             return
         except (errors.Forbidden, errors.Invalid, errors.BadRequest) as error:

@@ -10,7 +10,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import mps, names, request
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.nodepods import NodePods
@@ -56,7 +56,7 @@ class NodePod:
 def view(pod: Json) -> NodePod:
     """From a pod as the API server writes it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    annotations = metadata.get("annotations") or {}
+    annotations = annotations_of(pod)
     keys: dict[str, str] = {}
     asked: dict[str, int] = {}
     for container in request.containers(pod):

@@ -14,6 +14,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
+from cardwise.core.values.decoded import annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -105,7 +106,7 @@ class Overfull:
         except errors.NotFound:
             return None
         metadata, status = found["metadata"], found.get("status") or {}
-        annotations = metadata.get("annotations") or {}
+        annotations = annotations_of(found)
         finished = status.get("phase") in names.FINISHED_PHASES
         if metadata["uid"] != pod.uid or found["spec"].get("nodeName") != node or finished:
             return None

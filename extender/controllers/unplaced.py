@@ -14,6 +14,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
+from cardwise.core.values.decoded import annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -100,11 +101,11 @@ class Unplaced:
 
 def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
     """Whether the pod is on the node without cards, and no container that asks for some has ever started."""
-    annotations, status = pod["metadata"].get("annotations") or {}, pod.get("status") or {}
+    status = pod.get("status") or {}
     if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:
         return False
     try:
-        if assignment.decode(annotations) is not None:
+        if assignment.decode(annotations_of(pod)) is not None:
             return False
     except assignment.InvalidAssignment:
         return False  # it was placed, and its assignment cannot be read

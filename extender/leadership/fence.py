@@ -17,6 +17,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
+from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -171,8 +172,8 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
     if not (found.get("spec") or {}).get("nodeName"):
         return Fate.WAITS
     # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
-    member = names.GANG in (found["metadata"].get("labels") or {})
-    ours = member or _OURS & (found["metadata"].get("annotations") or {}).keys()
+    member = names.GANG in labels_of(found)
+    ours = member or _OURS & annotations_of(found).keys()
     return Fate.BOUND if ours else Fate.TAKEN
 
 
