@@ -156,6 +156,18 @@ def turns(nodes: int, pods: int, gangs: int, rounds: int) -> None:
 
 
 @main.command()
+@click.option("--nodes", default=5000)
+@click.option("--pods", default=60_000)
+@click.option("--runs", default=11)
+@click.option("--only", default="", help="A part of the name of a situation.")
+def bigturns(nodes: int, pods: int, runs: int, only: str) -> None:
+    """The same for single big things: gangs by size, quotas, gang preemption, many nominated pods."""
+    from bench import bigturns as bench  # noqa: PLC0415
+
+    _show(bench.run(nodes, pods, runs, only))
+
+
+@main.command()
 @click.option("--nodes", default=100)
 @click.option("--gangs", default=100)
 @click.option("--size", default=8)

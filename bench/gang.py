@@ -82,7 +82,7 @@ def run(nodes: int, pods: int, members: int, runs: int) -> list[Row]:
         seconds = []
         for _ in range(runs):
             made.index()
-            terms = Terms(namespace="default", policy="binpack", offers=offers)
+            terms = Terms(policy="binpack", offers=offers)
             began = time.thread_time()  # its own work, whatever else the machine does
             found = gangplan.plan(made, nodes, wanted, terms)
             seconds.append(time.thread_time() - began)

@@ -34,7 +34,7 @@ SIZE = 8  # of a gang
 PREEMPTED = 500  # nodes on which kube-scheduler would preempt: a tenth of all at most
 
 
-def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
+def full_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     world = World(scale)
     state = State(of_gangs=gangwords.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000))
     for name, record in map(nodeinfo.node, world.nodes):
@@ -46,7 +46,8 @@ def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
         state.set_pod(each)
     with state.view():
         pass  # the first count of all cards, which happens before the extender is ready
-    gc.freeze()  # as there
+    gc.set_threshold(20_000, 20, 50)  # as there
+    gc.freeze()
     return state, bound
 
 
@@ -86,7 +87,7 @@ def _ask(name: str, asked: PodRequest, nodes: list[str]) -> PlacementRequest:
     return PlacementRequest(PodRef(f"u-{name}", "default", f"single-{name}"), asked, nodes, "binpack")
 
 
-class _Turns:
+class Turns:
     """CPU of each turn, by who took it."""
 
     def __init__(self) -> None:
@@ -115,7 +116,7 @@ class _Turns:
 
 
 def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
-    state, bound = _state(Scale(nodes=nodes, pods=pods, fresh=True))
+    state, bound = full_state(Scale(nodes=nodes, pods=pods, fresh=True))
     everywhere = [node_name(i) for i in range(nodes)]
     members = [_member(gang, i) for gang in range(gangs) for i in range(SIZE)]
     for made in members:
@@ -125,8 +126,9 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
     for made in members[::SIZE]:
         state.gangs.filter(made["metadata"]["uid"], everywhere)  # each has been asked for once
     single = request.parse_mutated(pod("single", "u-single", 1024))
-    turns = _Turns()
+    turns = Turns()
     state.plan(_ask("warm", single, everywhere))
+    gc.freeze()  # the pods' JSON is none of the extender's
     with turns.counted():
         asking = cycle(made["metadata"]["uid"] for made in members)
         for i in range(rounds):

@@ -283,14 +283,7 @@ class _Draft:
     ) -> Planned | Unplanned:
         among, wanted = frozenset(names), gang.wanted()
         offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
-        held = {one.entry: self._empty.used(gang.namespace, one.entry) for one in headroom}
-
-        def left() -> list[Headroom]:
-            """What quotas leave. `headroom` counts the bound members already: only what the plan takes is new."""
-            used = ((one, self._empty.used(gang.namespace, one.entry)) for one in headroom)
-            return [one.less(now.minus(held[one.entry])) for one, now in used]
-
-        terms = Terms(namespace=gang.namespace, policy=policy, headroom=left, offers=offers, vacant=self._vacant)
+        terms = Terms(policy=policy, headroom=headroom, offers=offers, vacant=self._vacant)
         return gangplan.plan(self._empty, self._free, wanted, terms)
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:

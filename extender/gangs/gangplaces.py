@@ -6,13 +6,13 @@ state locks.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
@@ -56,6 +56,7 @@ class GangPlaces:
         self._vacancies = Vacancies(self._ledger, self._loads)
         self._freed = 0
         self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
+        self._drafts: dict[str, _Drafted] = {}  # plans that take several turns, by gang
         self._not_before: dict[str, float] = {}
 
     # What is known of nodes.
@@ -85,6 +86,7 @@ class GangPlaces:
         self._offers.pop(key, None)
         self._offered.pop(key, None)
         self._tried.pop(key, None)
+        self._drafts.pop(key, None)
         self._not_before.pop(key, None)
         self._reserve.drop(key)
 
@@ -92,6 +94,7 @@ class GangPlaces:
         """Forgets what was heard in an earlier term."""
         self._offers.clear()
         self._tried.clear()
+        self._drafts.clear()
         self._not_before.clear()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
@@ -113,30 +116,37 @@ class GangPlaces:
         return not paused and self._tried.get(gang.key) != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool | None:
-        """Plans all missing members, if they may fit. Returns its success; None: not all nodes are looked at yet, the
-        next call goes on.
-        """
+        """Plans all missing members, if they may fit. Returns its success; None: the next call goes on."""
         if not self.may_fit(gang, now):
             return False
-        began, members = self._clock.cpu(), gang.missing_in_plan()
+        began, members, state = self._clock.cpu(), gang.missing_in_plan(), self._state(gang, now)
         short, known = self._short(members)
         if not known:
             return None
         if short is not None:
             gang.reason = self._reserve.hopeless(gang.key) or no_place(short)
-        elif self.place(gang, members, now):
-            self._tried.pop(gang.key, None)
-            return True
+        else:
+            drafted = self._drafted(gang, members, state)
+            drafted.draft.begin()
+            placed = self.place(gang, members, now, drafted.draft)
+            if placed is None:
+                return None
+            del self._drafts[gang.key]
+            if placed:
+                self._tried.pop(gang.key, None)
+                return True
+            # What has changed since the first turn was not seen, or not in time.
+            state = drafted.state if not drafted.draft.moved else None
         cost = self._clock.cpu() - began
-        self._tried[gang.key] = self._state(gang, now)
+        self._tried[gang.key] = state
         if cost > CHEAP:
             self._not_before[gang.key] = now + yielding.rest(cost)
         gang.refused(now)
         return False
 
-    def place(self, gang: Gang, members: Sequence[Member], now: float) -> bool:
+    def place(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft | None = None) -> bool | None:
         """Places all of these members, in place of what they had in the gang's plan, and holds their cards. If one has
-        no place, nothing changes. Returns its success.
+        no place, nothing changes. Returns its success; with a draft also None: the next call goes on.
         """
         uids = [member.uid for member in members]
         for member in members:
@@ -145,19 +155,21 @@ class GangPlaces:
                 return False
         offers = self._offers.get(gang.key, {})
         _, _, created, _ = gang.rank()
-
-        with (
-            self._ledger.what_if(released=uids),
-            self._loads.what_if(unplanned=uids),
-            self._nominated.kept(gang.members, gang.priority),
-        ):
-            found = self._ahead.overtaking(
-                gang.priority,
-                created,
-                gang.namespace,
-                lambda: self._planned(gang, members, offers, now),
-                lambda found: set(found.nodes.values()) if isinstance(found, Planned) else (),
-            )
+        try:
+            with (
+                self._ledger.what_if(released=uids),
+                self._loads.what_if(unplanned=uids),
+                self._nominated.kept(gang.members, gang.priority),
+            ):
+                found = self._ahead.overtaking(
+                    gang.priority,
+                    created,
+                    gang.namespace,
+                    lambda: self._planned(gang, members, offers, now, draft),
+                    lambda found: set(found.nodes.values()) if isinstance(found, Planned) else (),
+                )
+        except TurnOver:
+            return None
         if isinstance(found, Unplanned):
             gang.reason = self._reserve.hopeless(gang.key) or no_place(found.member)
             return False
@@ -177,15 +189,25 @@ class GangPlaces:
         return True
 
     def _planned(
-        self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
+        self,
+        gang: Gang,
+        members: Sequence[Member],
+        offers: Mapping[str, frozenset[str]],
+        now: float,
+        draft: Draft | None,
     ) -> Planned | Unplanned:
-        found = self._where_nominated(gang, members, offers, now)
+        found = self._where_nominated(gang, members, offers, now, draft)
         if isinstance(found, Planned):
             return found
-        return gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now))
+        return gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now, draft))
 
     def _where_nominated(
-        self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
+        self,
+        gang: Gang,
+        members: Sequence[Member],
+        offers: Mapping[str, frozenset[str]],
+        now: float,
+        draft: Draft | None,
     ) -> Planned | Unplanned | None:
         """A plan in which nominated members get the nodes that kube-scheduler has named for them: it offers them no
         others, and offers these nodes to nobody else.
@@ -201,7 +223,7 @@ class GangPlaces:
                 planned.append(member)
         if not own:
             return None
-        return gangplan.plan(self._ledger, self._loads, planned, self._terms(gang, {**offers, **own}, now))
+        return gangplan.plan(self._ledger, self._loads, planned, self._terms(gang, {**offers, **own}, now, draft))
 
     def look(self, members: Sequence[Member], until: float) -> bool:
         """Looks at nodes until `until`, by the thread's CPU, so that a plan of these members has to ask few. Returns
@@ -236,15 +258,22 @@ class GangPlaces:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
-    def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float) -> Terms:
+    def _drafted(self, gang: Gang, members: Sequence[Member], state: object) -> "_Drafted":
+        """The draft of a plan for these members that an earlier turn has begun, or a new one."""
+        drafted = self._drafts.get(gang.key)
+        if drafted is None or drafted.members != tuple(members):
+            drafted = self._drafts[gang.key] = _Drafted(tuple(members), state, Draft(self._clock.cpu, TURN))
+        return drafted
+
+    def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float, draft: Draft | None = None) -> Terms:
         return Terms(
-            namespace=gang.namespace,
             policy=self._policy,
-            headroom=lambda: self._cache.headroom(gang.namespace),
+            headroom=self._cache.headroom(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),
             closed=self._reserve.against(gang.key, gang.rank()),
             vacant=self._vacant,
+            draft=draft,
         )
 
     def _state(self, gang: Gang, now: float) -> object:
@@ -285,6 +314,14 @@ class GangPlaces:
             return None
         # Pods that hold cards ahead may lose them.
         return self._vacancies.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
+
+
+class _Drafted(NamedTuple):
+    """A plan that takes several turns. `state`: see `_state`, when it was begun."""
+
+    members: tuple[Member, ...]
+    state: object
+    draft: Draft
 
 
 class _Rows(GangPlan):

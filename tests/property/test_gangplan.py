@@ -1,6 +1,6 @@
 """The planner of gangs against all plans: what it plans is right, and it leaves no trace."""
 
-from itertools import product
+from itertools import count, product
 from unittest.mock import patch
 
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from cardwise.core.api import request
 from cardwise.core.api.quotas import Entry, headroom
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -53,14 +53,18 @@ def made_members(shapes_of):
 
 def made_ledger(nodes, busy=()):
     ledger = Ledger()
-    for i, (count, _, _) in enumerate(nodes):
-        ledger.set_cards(f"n{i}", cards(*[CARD] * count, node=f"n{i}"))
+    for i, (has, _, _) in enumerate(nodes):
+        ledger.set_cards(f"n{i}", cards(*[CARD] * has, node=f"n{i}"))
     for i, node in enumerate(busy):
-        asked = request.parse(pod(containers=[container(gpu_mem=40)]))
-        placed = placement.place_on(ledger.node(f"n{node % len(nodes)}"), asked, "binpack")
-        if isinstance(placed, Placement):
-            ledger.hold(Holding(f"busy{i}", "other", f"busy{i}", placed.node, placed.assignment))
+        keep_busy(ledger, f"busy{i}", f"n{node % len(nodes)}", namespace="other")
     return ledger
+
+
+def keep_busy(ledger, uid, node, namespace):
+    asked = request.parse(pod(containers=[container(gpu_mem=40)]))
+    placed = placement.place_on(ledger.node(node), asked, "binpack")
+    if isinstance(placed, Placement):
+        ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
 
 
 def some_plan(ledger, there, members, allowed):
@@ -112,7 +116,7 @@ def picture(ledger):
 def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, avoided, offered):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
     before = picture(ledger)
-    terms = Terms(namespace="d", policy="binpack", offers=offered, avoided=avoided)
+    terms = Terms(policy="binpack", offers=offered, avoided=avoided)
 
     def allowed(m, n):
         return (m.shape, n) not in avoided and (m.shape not in offered or n in offered[m.shape])
@@ -151,11 +155,10 @@ def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, av
 def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shapes_of, busy, avoided, policy):
     def planned():
         ledger = made_ledger(nodes, busy)
-        terms = Terms(namespace="d", policy=policy, avoided=avoided)
+        terms = Terms(policy=policy, avoided=avoided)
         return gangplan.plan(ledger, Nodes(nodes), made_members(shapes_of), terms)
 
-    with patch.object(gangplan, "_CHEAPER", 0):  # by the index, however few nodes there are
-        by_index = planned()
+    by_index = planned()
     with patch.object(placement.Scorer, "indexed", new=False):
         assert planned() == by_index
 
@@ -166,9 +169,89 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]
     ledger, members = made_ledger(nodes), made_members(shapes_of)
     entry = Entry(shares=shares)
-    terms = Terms(namespace="d", policy="binpack", headroom=lambda: [headroom(entry, ledger.used("d", entry))])
+    terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used("d", entry))])
     found = gangplan.plan(ledger, Nodes(nodes), members, terms)
     asked = sum(container.cards for m in members if m.request for container in m.request.containers)
     if isinstance(found, Planned):
         hold(ledger, found)
         assert ledger.used("d", entry).shares == asked <= shares
+
+
+def in_turns(ledger, there, members, between, **terms):
+    """The plan in turns of one step each. `between`: changes the ledger and the terms after each turn."""
+    ticks = count()
+    draft = Draft(lambda: next(ticks), 0)
+    turns = count()
+    while True:
+        before = picture(ledger)
+        draft.begin()
+        try:
+            return gangplan.plan(ledger, there, members, Terms(policy="binpack", draft=draft, **terms))
+        except TurnOver:
+            assert picture(ledger) == before
+        between(next(turns), terms)
+
+
+@settings(max_examples=examples(60, soak=1000), deadline=None)
+@given(
+    nodes=small_nodes,
+    shapes_of=st.lists(shapes, min_size=1, max_size=6),
+    busy=st.lists(st.integers(0, 2), max_size=3),
+    avoided=st.sets(st.tuples(shapes, st.sampled_from(["n0", "n1", "n2"])), max_size=3),
+)
+def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, shapes_of, busy, avoided):
+    ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
+    in_one = gangplan.plan(ledger, there, members, Terms(policy="binpack", avoided=avoided))
+    assert in_turns(ledger, there, members, lambda *_: None, avoided=avoided) == in_one
+
+
+@settings(max_examples=examples(100, soak=2000), deadline=None)
+@given(
+    nodes=small_nodes,
+    shapes_of=st.lists(shapes, min_size=1, max_size=6),
+    changes=st.lists(st.sampled_from(["n0", "n1", "n2", "cpu", "avoid", "cards", "quota", ""]), max_size=12),
+    shares=st.integers(3, 9),
+)
+def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, changes, shares):
+    """Between two turns others take cards, cpu and quota, cards go, and nodes are forbidden."""
+    lefts = [list(each) for each in nodes]
+    ledger, members, entry = made_ledger(nodes), made_members(shapes_of), Entry(shares=shares)
+
+    def left():
+        return [headroom(entry, ledger.used("d", entry))]
+
+    class Changing(Nodes):
+        def left(self, node):
+            return Nodes(lefts).left(node)
+
+    def change(turn, terms):
+        what = changes[turn] if turn < len(changes) else ""
+        if what in ledger.by_name():
+            keep_busy(ledger, f"late{turn}", what, namespace="d")
+        elif what == "cpu":
+            lefts[turn % len(lefts)][1] = 0
+        elif what == "avoid":
+            terms["avoided"] = {(members[0].shape, f"n{turn % len(lefts)}")}
+        elif what == "cards":
+            ledger.set_cards("n0", cards(CARD, node="n0"))
+        terms["headroom"] = left()
+
+    terms = {}
+
+    def between(turn, given):
+        change(turn, given)
+        terms.update(given)
+
+    found = in_turns(ledger, Changing(nodes), members, between, headroom=left())
+    if not isinstance(found, Planned):
+        return
+    used = ledger.used("d", entry).shares
+    hold(ledger, found)
+    assert ledger.violations() == []
+    now = ledger.used("d", entry).shares
+    assert now <= shares or now == used
+    for i, (_, cpu, pods) in enumerate(lefts):
+        here = [m for m in members if found.nodes[m.uid] == f"n{i}"]
+        assert sum(m.load.cpu for m in here) <= cpu or not here
+        assert len(here) <= pods
+        assert not any((m.shape, f"n{i}") in terms.get("avoided", ()) for m in here)

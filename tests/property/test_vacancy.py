@@ -99,15 +99,13 @@ def test_no_plan_finds_places_for_more(steps, which, cpu, count):
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
     ]
-    terms = Terms(namespace="d", policy="binpack")
+    terms = Terms(policy="binpack")
     found = gangplan.plan(world.ledger, world.loads, members, terms)
     if not isinstance(found, Planned):
         return
     assert count <= total
     assert set(found.nodes.values()) <= there.keys()
-    told = gangplan.plan(
-        world.ledger, world.loads, members, Terms(namespace="d", policy="binpack", vacant=lambda *_: Vacant(there))
-    )
+    told = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: Vacant(there)))
     assert told == found  # who knows where there is room plans the same
 
 

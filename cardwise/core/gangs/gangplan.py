@@ -1,24 +1,29 @@
 """The planner of gangs: nodes and cards for all members of a gang at once, or for none.
 
-The placement engine chooses cards, with the plan so far held in the ledger; what a node has left of CPU, memory and
-pods is asked of `Nodes`. The search is limited: members are placed in an order, each on the best node of the moment,
-and in a second order if the first leaves a member out. A plan that is found is right; another may be missed.
+The placement engine chooses cards. The plan grows on copies of the nodes that it uses, so the ledger does not change;
+what a node has left of CPU, memory and pods is asked of `Nodes`. The search is limited: members are placed in an order,
+each on the best node of the moment, and in a second order if the first leaves a member out. A plan that is found is
+right; another may be missed. A plan may take several turns, see `Draft`.
 """
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
+from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.quotas import Headroom
+from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import fitting
-from cardwise.core.placement.ledger import Holding, Ledger, Undo
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.placement import Scorer
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
@@ -28,7 +33,8 @@ _MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
 _MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together, but
 _AT_LEAST: Final = 2  # at least so many for each member
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
-_CHEAPER: Final = 40  # so many nodes can be scored in the time in which the index finds the best one
+_WILL_NOT_DO: Final = -(1 << 62)  # below all scores
+_MOST_TURNS: Final = 50  # of one draft, if the nodes that it uses change all the time; the next one finishes it
 
 
 class Nodes(Protocol):
@@ -56,6 +62,65 @@ class Unplanned:
     member: Member
 
 
+class TurnOver(Exception):
+    """The plan takes longer than one turn: it is to be asked for again, with the same draft."""
+
+
+class Draft:
+    """What earlier turns have found of a plan, and how long the present turn may go on.
+
+    Nothing is held for it, so what it rests on may change between two turns. Each turn begins with the nodes that the
+    plan uses: where one has changed, its members are placed anew. So the plan is right when the last turn has made it.
+    `seconds`: how much a turn may add, by the thread's CPU. `moved`: members were placed anew, so that a plan made at
+    once might have found places for all.
+    """
+
+    def __init__(self, cpu: Callable[[], float], seconds: float) -> None:
+        self.moved = False
+        self._cpu = cpu
+        self._seconds = seconds
+        self._plans: list[_Growing] = []  # in the order in which they are asked for in each turn
+        self._next = 0
+        self._turns = 0
+        self._until: float | None = None  # of this turn; None: it has added nothing yet
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._next = 0
+        self._turns += 1
+        self._until = None
+
+    def growing(self, members: Sequence[Member]) -> "_Growing":
+        """The plan that is asked for now."""
+        at = self._next
+        self._next += 1
+        if at == len(self._plans):
+            self._plans.append(_Growing(tuple(members)))
+        elif self._plans[at].members != tuple(members):
+            self.moved = True
+            self._plans[at] = _Growing(tuple(members))
+        return self._plans[at]
+
+    def step(self) -> None:
+        """To be called before each step that takes time. Raises TurnOver, but not before the first step of a turn."""
+        if self._until is None:
+            self._until = self._cpu() + self._seconds
+        elif self._turns <= _MOST_TURNS and self._cpu() >= self._until:
+            raise TurnOver
+
+
+@dataclass(slots=True, eq=False)
+class _Growing:
+    """One plan of a draft. `counts`: by kind, how many nodes would take a member; in two ways, one for each order.
+    `failed`: the result, if it was none.
+    """
+
+    members: tuple[Member, ...]
+    counts: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))
+    attempts: list["_Attempt"] = field(default_factory=list)
+    failed: Unplanned | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The limits of a plan, and how it chooses.
@@ -63,45 +128,58 @@ class Terms:
     `offers`: by shape, the nodes that kube-scheduler allows; a shape that is not in it may have any node. `avoided`:
     pairs of shape and node that do not go together. `closed`: whether a node is kept from a member for somebody else.
     `vacant`: the nodes that could take a pod of this request and load; None: not known. `headroom`: what quotas leave
-    to the namespace now.
+    to the namespace. `draft`: None: the plan is made in one turn.
     """
 
-    namespace: str
     policy: str
-    headroom: Callable[[], Sequence[Headroom]] = tuple
+    headroom: Sequence[Headroom] = ()
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
     vacant: Callable[[PodRequest, Load], Vacant | None] | None = None
+    draft: Draft | None = None
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
     """Places for all of the members. Members that have a place already are not among them; their cards are held.
 
-    The ledger holds the plan while it grows, and is as before afterwards, also after an exception.
+    Raises TurnOver, if the terms have a draft.
     """
-    beyond = _beyond_quotas(ledger, members, terms)
+    draft = terms.draft or Draft(lambda: 0.0, math.inf)
+    growing = draft.growing(members)
+    if growing.failed is None:
+        found = _plan(_Ground(ledger, nodes, terms, members, draft), members, growing)
+        if isinstance(found, Planned):
+            return found
+        growing.failed = found
+    return growing.failed
+
+
+def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Planned | Unplanned:
+    beyond = _beyond_quotas(ground.ledger, members, ground.terms)
     if beyond is not None:
         return Unplanned(member=beyond)
-    ground = _Ground(ledger, nodes, terms)
-    kinds = ground.kinds(members)
-    few = {id(kind): len(kind.candidates) for kind in kinds.values()}
-    order = sorted(members, key=lambda m: (_size(m.request), few[id(kinds[m.uid])], -m.load.cpu))
-    found = _Attempt(ground, kinds).place(order)
+    attempts, counts = growing.attempts, growing.counts
+    if not attempts:
+        few = ground.counted(members, counts[0], lambda kind: len(kind.candidates))
+        first = sorted(members, key=lambda m: (_size(m.request), few[m.uid], -m.load.cpu))
+        attempts.append(_Attempt(ground, first))
+    found = attempts[0].place(ground)
     if isinstance(found, Planned):
         return found
-    few = {id(kind): ground.options(kind) for kind in kinds.values()}
-    second = sorted(members, key=lambda m: (few[id(kinds[m.uid])], -m.load.cpu, -m.load.memory, _size(m.request)))
-    if [m.uid for m in second] != [m.uid for m in order]:
-        again = _Attempt(ground, kinds).place(second)
-        if isinstance(again, Planned):
-            return again
-    return found
+    if len(attempts) == 1:
+        few = ground.counted(members, counts[1], ground.options)
+        second = sorted(members, key=lambda m: (few[m.uid], -m.load.cpu, -m.load.memory, _size(m.request)))
+        if [m.uid for m in second] == [m.uid for m in attempts[0].order]:
+            return found
+        attempts.append(_Attempt(ground, second))
+    again = attempts[1].place(ground)
+    return again if isinstance(again, Planned) else found
 
 
 def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
     """The first member that exceeds the quotas, whichever cards the members get. No node is looked at."""
-    headroom = terms.headroom()
+    headroom = terms.headroom
     for member in members if headroom else ():
         if member.request is None:
             continue
@@ -121,13 +199,12 @@ def _size(request: PodRequest | None) -> tuple[int, int, int]:
 
 
 class _Kind(NamedTuple):
-    """Members that are alike to the planner, and the nodes that may take one of them when the plan begins.
+    """Members like this one, and the nodes that may take one of them when the plan begins.
 
-    `scores`: how good each candidate is; None if the index of all cards finds the best one without scores.
+    `scores`: how good each candidate is; None if the index of all cards finds the best ones without scores.
     """
 
-    load: Load
-    allowed: Callable[[str], bool]
+    member: Member
     scorer: Scorer | None
     candidates: Collection[str]
     scores: Mapping[str, int] | None
@@ -136,29 +213,56 @@ class _Kind(NamedTuple):
 class _Ground:
     """What is the same for all attempts: the nodes before anything is planned."""
 
-    def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms) -> None:
+    def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms, members: Sequence[Member], draft: Draft) -> None:
         self.ledger = ledger
         self.terms = terms
-        self.limited = bool(terms.headroom())
+        self.draft = draft
         self.effort = SearchEffort(_STEPS, reasons=False)
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         # By the address of the offers: the terms keep these, so nothing else gets it.
         self._roomy: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
-
-    def kinds(self, members: Iterable[Member]) -> Mapping[str, _Kind]:
-        """The kind of each member; members that are alike have the same."""
-        alike: dict[object, list[Member]] = {}
+        self._kinds: dict[str, _Kind] = {}
+        self._like: dict[str, str] = {}  # by UID, the first member that is alike
+        first: dict[object, Member] = {}
         for member in members:
-            told = member.shape in self.terms.offers or self.terms.avoided or self.terms.closed is not None
-            alike.setdefault((member.request, member.load, member.shape if told else ""), []).append(member)
-        several = sum(fitting.several(r) for some in alike.values() if (r := some[0].request) is not None)
-        found: dict[str, _Kind] = {}
-        for some in alike.values():
-            kind = self._look(some[0], len(some), _MOST_SEARCHED // max(1, several))
-            found |= dict.fromkeys([member.uid for member in some], kind)
-        return found
+            told = member.shape in terms.offers or terms.avoided or terms.closed is not None
+            alike = member.request, member.load, member.shape if told else ""
+            self._like[member.uid] = first.setdefault(alike, member).uid
+        self._alike = Counter(self._like.values())
+        several = sum(fitting.several(m.request) for m in first.values() if m.request is not None)
+        self._searches = _MOST_SEARCHED // max(1, several)
+
+    def like(self, member: Member) -> str:
+        """The UID of the first member that is like this one to the planner."""
+        return self._like[member.uid]
+
+    def kind(self, member: Member) -> "_Kind":
+        """The kind of the member; members that are alike have the same. Found out when it is first asked for."""
+        like = self._like[member.uid]
+        kind = self._kinds.get(like)
+        if kind is None:
+            self.draft.step()
+            kind = self._kinds[like] = self._look(member, self._alike[like], self._searches)
+        return kind
+
+    def counted(
+        self, members: Iterable[Member], counts: dict[str, int], nodes: Callable[["_Kind"], int]
+    ) -> dict[str, int]:
+        """By member, how many nodes there are for its kind. `counts`: what earlier turns have counted, by kind."""
+        for member in members:
+            like = self._like[member.uid]
+            if like not in counts:
+                counts[like] = nodes(self.kind(member))
+        return {uid: counts[like] for uid, like in self._like.items()}
+
+    def allowed(self, member: Member, node: str) -> bool:
+        """Whether the node is offered for the member, and nothing forbids it."""
+        terms, offers = self.terms, self.terms.offers.get(member.shape)
+        if offers is not None and node not in offers:
+            return False
+        return (member.shape, node) not in terms.avoided and (terms.closed is None or not terms.closed(member, node))
 
     def left(self, node: str) -> Load | None:
         try:
@@ -167,48 +271,39 @@ class _Ground:
             left = self._left[node] = self._nodes.left(node)
             return left
 
-    def score(self, kind: _Kind, node: str) -> int | None:
-        """How good the node is now for a member of this kind; None if it has no cards for it."""
-        if kind.scorer is None:
-            return self._harm(node)
-        score = kind.scorer.score(self.ledger.node(node))
-        return None if isinstance(score, Refusal) else score
-
     def options(self, kind: _Kind) -> int:
         """How many nodes could take a member of this kind before anything is planned."""
         if kind.scores is None and kind.scorer is not None:
             return len(kind.scorer.score_all(self.ledger, kind.candidates)[0])
         return len(kind.candidates)
 
-    def scorer(self, request: PodRequest) -> Scorer:
-        return Scorer(request, request.policy or self.terms.policy, self.terms.headroom(), self.effort)
+    def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
+        return Scorer(request, request.policy or self.terms.policy, headroom, self.effort)
 
-    def _harm(self, node: str) -> int:
+    def harm(self, node: str) -> int:
         """The penalty of a node for a pod that needs no card: nodes with cards come last."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
     def _look(self, member: Member, count: int, searches: int) -> _Kind:
         """The kind of `count` members like this one. `searches`: nodes that may be searched for several claims."""
-        offers = self.terms.offers.get(member.shape)
-        avoided, closed, shape = self.terms.avoided, self.terms.closed, member.shape
-
-        def allowed(node: str) -> bool:
-            if offers is not None and node not in offers:
-                return False
-            return (shape, node) not in avoided and (closed is None or not closed(member, node))
+        terms = self.terms
+        offers = terms.offers.get(member.shape)
 
         def among(nodes: Iterable[str]) -> Iterator[str]:
-            offered = iter(nodes) if offers is None else filter(offers.__contains__, nodes)
-            return filter(allowed, offered) if avoided or closed is not None else offered
+            if terms.avoided or terms.closed is not None:
+                return (node for node in nodes if self.allowed(member, node))
+            return iter(nodes) if offers is None else filter(offers.__contains__, nodes)
 
         request, vacant = member.request, self._vacant(member)
         if request is None:
-            scores = {node: self._harm(node) for node in among(self._with_room(offers, member.load))}
-            return _Kind(member.load, allowed, None, scores.keys(), scores)
-        scorer = self.scorer(request)
-        plain = scorer.indexed and not self.limited and not any(c.device_class for c in request.containers)
-        spreads = (request.policy or self.terms.policy) == "spread"
+            scores = {node: self.harm(node) for node in among(self._with_room(offers, member.load))}
+            return _Kind(member, None, scores.keys(), scores)
+        scorer = self.scorer(request, terms.headroom)
+        if scorer.indexed and not terms.headroom and not any(c.device_class for c in request.containers):
+            some = self._with_room(offers, member.load) if vacant is None else vacant.most
+            return _Kind(member, scorer, set(among(some)), None)
+        spreads = (request.policy or terms.policy) == "spread"
         several = fitting.several(request)
         candidates: Iterable[str]
         if several:
@@ -219,19 +314,15 @@ class _Ground:
             candidates = among(self._with_room(offers, member.load))
         else:
             candidates = filter(vacant.most.__contains__, among(self._in_order(offers)))
-        if plain:
-            candidates = list(candidates)
-            if len(candidates) > _CHEAPER * count:
-                return _Kind(member.load, allowed, scorer, candidates, None)
         if vacant is not None and not several:
             # Of thousands only those are scored that the policy seems to prefer: scoring all takes longer than others
             # may wait. If these are too few, all are scored.
-            some = sorted(islice(among(vacant if spreads else reversed(vacant)), _MOST_SCORED))
-            scores, _ = scorer.score_all(self.ledger, some)
+            preferred = sorted(islice(among(vacant if spreads else reversed(vacant)), _MOST_SCORED))
+            scores, _ = scorer.score_all(self.ledger, preferred)
             if len(scores) >= count:
-                return _Kind(member.load, allowed, scorer, scores.keys(), scores)
+                return _Kind(member, scorer, scores.keys(), scores)
         scores, _ = scorer.score_all(self.ledger, candidates)
-        return _Kind(member.load, allowed, scorer, scores.keys(), scores)
+        return _Kind(member, scorer, scores.keys(), scores)
 
     def _vacant(self, member: Member) -> Vacant | None:
         vacant = self.terms.vacant
@@ -262,140 +353,233 @@ def _both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, s
     return sorted({*islice(emptiest, half), *islice(fullest, count - half)})
 
 
-class _Queue(Protocol):
-    """The nodes for one kind of members, kept up to date while the plan grows."""
+class _Queue:
+    """The nodes for one kind of members, kept up to date while the plan grows.
 
-    kind: _Kind
-
-    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
-        """The best node now. `touched`: the nodes that the plan has used so far, in that order."""
-
-    def drop(self, node: str) -> None:
-        """The node does not fit, whatever its score says."""
-
-
-class _Walked:
-    """By the ledger's index of all cards, which finds the best node of thousands without asking each."""
-
-    def __init__(self, ground: _Ground, kind: _Kind) -> None:
-        self._ground = ground
-        self.kind = kind
-        self._nodes = set(kind.candidates)
-
-    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
-        del touched
-        kind, ground = self.kind, self._ground
-        while kind.scorer is not None and (state := kind.scorer.first(ground.ledger, self._nodes)) is not None:
-            load = taken.get(state.name)
-            if load is None or takes(ground.left(state.name), load, kind.load):
-                return state.name
-            self._nodes.discard(state.name)
-        return None
-
-    def drop(self, node: str) -> None:
-        self._nodes.discard(node)
-
-
-class _Sorted:
-    """By scores. Nodes that the plan does not use stay in their first order, equally good ones by name; the others are
-    few.
+    Nodes that the plan does not use stay in their first order, equally good ones by name; the others are few.
     """
 
-    def __init__(self, ground: _Ground, kind: _Kind, scores: Mapping[str, int]) -> None:
-        self._ground = ground
-        self.kind = kind
-        self._scores = scores
-        self._fresh = iter(sorted(scores, key=scores.__getitem__, reverse=True))
-        self._next = next(self._fresh, None)
+    def __init__(self, used: "_Used") -> None:
+        self._used = used
         self._changed: dict[str, int | None] = {}  # the score now; None where the node will not do
         self._heap: list[tuple[int, str]] = []
         self._seen = 0  # of the plan's nodes
 
-    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
+    def begin(self, ground: _Ground, kind: _Kind) -> None:
+        """To be called first in each turn."""
+        self.ground = ground
+        self.kind = kind
+        self._fresh = self._in_order()
+        self._next = next(self._fresh, None)  # the first of them
+
+    def best(self) -> str | None:
+        """The best node now."""
+        touched = self._used.touched
         for node in dict.fromkeys(touched[self._seen :]):
-            self._look_again(node, taken.get(node, _NO_LOAD))
+            self._look_again(node)
         self._seen = len(touched)
         while self._next is not None and self._next in self._changed:
             self._next = next(self._fresh, None)
         while self._heap and self._changed[self._heap[0][1]] != -self._heap[0][0]:
             heapq.heappop(self._heap)
-        if self._next is not None and (not self._heap or (-self._scores[self._next], self._next) < self._heap[0]):
-            return self._next
-        return self._heap[0][1] if self._heap else None
+        if self._next is None or not self._heap:
+            return self._heap[0][1] if self._heap else self._next
+        scores = self.kind.scores
+        first = scores[self._next] if scores is not None else self._score(self._next)
+        return self._next if (-first, self._next) < self._heap[0] else self._heap[0][1]
 
     def drop(self, node: str) -> None:
+        """The node does not fit, whatever its score says."""
         self._changed[node] = None
 
-    def _look_again(self, node: str, taken: Load) -> None:
+    def _in_order(self) -> Iterator[str]:
+        """The nodes that the plan does not use, the best first."""
+        candidates, scorer, scores = self.kind.candidates, self.kind.scorer, self.kind.scores
+        if scores is not None:
+            yield from sorted(scores, key=scores.__getitem__, reverse=True)
+        elif scorer is not None:
+            # By the ledger's index of all cards, which finds the best of thousands of nodes without asking each.
+            fresh = [node for node in candidates if node not in self._changed] if self._changed else candidates
+            for state in scorer.in_order(self.ground.ledger, fresh if fresh is candidates else set(fresh)):
+                yield state.name
+
+    def _look_again(self, node: str) -> None:
         self._changed[node] = None
-        if not self.kind.allowed(node) or not takes(self._ground.left(node), taken, self.kind.load):
+        member = self.kind.member
+        if not self.ground.allowed(member, node) or not self._used.takes(node, member.load):
             return
-        score = self._changed[node] = self._ground.score(self.kind, node)
-        if score is not None:
+        score = self._score(node)
+        if score != _WILL_NOT_DO:
+            self._changed[node] = score
             heapq.heappush(self._heap, (-score, node))
+
+    def _score(self, node: str) -> int:
+        scorer = self.kind.scorer
+        if scorer is None:
+            return self.ground.harm(node)
+        score = scorer.score(self._used.state(node))
+        return _WILL_NOT_DO if isinstance(score, Refusal) else score
+
+
+class _Used:
+    """The nodes that a plan uses, as they are with its members; the ledger has all others."""
+
+    def __init__(self, ground: _Ground) -> None:
+        self.touched: list[str] = []  # in the order in which they changed
+        self._ground = ground
+        self._states: dict[str, NodeState] = {}
+        self._before: dict[str, NodeState] = {}  # as they were without the plan
+        self._taken: dict[str, Load] = {}
+
+    def state(self, node: str) -> NodeState | None:
+        return self._states.get(node) or self._ground.ledger.node(node)
+
+    def takes(self, node: str, load: Load) -> bool:
+        """Whether the node has room for the load beside the plan."""
+        return takes(self._ground.left(node), self._taken.get(node, _NO_LOAD), load)
+
+    def put(self, node: str, member: Member, assignment: Assignment | None) -> None:
+        self.touched.append(node)
+        self._taken[node] = self._taken.get(node, _NO_LOAD).plus(member.load)
+        if assignment is None:
+            return
+        state = self._states.get(node)
+        if state is None:
+            before = self._ground.ledger.node(node)
+            if before is None:
+                raise AssertionError(node)  # it has been asked for cards
+            self._before[node] = before.copy()
+            state = self._states[node] = before.copy()
+        state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
+
+    def go_on(self, ground: _Ground, without: Collection[str]) -> set[str]:
+        """Another turn begins. Returns the nodes that the plan does not use any more: `without`, and those that have
+        changed.
+        """
+        self._ground = ground
+        gone = {
+            node
+            for node, taken in self._taken.items()
+            if node in without
+            or not takes(ground.left(node), _NO_LOAD, taken)
+            or (node in self._before and not _alike(self._before[node], ground.ledger.node(node)))
+        }
+        for node in gone:
+            del self._taken[node]
+            self._states.pop(node, None)
+            self._before.pop(node, None)
+        self.touched.extend(gone)  # to be looked at again
+        return gone
+
+
+def _alike(before: NodeState, now: NodeState | None) -> bool:
+    """Whether the same is free on the node."""
+    return (
+        now is not None
+        and before.free == now.free
+        and before.clients == now.clients
+        and before.free_core == now.free_core
+        and before.cards == now.cards
+        and before.mps.taints == now.mps.taints
+        and before.mps.users == now.mps.users
+        and before.devices == now.devices
+        and before.taken == now.taken
+    )
 
 
 class _Attempt:
-    """One order of members."""
+    """One order of members. `place` may be called in several turns, and goes on each time."""
 
-    def __init__(self, ground: _Ground, kinds: Mapping[str, _Kind]) -> None:
+    def __init__(self, ground: _Ground, order: Sequence[Member]) -> None:
+        self.order = order
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
-        self._ground = ground
-        self._kinds = kinds
-        self._queues: dict[int, _Queue] = {}
-        self._taken: dict[str, Load] = {}
-        self._touched: list[str] = []
-        self._undo: list[Undo] = []
+        self._used = _Used(ground)
+        self._queues: dict[str, _Queue] = {}
 
-    def place(self, members: Iterable[Member]) -> Planned | Unplanned:
+    def place(self, ground: _Ground) -> Planned | Unplanned:
         """Places for all these members, or the first without one."""
-        try:
-            for member in members:
-                if not self._place(member):
-                    return Unplanned(member=member)
-            return Planned(nodes=self._nodes, assignments=self._assignments)
-        finally:
-            for back in reversed(self._undo):
-                back()
+        if self._nodes:
+            self._go_on(ground)
+        headroom = self._headroom(ground)
+        begun: set[str] = set()
+        for member in self.order:
+            if member.uid in self._nodes:
+                continue
+            like, kind = ground.like(member), ground.kind(member)
+            ground.draft.step()
+            queue = self._queues.get(like) or _Queue(self._used)
+            if like not in begun:
+                begun.add(like)
+                self._queues[like] = queue
+                queue.begin(ground, kind)
+            if not self._place(queue, member, headroom):
+                return Unplanned(member=member)
+            if headroom:
+                headroom = _less(headroom, ground.ledger, self._charges(member))
+        return Planned(nodes=self._nodes, assignments=self._assignments)
 
-    def _place(self, member: Member) -> bool:
-        queue = self._queue(self._kinds[member.uid])
-        scorer = queue.kind.scorer
-        if scorer is not None and member.request is not None and self._ground.limited:
-            scorer = self._ground.scorer(member.request)  # quotas leave less with every member
-            if scorer.exhausted(self._ground.ledger):
+    def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
+        ground, scorer, used = queue.ground, queue.kind.scorer, self._used
+        if headroom and scorer is not None and member.request is not None:
+            scorer = ground.scorer(member.request, headroom)  # quotas leave less with every member
+            if scorer.exhausted(ground.ledger):
                 return False
-        while (node := queue.best(self._touched, self._taken)) is not None:
+        while (node := queue.best()) is not None:
+            if not ground.allowed(member, node):
+                queue.drop(node)  # it was allowed in an earlier turn
+                continue
             if scorer is None:
                 self._put(member, node, None)
                 return True
-            placed = scorer.place_on(self._ground.ledger.node(node), self._ground.effort)
+            placed = scorer.place_on(used.state(node), ground.effort)
             if not isinstance(placed, Refusal):
                 self._put(member, node, placed.assignment)
                 return True
             queue.drop(node)
         return False
 
-    def _queue(self, kind: _Kind) -> _Queue:
-        queue = self._queues.get(id(kind))
-        if queue is None:
-            ground, scores = self._ground, kind.scores
-            queue = _Walked(ground, kind) if scores is None else _Sorted(ground, kind, scores)
-            self._queues[id(kind)] = queue
-        return queue
-
     def _put(self, member: Member, node: str, assignment: Assignment | None) -> None:
         self._nodes[member.uid] = node
-        before = self._taken.get(node, _NO_LOAD)
-        self._taken[node] = before.plus(member.load)
-        self._touched.append(node)
         if assignment is not None:
             self._assignments[member.uid] = assignment
-            namespace = self._ground.terms.namespace
-            mps_client = member.request.mps_client if member.request is not None else COMMON
-            holding = Holding(member.uid, namespace, member.name, node, assignment, mps_client=mps_client)
-            self._undo.append(self._ground.ledger.hold(holding))
+        self._used.put(node, member, assignment)
+
+    def _go_on(self, ground: _Ground) -> None:
+        """Another turn begins: members whose nodes have changed, or are forbidden now, are to be placed anew; and all
+        members where the plan exceeds a quota now.
+        """
+        placed = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
+        gone = self._used.go_on(ground, {node for member, node in placed if not ground.allowed(member, node)})
+        again = [member for member, node in placed if node in gone]
+        headroom = self._headroom(ground)
+        if any(min(one.shares or 0, one.memory or 0, one.cards or 0) < 0 for one in headroom):
+            again, self._used, self._queues = [member for member, _ in placed], _Used(ground), {}
+        for member in again:
+            del self._nodes[member.uid]
+            self._assignments.pop(member.uid, None)
+        ground.draft.moved |= bool(again)
+
+    def _headroom(self, ground: _Ground) -> Sequence[Headroom]:
+        """What quotas leave beside the plan."""
+        headroom = ground.terms.headroom
+        if not headroom:
+            return ()
+        return _less(headroom, ground.ledger, [one for m in self.order for one in self._charges(m)])
+
+    def _charges(self, member: Member) -> list[tuple[int, Charge]]:
+        """What the member's cards count for quotas, by their kinds."""
+        assignment = self._assignments.get(member.uid)
+        state = self._used.state(self._nodes[member.uid]) if assignment is not None else None
+        if assignment is None or state is None:
+            return []
+        return [(state.kind(share), quotas.charge(share)) for share in assignment.shares()]
+
+
+def _less(headroom: Sequence[Headroom], ledger: Ledger, charges: Sequence[tuple[int, Charge]]) -> list[Headroom]:
+    """What is left of the headroom beside these charges."""
+    covered = ledger.kinds.covered
+    return [one.less(quotas.total(c for kind, c in charges if covered(kind, one.entry))) for one in headroom]
 
 
 def takes(left: Load | None, taken: Load, load: Load) -> bool:

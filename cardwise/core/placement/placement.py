@@ -159,8 +159,12 @@ class Scorer:
 
     def first(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
         """The best of the nodes, by the index of all cards; None if none fits."""
+        return next(self.in_order(ledger, nodes), None)
+
+    def in_order(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
+        """The nodes that fit, the best first, by the index of all cards. The ledger must not change meanwhile."""
         if self._walk is None:
-            return None
+            return
         plan = self._plan_on(ledger.kinds)
         claim, levels, _ = plan.wants[0]
         restricted = self._restricted(ledger)
@@ -174,8 +178,7 @@ class Scorer:
                     and (not restricted or fitting.admits(node, position, claim))
                     and (not plan.headroom or fitting.charged(plan.headroom, node, position, claim) is not None)
                 ):
-                    return node
-        return None
+                    yield node
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
         """For several whole cards: those of the nodes with so many, by the index of all cards. In a full cluster they

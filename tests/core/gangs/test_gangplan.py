@@ -8,7 +8,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.vacancy import Vacant
-from cardwise.core.placement import searching
+from cardwise.core.placement import placement, searching
 from tests.build import P100, container, pod
 from tests.core.placement.test_placement_limits import ledger_with_free
 
@@ -26,9 +26,9 @@ class Nodes:
 @pytest.mark.parametrize(("of_pod", "others", "chosen"), [("spread", "binpack", "n2"), ("binpack", "spread", "n1")])
 def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_likes(monkeypatch, of_pod, others, chosen):
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
-    monkeypatch.setattr(gangplan, "_CHEAPER", 1000)  # not by the index of all cards
+    monkeypatch.setattr(placement.Scorer, "indexed", False)  # not by the index of all cards
     asked = request.parse(pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)]))
-    terms = Terms(namespace="default", policy=others, vacant=lambda _request, _load: Vacant({"n1": 8, "n2": 32}))
+    terms = Terms(policy=others, vacant=lambda _request, _load: Vacant({"n1": 8, "n2": 32}))
     members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
     found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(found, Planned)
@@ -37,9 +37,9 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
 
 def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
-    monkeypatch.setattr(gangplan, "_CHEAPER", 1000)
+    monkeypatch.setattr(placement.Scorer, "indexed", False)
     asked = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
-    terms = Terms(namespace="default", policy="binpack", vacant=lambda _request, _load: Vacant({"n1": 1, "n2": 2}))
+    terms = Terms(policy="binpack", vacant=lambda _request, _load: Vacant({"n1": 1, "n2": 2}))
     members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
     found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(found, Planned)
@@ -79,7 +79,7 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
     monkeypatch.setattr(searching, "fit", counted)
     some = [of_two_claims(mem) for mem in (8000, 8001)]
     vacant = Vacant(dict.fromkeys(nodes, 1) | {"n000": 2})
-    terms = Terms(namespace="default", policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
+    terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
     members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i, asked in enumerate(some)]
     ledger = ledger_with_free(**nodes)
     found = gangplan.plan(ledger, Many(nodes), members[:1], terms)
@@ -93,7 +93,7 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
 def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
     monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 10)
     nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
-    asked, terms = of_two_claims(9000), Terms(namespace="default", policy="binpack")
+    asked, terms = of_two_claims(9000), Terms(policy="binpack")
     members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(60)]
     found = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
     assert isinstance(found, Planned)
@@ -106,6 +106,6 @@ def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeyp
     monkeypatch.setattr(searching, "why", lambda *how: asked.append(how))
     nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
     members = [Member(uid="u", name="p", request=of_two_claims(9000), load=Load(1, 1, 1))]
-    terms = Terms(namespace="default", policy="binpack")
+    terms = Terms(policy="binpack")
     assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
     assert asked == []

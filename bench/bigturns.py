@@ -1,0 +1,141 @@
+"""The turns at the extender's state that big gangs and many nominated pods take, in a big cluster; in this process."""
+
+import json
+from collections.abc import Callable
+
+from bench import timing
+from bench.timing import Row
+from bench.turns import Turns, full_state
+from bench.world import Scale, node_name, pod
+from cardwise.core.api import names, request
+from cardwise.core.api.quotas import Entry, GPUQuota
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.placing import PlacementRequest
+from extender.records import podinfo, wire
+from extender.records.podref import PodRef
+from extender.state import State
+
+LIMITED = "limited"
+PREEMPTED = 500  # nodes on which kube-scheduler would preempt: a tenth of all at most
+NOMINATED = 500  # pods for which pods are evicted
+
+
+def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> dict:
+    made = pod(f"{gang}-{i}", f"u-{gang}-{i}", 0)
+    made["metadata"]["namespace"] = namespace
+    made["metadata"]["labels"][names.GANG] = gang
+    made["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(size)}
+    made["metadata"]["creationTimestamp"] = "2026-11-21T09:00:00Z"
+    wanted = {names.SHARE: "1", "cpu": "1"} | resources
+    made["spec"]["containers"][0]["resources"] = {"limits": wanted, "requests": wanted}
+    return made
+
+
+def _record(made: dict) -> podinfo.PodRecord:
+    return podinfo.pod(json.dumps(made).encode())[1]
+
+
+def _come(state: State, members: list[dict]) -> list[podinfo.PodRecord]:
+    records = [_record(made) for made in members]
+    for record in records:
+        state.set_pod(record)
+    return records
+
+
+def _filtered(state: State, members: list[dict], everywhere: list[str]) -> None:
+    """kube-scheduler asks for each member until each has its node, or for ten rounds."""
+    left = [made["metadata"]["uid"] for made in members]
+    for _ in range(10):
+        left = [uid for uid in left if not isinstance(state.gangs.filter(uid, everywhere), str)]
+        if not left:
+            return
+        state.gangs.step()
+    raise TypeError(f"{len(left)} members have no node")
+
+
+def _gangs(
+    size: int, resources: Callable[[int], dict[str, str]], namespace: str
+) -> Callable[[State, list[str], int], None]:
+    """A gang that fits comes and is planned, then it is deleted."""
+
+    def one(state: State, everywhere: list[str], run: int) -> None:
+        made = [_member(f"gang-{run}", i, size, resources(i), namespace=namespace) for i in range(size)]
+        records = _come(state, made)
+        _filtered(state, made, everywhere)
+        for record in records:
+            state.remove_pod(record)
+
+    return one
+
+
+def _preempting(size: int) -> Callable[[State, list[str], int], None]:
+    """kube-scheduler asks who is to go for the first member of a gang whose members each need a node alone."""
+
+    def one(state: State, everywhere: list[str], run: int) -> None:
+        made = [_member(f"gang-{run}", i, size, {names.WHOLE_GPU: "8"}) for i in range(size)]
+        for each in made:
+            each["spec"]["priority"] = 1000
+        records = _come(state, made)
+        state.gangs.filter(made[0]["metadata"]["uid"], everywhere)
+        chosen = {node: {"Pods": []} for node in everywhere[run % 7 :: max(1, len(everywhere) // PREEMPTED)]}
+        args = wire.preempt_args(json.dumps({"Pod": made[0], "NodeNameToMetaVictims": chosen}).encode())
+        verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+        for record in records:
+            state.remove_pod(record)
+
+    return one
+
+
+def _beside_nominated(state: State, everywhere: list[str], run: int) -> None:
+    """A single pod is placed, and a gang of eight, beside pods that were nominated by another extender."""
+    made = [pod(f"nominated-{run}-{i}", f"u-nominated-{run}-{i}", 8138) for i in range(NOMINATED)]
+    for i, each in enumerate(made):
+        each["spec"]["priority"] = 1000
+        each["status"]["nominatedNodeName"] = everywhere[(i * 7 + run) % len(everywhere)]
+        each["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    records = _come(state, made)
+    single = request.parse_mutated(pod("single", "u-single", 1024))
+    for i in range(5):
+        state.plan(PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, everywhere, "binpack"))
+    _gangs(8, lambda _: {names.GPU_MEM: "2048"}, "default")(state, everywhere, run)
+    for record in records:
+        state.remove_pod(record)
+
+
+SITUATIONS: dict[str, Callable[[State, list[str], int], None]] = {
+    **{
+        f"a gang of {size} equal shares": _gangs(size, lambda _: {names.GPU_MEM: "2048"}, "default")
+        for size in (8, 100, 500)
+    },
+    "a gang of 16 sizes": _gangs(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, "default"),
+    "a gang of 16 sizes under a quota": _gangs(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, LIMITED),
+    "a gang of 100 equal shares under a quota": _gangs(100, lambda _: {names.GPU_MEM: "2048"}, LIMITED),
+    **{f"preemption for a gang of {size}, a node each": _preempting(size) for size in (8, 32, 100)},
+    f"beside {NOMINATED} nominated pods": _beside_nominated,
+}
+
+
+def run(nodes: int, pods: int, runs: int, only: str) -> list[Row]:
+    state, bound = full_state(Scale(nodes=nodes, pods=pods, fresh=True))
+    state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(Entry(shares=600),)))
+    everywhere = [node_name(i) for i in range(nodes)]
+    single = request.parse_mutated(pod("single", "u-single", 1024))
+    state.plan(PlacementRequest(PodRef("u-warm", "default", "warm"), single, everywhere, "binpack"))
+    for record in bound[:100]:
+        state.remove_pod(record)
+    rows = []
+    for what, happens in SITUATIONS.items():
+        if only not in what:
+            continue
+        turns, longest = Turns(), []
+        with turns.counted():
+            for i in range(runs):
+                before = {who: len(some) for who, some in turns.seconds.items()}
+                happens(state, everywhere, i)
+                since = [one for who, some in turns.seconds.items() for one in some[before.get(who, 0) :]]
+                longest.append(max(since))
+        rows.append(timing.latency(f"longest turn: {what}", longest))
+        whose = max(turns.seconds.items(), key=lambda item: max(item[1]))
+        rows.append(timing.latency(f"... {whose[0]}", whose[1]))
+    return rows
