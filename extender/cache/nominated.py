@@ -107,6 +107,21 @@ class NominatedPods:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
 
+    def as_it_is(self, node: str) -> object:
+        """All that `who_goes` depends on at this node; equal while that stays the same."""
+        ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
+        cards = (state.cards, state.devices) if state is not None else None
+        return loads.left(node), list(loads.on(node)), ledger.holdings(node), cards
+
+    def rests_on(self, claimant: WaitingPod) -> object:
+        """All that `who_goes` depends on for the pod, besides the node."""
+        return (
+            self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
+            self._cache.ledger.kinds.changes,
+            self.budgets.changes,
+            self._nominations.places(),
+        )
+
     def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:
         """The pod as the search for victims takes it: pods below `priority` may be evicted for it."""
         return Newcomer(

@@ -87,6 +87,10 @@ class Nominations:
         nomination = self._of.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
+    def places(self) -> dict[str, Mapping[str, NominatedPlace]]:
+        """All that is kept, by pod and node."""
+        return {uid: nomination.places for uid, nomination in self._of.items()}
+
     def untold(self, now: float) -> bool:
         """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
         return any(
@@ -187,8 +191,8 @@ class Nominations:
         """The victims on the node for other pods than `but`, where it is certain to be this node."""
         return {
             victim
-            for nomination in self._of.values()
-            if nomination.claimant.uid != but and len(nomination.places) == 1 and node in nomination.places
+            for nomination in self._of.values()  # of 500 pods each asks for each: the node first
+            if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != but
             for victim in nomination.places[node].victims
         }
 

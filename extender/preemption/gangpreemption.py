@@ -5,14 +5,15 @@ what is free or becomes free, for which members victims terminate already, and w
 members. The answer has only the victims for the pod that was asked for. The places of the other members are kept until
 kube-scheduler asks for them.
 
-The search may need several plans, and takes a turn at the state for each. What one turn has found may not hold in the
-next. So each turn plans anew, with more nodes where pods would go, and the answer is right when it is kept.
+The search may need several plans, and takes a turn at the state for each, and further turns to find the victims on
+many nodes. What one turn has found may not hold in the next. So each turn begins anew if anything has changed on which
+that rests, and the answer is right when it is kept.
 """
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
@@ -43,7 +44,8 @@ class GangSearch:
     """The search for one answer: what was asked, and what one turn passes on to the next.
 
     `chosen`: kube-scheduler's own victims, by node. `found`: the victims there for this pod alone, as seen last.
-    `takes`: how many members the next turn puts where pods go; 0: it only asks whether waiting is enough.
+    `takes`: how many members are put where pods go before the gang is planned; 0: the next turn only asks whether
+    waiting is enough.
     """
 
     claimant: WaitingPod
@@ -51,6 +53,32 @@ class GangSearch:
     chosen: Mapping[str, Collection[str]]
     found: dict[str, Victims]
     takes: int = 0
+    tried: "_Tried | None" = None
+
+
+@dataclass(slots=True)
+class _Put:
+    """A member that is put on a node where pods go for it."""
+
+    taker: WaitingPod
+    node: str
+    victims: Victims
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Which members were put where. `rests_on`: that of which the victims of any node depend; `seen`: the nodes that
+    were looked at, as they were. `queue`: the nodes where more members may be put, the least harm first; `now`: the
+    victims there for one more, where that is known. `fellows`: the members of this shape without a place.
+    """
+
+    rests_on: object
+    queue: list[tuple[tuple[int, bool, int, int], str]]
+    fellows: list[WaitingPod]
+    own: tuple[str, Victims] | None = None
+    puts: list[_Put] = field(default_factory=list)
+    now: dict[str, Victims] = field(default_factory=dict)
+    seen: dict[str, object] = field(default_factory=dict)
 
 
 class GangPreemption:
@@ -94,7 +122,6 @@ class GangPreemption:
             together, more = self._take(search, gang, lacking)
             if together is not None and self._suffices(search, gang, lacking):
                 return None, False  # room has come since the first turn
-            search.takes = 2 * search.takes + 1  # a plan costs more than a look, and who is looked at in vain stays
             return together, more
 
     def _suffices(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
@@ -103,54 +130,92 @@ class GangPreemption:
 
     def _take(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
         """Plans the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape;
-        for all other members there must be room. Also returns whether there are more such nodes and members.
+        for all other members there must be room. Also returns whether another turn may find more.
         """
-        claimant, found = search.claimant, search.found
-        shape = gang.members[claimant.uid].shape
-        alike = [member for member in lacking if member.shape == shape and member.uid != claimant.uid]
-        fellows = [_claimant(gang.namespace, member) for member in alike]
-        own: tuple[str, Victims] | None = None
-        others: list[Kept] = []
-        taken: list[str] = []
-        now: dict[str, Victims] = {}  # by node, with all who have been put there
-        queue = [(victims.harm, node) for node, victims in found.items()]
-        heapq.heapify(queue)
+        tried = self._tried(search, gang, lacking)
         with self._nominations.tried():
-            while queue and (own is None or (fellows and len(taken) < search.takes)):
-                harm, node = heapq.heappop(queue)
-                if node not in now:
-                    taker = claimant if own is None else fellows[0]
-                    victims = self._who_goes(search, taker, node, lacking, first=node not in taken)
-                    if victims is not None:
-                        now[node] = victims
-                        heapq.heappush(queue, (victims.harm, node))
-                    continue
-                victims = now.pop(node)
-                if victims.uids and own is None:
-                    taker, own = claimant, (node, victims)
-                elif fellows:
-                    taker = fellows.pop(0)
-                    if victims.assignment is not None:
-                        others.append(Kept(taker, node, victims.assignment))
-                else:
-                    break
-                place = NominatedPlace(victims.assignment, victims.uids)
-                self._nominations.answered(taker, {node: place}, self._clock.now())
-                taken.append(node)
-                heapq.heappush(queue, (harm, node))
-            if own is None:
+            for put in tried.puts:
+                self._keep(put)
+            if not self._put_more(search, tried, lacking):
+                return None, True
+            if tried.own is None:
                 return None, False
-            rest = [member for member in lacking if not self._is_helped(member.uid)]
-            places = self._places(search, gang, rest, {*_enough(search), *taken})
+            takers = {each.taker.uid for each in tried.puts}
+            rest = [member for member in lacking if member.uid not in takers]
+            nodes = {*_enough(search), *(each.node for each in tried.puts)}
+            places = self._places(search, gang, rest, nodes) if rest else []
+        search.takes = 2 * search.takes + 1  # a plan costs more than a look
         if places is None:
-            return None, bool(queue and fellows)
-        return Together(*own, (*others, *places)), False
+            return None, bool(tried.queue and tried.fellows)
+        others = [
+            Kept(each.taker, each.node, each.victims.assignment)
+            for each in tried.puts
+            if each.taker is not search.claimant and each.victims.assignment is not None
+        ]
+        return Together(*tried.own, (*others, *places)), False
+
+    def _tried(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Tried:
+        """What earlier turns have tried, if it still holds; otherwise nothing yet."""
+        rests_on = tuple(lacking), self._nominated.rests_on(search.claimant)
+        tried = search.tried
+        if (
+            tried is None
+            or tried.rests_on != rests_on
+            or any(self._nominated.as_it_is(node) != seen for node, seen in tried.seen.items())
+        ):
+            shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
+            fellows = [_claimant(gang.namespace, m) for m in lacking if m.shape == shape and m.uid != uid]
+            queue = [(victims.harm, node) for node, victims in search.found.items()]
+            heapq.heapify(queue)
+            tried = search.tried = _Tried(rests_on, queue, fellows)
+        return tried
+
+    def _put_more(self, search: GangSearch, tried: _Tried, lacking: Sequence[Member]) -> bool:
+        """Puts members where the least harmful victims are, until there are as many as the search is to try. Returns
+        False where the turn's time is over before.
+        """
+        until = self._clock.cpu() + TURN
+        unhelped = dict.fromkeys(member.uid for member in lacking)
+        taken = {put.node for put in tried.puts}
+        for put in tried.puts:
+            del unhelped[put.taker.uid]
+        while tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
+            harm, node = heapq.heappop(tried.queue)
+            if node not in tried.now:
+                taker = search.claimant if tried.own is None else tried.fellows[0]
+                tried.seen[node] = self._nominated.as_it_is(node)
+                victims = self._who_goes(search, taker, node, unhelped, first=node not in taken)
+                if victims is not None:
+                    tried.now[node] = victims
+                    heapq.heappush(tried.queue, (victims.harm, node))
+                if self._clock.cpu() >= until:
+                    return False
+                continue
+            victims = tried.now.pop(node)
+            if victims.uids and tried.own is None:
+                put, tried.own = _Put(search.claimant, node, victims), (node, victims)
+            elif tried.fellows:
+                put = _Put(tried.fellows.pop(0), node, victims)
+            else:
+                break
+            tried.puts.append(put)
+            taken.add(node)
+            del unhelped[put.taker.uid]
+            self._keep(put)
+            heapq.heappush(tried.queue, (harm, node))
+        return True
+
+    def _keep(self, put: _Put) -> None:
+        place = NominatedPlace(put.victims.assignment, put.victims.uids)
+        self._nominations.answered(put.taker, {put.node: place}, self._clock.now())
 
     def _who_goes(
-        self, search: GangSearch, taker: WaitingPod, node: str, lacking: Sequence[Member], *, first: bool
+        self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
     ) -> Victims | None:
-        """The victims on the node as it is now. `first`: no member has been put there yet."""
-        own, found = [member.uid for member in lacking if not self._is_helped(member.uid)], search.found
+        """The victims on the node as it is now. `own`: members for which no pods go. `first`: no member has been put
+        there yet.
+        """
+        found = search.found
         if first and taker is not search.claimant:
             # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
             seen = found[node]

@@ -74,14 +74,17 @@ class Budgets:
     """
 
     def __init__(self) -> None:
+        self.changes = 0  # counts them
         self._of: dict[str, dict[str, Budget]] = {}  # by namespace and key
         self._asked: dict[str, tuple[dict[str, Budget], bool]] = {}  # as `_few` has it
 
     def set(self, key: str, budget: Budget) -> None:
+        self.changes += 1
         self._of.setdefault(budget.namespace, {})[key] = budget
         self._asked.pop(budget.namespace, None)
 
     def remove(self, key: str) -> None:
+        self.changes += 1
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
         of_namespace.pop(key, None)

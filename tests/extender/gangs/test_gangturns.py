@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.vacancy import LOOKS, Vacancies
 from extender.gangs.gangplaces import TURN
-from tests.extender.gangworlds import NodeSpec, World, member
+from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100
 
 GANGS = 6
@@ -130,3 +130,31 @@ def test_a_turn_looks_at_nodes_for_no_more_shapes_than_it_has_time_for(monkeypat
     for _ in range(4):
         world.keep()
     assert world.phase("g0") == "Held"
+
+
+def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_the_end(monkeypatch):
+    """A single pod takes a card between two turns on which the plan had a member."""
+    world = World({"n1": 4}, max_waiting=1000)
+    put = gangplan._Attempt._put
+
+    def costly(*how):
+        world.clock.worked += 2 * TURN
+        put(*how)
+
+    monkeypatch.setattr(gangplan._Attempt, "_put", costly)
+    world.create(*(member(f"g0{i}", "g0", 3, gpu_mem=P100) for i in range(3)), single("s", gpu_mem=P100))
+    world.state.gangs._plan_some = lambda: False  # the calls plan
+    world.keep()
+    for _ in range(2):
+        assert world.schedule("g00") != ""
+        assert world.phase("g0") == "Waiting"
+        assert world.held() == 0
+    assert world.schedule("s") == ""
+    del world.state.gangs._plan_some
+    world.clock.advance(1)
+    world.keep()
+    assert world.phase("g0") == "Held"
+    world.run(3)
+    assert set(world.bound()) == {"g00", "g01", "g02", "s"}
+    with world.state.view() as ledger:
+        assert ledger.violations() == []

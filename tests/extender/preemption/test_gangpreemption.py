@@ -365,6 +365,27 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
     assert len(pauses) > 3
 
 
+def takes_a_turn(world):
+    """Each look for victims on a node."""
+    nominated = world.state.preemption._nominated
+    who_goes = nominated.who_goes
+
+    def costly(*args, **how):
+        world.clock.worked += TURN
+        return who_goes(*args, **how)
+
+    nominated.who_goes = costly
+
+
+def test_victims_on_many_nodes_are_found_in_many_turns():
+    world = Full(**{f"n{i}": [LOW] for i in range(9)})
+    gang(world, 8)
+    takes_a_turn(world)
+    pauses = world.meanwhile(0, lambda: None)
+    assert len(world.asks("g0")) == 1
+    assert len(pauses) > 8
+
+
 happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending"])
 
 
@@ -373,11 +394,14 @@ happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "end
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
     what=happens,
-    pause=st.integers(1, 4),
+    pause=st.integers(1, 8),
+    slow=st.booleans(),
     data=st.data(),
 )
-def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, what, pause, data):
-    """Whatever happens between two turns: as if it had happened before the call."""
+def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, what, pause, *, slow, data):
+    """Whatever happens between two turns: as if it had happened before the call. `slow`: each look for victims takes a
+    turn.
+    """
     assume(sum(on.count(None) for on in nodes) < size)
     node = f"n{data.draw(st.integers(0, len(nodes) - 1))}"
     card = data.draw(st.integers(0, 2))
@@ -400,6 +424,8 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
     def answer(*, between: bool) -> tuple[dict[str, list[str]], bool]:
         world = Full(**{f"n{i}": on for i, on in enumerate(nodes)})
         gang(world, size)
+        if slow:
+            takes_a_turn(world)
         if not between:
             return world.asks("g0", before=lambda: change(world)), True
         pauses = world.meanwhile(pause, lambda: change(world))
