@@ -95,6 +95,7 @@ def _beside_nominated(state: State, everywhere: list[str], run: int) -> None:
         each["status"]["nominatedNodeName"] = everywhere[(i * 7 + run) % len(everywhere)]
         each["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     records = _come(state, made)
+    state.warm()  # as before a term
     single = request.parse_mutated(pod("single", "u-single", 1024))
     for i in range(5):
         state.plan(PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, everywhere, "binpack"))

@@ -22,6 +22,7 @@ from extender.cache.nominations import KEPT
 from extender.cache.reservations import MARKS, Phase
 from extender.records.pod import WaitingPod
 
+MANY: Final = 64  # nodes with something kept: to count all that takes longer than others may wait for the state
 LOWEST: Final = -(1 << 40)  # below all priorities
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
@@ -44,25 +45,32 @@ class NominatedPods:
         self._policy = policy
         self._nominations = cache.reservations.nominations
 
+    def nodes(self, own: Collection[str], priority: int) -> set[str]:
+        """The nodes where something is kept from pods of this priority, except for `own`."""
+        return {node for _, node, _ in self._nominations.before(own, priority)}
+
+    def unknown(self) -> list[str]:
+        """The nodes where it is not known yet which cards are kept: another extender has answered the preemption."""
+        every = self._nominations.before((), LOWEST)
+        return list(dict.fromkeys(node for _, node, place in every if place.assignment is None))
+
     @contextmanager
-    def kept(self, own: Collection[str], priority: int, nodes: Collection[str] = ()) -> Iterator[None]:
+    def kept(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
         """Context: the ledger also holds the cards that are kept from pods of this priority, except those for `own`.
 
-        `nodes`: the nodes that are asked. For a single node only what is kept there is put into the ledger: with 500
-        nominated pods that takes 0.4 ms, for all nodes 27.
+        `on`: only those on these nodes. It costs 0.05 ms for each nominated pod.
         """
         if not len(self._nominations):
             yield
             return
-        on = next(iter(nodes)) if len(nodes) == 1 else ""
         with self._cache.ledger.what_if(held=[one.holding for one in self.kept_on(on, own, priority)]):
             yield
 
-    def kept_on(self, on: str, own: Collection[str], priority: int) -> list[Nominated]:
-        """What is kept on this node from pods of this priority, except for `own`. "": on all nodes."""
+    def kept_on(self, on: Collection[str] | None, own: Collection[str], priority: int) -> list[Nominated]:
+        """What is kept on these nodes from pods of this priority, except for `own`. None: on all nodes."""
         found = []
         for claimant, node, place in list(self._nominations.before(own, priority)):
-            if on not in ("", node) or self._cache.ledger.holding(claimant.uid) is not None:
+            if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
                 continue  # what it was given counts by itself
             assignment = place.assignment
             if assignment is None:
@@ -101,7 +109,7 @@ class NominatedPods:
         `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway.
         """
         priority = claimant.request.priority
-        kept = self.kept_on(node, {claimant.uid, *own}, priority)
+        kept = self.kept_on((node,), {claimant.uid, *own}, priority)
         there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets)
         if there is None:
             return None

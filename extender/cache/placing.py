@@ -14,7 +14,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.nominated import NominatedPods
+from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
 from extender.records.pod import WaitingPod
@@ -66,19 +66,38 @@ class Placing:
         """The best node; nothing is held yet."""
         if ask.looked is not None:
             return self._first(ask, ask.looked)
+        own, priority = (ask.pod.uid,), ask.request.priority
+        kept = self._kept_from(ask)
+        if len(kept) > MANY:
+            # To count what is kept on so many nodes takes longer than others may wait. So other nodes come first; and
+            # where the pod would not fit anyway, nothing needs to be counted.
+            found = self._best(ask, [node for node in ask.nodes if node not in kept])
+            if isinstance(found, Placement):
+                return found
+            scorer = Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace))
+            kept = set(scorer.score_all(self._ledger, kept)[0])
+        with self._nominated.kept(own, priority, kept):
+            return self._best(ask, ask.nodes)
+
+    def _best(self, ask: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
         headroom = self._cache.headroom(ask.pod.namespace)
-        with self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
-            if ask.load is not None:
-                best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom)
-                if best is not None:
-                    return best
-            return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, headroom)
+        if ask.load is not None:
+            best = self._scored.place(ask.pod.uid, ask.request, ask.load, nodes, ask.policy, headroom=headroom)
+            if best is not None:
+                return best
+        return placement.place(self._ledger, nodes, ask.request, ask.policy, headroom)
+
+    def _kept_from(self, ask: PlacementRequest) -> set[str]:
+        """Those of the nodes where something is kept from the pod."""
+        kept = self._nominated.nodes((ask.pod.uid,), ask.request.priority)
+        return kept.intersection(ask.nodes) if kept else kept
 
     @contextmanager
     def asking(self, ask: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
         self._cache.count_cards()
-        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
+        own, priority, kept = (ask.pod.uid,), ask.request.priority, self._kept_from(ask)
+        with self._cache.aside(ask.pod.uid), self._nominated.kept(own, priority, kept):
             yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
 
     def place_on(self, ask: PlacementRequest, node: str) -> Placement | Refusal:
@@ -94,7 +113,8 @@ class Placing:
             placed = self._first(ask, ask.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.count_cards()
-        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority, ask.nodes):
+        own, priority, kept = (ask.pod.uid,), ask.request.priority, self._kept_from(ask)
+        with self._cache.aside(ask.pod.uid), self._nominated.kept(own, priority, kept):
             headroom = self._cache.headroom(ask.pod.namespace)
             if ask.load is not None:
                 scores = self._scored.scores(

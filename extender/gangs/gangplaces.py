@@ -4,7 +4,7 @@
 state locks.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from extender.ahead.ahead import Ahead
 from extender.ahead.reserve import Reserve, no_place
 from extender.cache import yielding
 from extender.cache.cache import Cache
-from extender.cache.nominated import NominatedPods
+from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.records.podref import PodRef
 
@@ -153,19 +153,14 @@ class GangPlaces:
             if self._reservations.decided(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
-        offers = self._offers.get(gang.key, {})
         _, _, created, _ = gang.rank()
         try:
-            with (
-                self._ledger.what_if(released=uids),
-                self._loads.what_if(unplanned=uids),
-                self._nominated.kept(gang.members, gang.priority),
-            ):
+            with self._ledger.what_if(released=uids), self._loads.what_if(unplanned=uids):
                 found = self._ahead.overtaking(
                     gang.priority,
                     created,
                     gang.namespace,
-                    lambda: self._planned(gang, members, offers, now, draft),
+                    lambda: self._planned(gang, members, now, draft),
                     lambda found: set(found.nodes.values()) if isinstance(found, Planned) else (),
                 )
         except TurnOver:
@@ -188,42 +183,43 @@ class GangPlaces:
             )
         return True
 
-    def _planned(
-        self,
-        gang: Gang,
-        members: Sequence[Member],
-        offers: Mapping[str, frozenset[str]],
-        now: float,
-        draft: Draft | None,
-    ) -> Planned | Unplanned:
-        found = self._where_nominated(gang, members, offers, now, draft)
-        if isinstance(found, Planned):
-            return found
-        return gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now, draft))
+    def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft | None) -> Planned | Unplanned:
+        """A plan beside what is kept for nominated pods."""
+        kept = self._nominated.nodes(gang.members, gang.priority)
+        if len(kept) > MANY:  # as `Placing.place` does
+            found = self._plan(members, self._terms(gang, now, draft, without=kept))
+            if isinstance(found, Planned):
+                return found
+            kept = self._taking(members, kept)
+        with self._nominated.kept(gang.members, gang.priority, kept):
+            return self._plan(members, self._terms(gang, now, draft))
 
-    def _where_nominated(
-        self,
-        gang: Gang,
-        members: Sequence[Member],
-        offers: Mapping[str, frozenset[str]],
-        now: float,
-        draft: Draft | None,
-    ) -> Planned | Unplanned | None:
-        """A plan in which nominated members get the nodes that kube-scheduler has named for them: it offers them no
-        others, and offers these nodes to nobody else.
+    def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
+        """A plan, if possible one in which nominated members get the nodes that kube-scheduler has named for them: it
+        offers them no others, and offers these nodes to nobody else.
         """
-        avoided, own, planned = gang.avoided(now), {}, []
+        own, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
             node = self._reservations.nominations.node(member.uid)
-            if node and (member.shape, node) not in avoided:
+            if node and (member.shape, node) not in terms.avoided:
                 shape = f"{member.shape}@{node}"
                 own[shape] = frozenset({node})
                 planned.append(replace(member, shape=shape))
             else:
                 planned.append(member)
-        if not own:
-            return None
-        return gangplan.plan(self._ledger, self._loads, planned, self._terms(gang, {**offers, **own}, now, draft))
+        if own:
+            offers = {**terms.offers, **own}
+            found = gangplan.plan(self._ledger, self._loads, planned, replace(terms, offers=offers))
+            if isinstance(found, Planned):
+                return found
+        return gangplan.plan(self._ledger, self._loads, members, terms)
+
+    def _taking(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
+        """Those of the nodes that could take one of the members; all, where that is not known."""
+        vacant = [self._vacant(*shape) for shape in shapes(members)]
+        if any(one is None for one in vacant):
+            return nodes
+        return {node for node in nodes if any(one is not None and node in one.most for one in vacant)}
 
     def look(self, members: Sequence[Member], until: float) -> bool:
         """Looks at nodes until `until`, by the thread's CPU, so that a plan of these members has to ask few. Returns
@@ -242,9 +238,9 @@ class GangPlaces:
         """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
         if self._short(members)[0] is not None:
             return None
-        offers = dict(self._offers.get(gang.key, {}))
-        offers[shape] = offers.get(shape, frozenset()).union(also)
-        found = gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now))
+        terms = self._terms(gang, now)
+        offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
+        found = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return found if isinstance(found, Planned) else None
 
     def broken(self, gang: Gang) -> str:
@@ -265,13 +261,21 @@ class GangPlaces:
             drafted = self._drafts[gang.key] = _Drafted(tuple(members), state, Draft(self._clock.cpu, TURN))
         return drafted
 
-    def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float, draft: Draft | None = None) -> Terms:
+    def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
+        """`without`: nodes that no member with cards may have."""
+        against = self._reserve.against(gang.key, gang.rank())
+
+        def closed(member: Member, node: str) -> bool:
+            if node in without and member.request is not None:
+                return True
+            return against is not None and against(member, node)
+
         return Terms(
             policy=self._policy,
             headroom=self._cache.headroom(gang.namespace),
-            offers=offers,
+            offers=self._offers.get(gang.key, {}),
             avoided=gang.avoided(now),
-            closed=self._reserve.against(gang.key, gang.rank()),
+            closed=closed if without else against,
             vacant=self._vacant,
             draft=draft,
         )

@@ -172,7 +172,7 @@ class GangPreemption:
 
     def _put_more(self, search: GangSearch, tried: _Tried, lacking: Sequence[Member]) -> bool:
         """Puts members where the least harmful victims are, until there are as many as the search is to try. Returns
-        False where the turn's time is over before.
+        False where the turn's time is over, so that the next turn goes on.
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
@@ -203,7 +203,7 @@ class GangPreemption:
             del unhelped[put.taker.uid]
             self._keep(put)
             heapq.heappush(tried.queue, (harm, node))
-        return True
+        return self._clock.cpu() < until
 
     def _keep(self, put: _Put) -> None:
         place = NominatedPlace(put.victims.assignment, put.victims.uids)

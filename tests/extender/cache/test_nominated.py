@@ -19,9 +19,9 @@ from extender.records.podref import PodRef
 
 @pytest.mark.parametrize(
     ("asked", "kept"),
-    [(["n1"], {"u1@n1"}), (["n2"], {"u2@n2"}), (["n1", "n2"], {"u1@n1", "u2@n2"}), ([], {"u1@n1", "u2@n2"})],
+    [(["n1"], {"u1@n1"}), (["n2"], {"u2@n2"}), (["n1", "n2"], {"u1@n1", "u2@n2"}), (None, {"u1@n1", "u2@n2"})],
 )
-def test_who_asks_for_one_node_meets_what_is_kept_there_alone(asked, kept):
+def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(asked, kept):
     cache = Cache(Ledger(), Patience(), SYSTEM)
     for number in (1, 2):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))

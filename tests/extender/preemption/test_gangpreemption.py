@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from cardwise.core.gangs.vacancy import LOOKS, Vacancies
 from extender.api import verbs
 from extender.api.verbs import Preferences
+from extender.gangs import gangplaces
 from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.records import wire
 from tests.examples import examples
@@ -306,9 +308,19 @@ on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_siz
 
 
 @settings(max_examples=examples(25, soak=400), deadline=None)
-@given(nodes=st.lists(on_cards, min_size=1, max_size=4), size=st.integers(1, 5), data=st.data())
-def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, data):
-    """Whatever the order in which the members ask and the victims end."""
+@given(
+    nodes=st.lists(on_cards, min_size=1, max_size=4),
+    size=st.integers(1, 5),
+    many=st.sampled_from([0, gangplaces.MANY]),
+    data=st.data(),
+)
+def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, many, data):
+    """Whatever the order in which the members ask and the victims end. `many`: see `nominated.MANY`."""
+    with patch.object(gangplaces, "MANY", many):
+        goes(nodes, size, data)
+
+
+def goes(nodes, size, data):
     world = Full(**{f"n{i}": on for i, on in enumerate(nodes)})
     everybody = [priority for on in nodes for priority in on]
     free, low = everybody.count(None), everybody.count(LOW)

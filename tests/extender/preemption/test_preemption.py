@@ -13,6 +13,8 @@ from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
+from extender.cache import placing
+from extender.cache.nominated import MANY
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
@@ -278,9 +280,10 @@ def test_and_who_is_not_told_of_in_time(two, again):
     assert len(again("5")["n2"]) == 2
 
 
-@pytest.fixture
-def freed(full):
+@pytest.fixture(params=[MANY, 0], ids=["beside few", "beside many"])
+def freed(full, request, monkeypatch):
     """p was nominated, and its victims are gone."""
+    monkeypatch.setattr(placing, "MANY", request.param)
     wanted = full.wants("p")
     (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
     full.nominate(wanted, "n1")
