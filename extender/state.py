@@ -236,26 +236,26 @@ class State:
         with self._lock:
             return self._reservations.decided(uid)
 
-    def plan(self, ask: PlacementRequest, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
+    def plan(self, wanted: PlacementRequest, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
         """The best node, which is held for the pod until its bind comes. Replaces an earlier plan.
 
         `created`: when the pod was created.
         """
-        uid = ask.pod.uid
-        ask = self._long.look(ask)
+        uid = wanted.pod.uid
+        wanted = self._long.look(wanted)
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
                 return decided
             self._cache.count_cards()
-            self.ahead.comes(uid, ask.nodes)
+            self.ahead.comes(uid, wanted.nodes)
             with self._cache.aside(uid):  # its own plan does not count, on cards and in quotas
-                placed = self.ahead.place(ask, created)
+                placed = self.ahead.place(wanted, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.give_up(uid)
-                self._cache.refused(uid, ask.since)
+                self._cache.refused(uid, wanted.since)
             else:
-                self._placing.hold(ask, placed, Phase.RESERVED)
+                self._placing.hold(wanted, placed, Phase.RESERVED)
                 self._queue.placed(uid)
             return placed
 
@@ -281,36 +281,36 @@ class State:
             return self._reserve.closed(rank, request, nodes)
 
     def fitting(
-        self, ask: PlacementRequest, *, created: str = ahead.YOUNGEST
+        self, wanted: PlacementRequest, *, created: str = ahead.YOUNGEST
     ) -> dict[str, int] | Unplaceable | Decided:
         """As `plan`, but returns all nodes that fit, with their scores, and holds nothing."""
-        uid = ask.pod.uid
-        ask = self._long.look(ask)
+        uid = wanted.pod.uid
+        wanted = self._long.look(wanted)
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
                 return decided
-            self.ahead.comes(uid, ask.nodes)
-            scores, refusals = self.ahead.score(ask, created)
+            self.ahead.comes(uid, wanted.nodes)
+            scores, refusals = self.ahead.score(wanted, created)
             if scores:
                 self._scored = uid, self._clock.now(), scores
                 return scores
-            self._cache.refused(uid, ask.since)
+            self._cache.refused(uid, wanted.since)
             return Unplaceable(refusals=refusals)
 
-    def scores(self, ask: PlacementRequest) -> dict[str, int]:
+    def scores(self, wanted: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits. Uses the result of `fitting` once, if it is less than a second
         old: bind checks the cards again. What the pod holds itself does not count.
         """
         with self._lock:
             uid, at, scores = self._scored
-            if uid and uid == ask.pod.uid:
+            if uid and uid == wanted.pod.uid:
                 self._scored = _NO_SCORES
                 if self._clock.now() - at < _SCORED_SECONDS:
                     return scores
-        ask = self._long.look(ask)
+        wanted = self._long.look(wanted)
         with self._lock:
-            return self._placing.score(ask)[0]
+            return self._placing.score(wanted)[0]
 
     def begin_bind(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int = 0
@@ -499,12 +499,12 @@ class State:
                 self._bound_on.add(pod.node)
         self.ahead.over(pod.uid)
 
-    def _choose(self, ask: PlacementRequest, node: str) -> Assignment | Refusal:
+    def _choose(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node if it is still good, else other cards there."""
         self._cache.count_cards()
-        one = self._reservations.get(ask.pod.uid)
+        one = self._reservations.get(wanted.pod.uid)
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
-        if plan is not None and self._cache.good(plan, ask.request):
+        if plan is not None and self._cache.good(plan, wanted.request):
             return plan.assignment
-        placed = self._placing.place_on(ask, node)
+        placed = self._placing.place_on(wanted, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

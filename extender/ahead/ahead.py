@@ -156,23 +156,23 @@ class Ahead:
                 self._doubt(doubt)
             self._end([uid], NominationOutcome.ELSEWHERE)
 
-    def place(self, ask: PlacementRequest, created: str) -> Placement | Unplaceable:
+    def place(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
         return self.overtaking(
-            ask.request.priority,
+            wanted.request.priority,
             created,
-            ask.pod.namespace,
-            lambda: self._placing.place(ask),
+            wanted.pod.namespace,
+            lambda: self._placing.place(wanted),
             lambda found: (found.node,) if isinstance(found, Placement) else (),
         )
 
-    def score(self, ask: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place`, but the scores of all nodes that fit, and why the others do not."""
         return self.overtaking(
-            ask.request.priority,
+            wanted.request.priority,
             created,
-            ask.pod.namespace,
-            lambda: self._placing.score(ask),
+            wanted.pod.namespace,
+            lambda: self._placing.score(wanted),
             lambda found: found[0],
         )
 

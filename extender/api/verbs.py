@@ -83,12 +83,12 @@ def filter_nodes(
     policy = asked.policy or preferences.policy
     closed = state.reserved(pod.rank, asked, offered)
     candidates = [name for name in offered if name not in closed] if closed else offered
-    ask = PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy))
+    wanted = PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
-        found = state.plan(ask, created=created)
+        found = state.plan(wanted, created=created)
     else:
-        found = state.fitting(ask, created=created)
+        found = state.fitting(wanted, created=created)
     if isinstance(found, Decided) and found.node not in offered:
         return _undecided(offered, grouped=pod.grouped)
     if isinstance(found, Unplaceable):

@@ -30,11 +30,11 @@ class LongSearch:
         self._placing = placing
         self._clock = clock
 
-    def look(self, ask: PlacementRequest) -> PlacementRequest:
-        """The ask with the results of all nodes, if the search takes more than one turn."""
-        if len(ask.nodes) <= FEW or not fitting.several(ask.request):
-            return ask
-        nodes, effort = list(dict.fromkeys(ask.nodes)), SearchEffort()
+    def look(self, wanted: PlacementRequest) -> PlacementRequest:
+        """The same with the results of all nodes, if the search takes more than one turn."""
+        if len(wanted.nodes) <= FEW or not fitting.several(wanted.request):
+            return wanted
+        nodes, effort = list(dict.fromkeys(wanted.nodes)), SearchEffort()
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         with self._lock:
@@ -43,7 +43,7 @@ class LongSearch:
         while (at := len(scores) + len(refusals)) < len(nodes):
             if at:
                 give_way(self._clock)
-            with self._lock, self._placing.asking(ask, effort) as scorer:
+            with self._lock, self._placing.asking(wanted, effort) as scorer:
                 until, by_name = self._clock.cpu() + TURN, self._cache.ledger.by_name()
                 for name in nodes[at:]:
                     found = scorer.score(by_name.get(name))
@@ -56,4 +56,4 @@ class LongSearch:
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         with self._lock:
             ahead = {one.node for one in self._cache.reservations.among(Phase.NOMINATED)}
-        return ask._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))
+        return wanted._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))

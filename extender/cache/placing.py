@@ -62,76 +62,80 @@ class Placing:
         self._scored = scored
         self._nominated = nominated
 
-    def place(self, ask: PlacementRequest) -> Placement | Unplaceable:
+    def place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
         """The best node; nothing is held yet."""
-        if ask.looked is not None:
-            return self._first(ask, ask.looked)
-        own, priority = (ask.pod.uid,), ask.request.priority
-        kept = self._kept_from(ask)
+        if wanted.looked is not None:
+            return self._first(wanted, wanted.looked)
+        own, priority = (wanted.pod.uid,), wanted.request.priority
+        kept = self._kept_from(wanted)
         if len(kept) > MANY:
             # To count what is kept on so many nodes takes longer than others may wait. So other nodes come first; and
             # where the pod would not fit anyway, nothing needs to be counted.
-            found = self._best(ask, [node for node in ask.nodes if node not in kept])
+            found = self._best(wanted, [node for node in wanted.nodes if node not in kept])
             if isinstance(found, Placement):
                 return found
-            scorer = Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace))
+            scorer = Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace))
             kept = set(scorer.score_all(self._ledger, kept)[0])
         with self._nominated.kept(own, priority, kept):
-            return self._best(ask, ask.nodes)
+            return self._best(wanted, wanted.nodes)
 
-    def _best(self, ask: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
-        headroom = self._cache.headroom(ask.pod.namespace)
-        if ask.load is not None:
-            best = self._scored.place(ask.pod.uid, ask.request, ask.load, nodes, ask.policy, headroom=headroom)
+    def _best(self, wanted: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
+        headroom = self._cache.headroom(wanted.pod.namespace)
+        if wanted.load is not None:
+            best = self._scored.place(
+                wanted.pod.uid, wanted.request, wanted.load, nodes, wanted.policy, headroom=headroom
+            )
             if best is not None:
                 return best
-        return placement.place(self._ledger, nodes, ask.request, ask.policy, headroom)
+        return placement.place(self._ledger, nodes, wanted.request, wanted.policy, headroom)
 
-    def _kept_from(self, ask: PlacementRequest) -> set[str]:
+    def _kept_from(self, wanted: PlacementRequest) -> set[str]:
         """Those of the nodes where something is kept from the pod."""
-        kept = self._nominated.nodes((ask.pod.uid,), ask.request.priority)
-        return kept.intersection(ask.nodes) if kept else kept
+        kept = self._nominated.nodes((wanted.pod.uid,), wanted.request.priority)
+        return kept.intersection(wanted.nodes) if kept else kept
 
     @contextmanager
-    def asking(self, ask: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
+    def asking(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
         self._cache.count_cards()
-        own, priority, kept = (ask.pod.uid,), ask.request.priority, self._kept_from(ask)
-        with self._cache.aside(ask.pod.uid), self._nominated.kept(own, priority, kept):
-            yield Scorer(ask.request, ask.policy, self._cache.headroom(ask.pod.namespace), effort)
+        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
+        with self._cache.aside(wanted.pod.uid), self._nominated.kept(own, priority, kept):
+            yield Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort)
 
-    def place_on(self, ask: PlacementRequest, node: str) -> Placement | Refusal:
+    def place_on(self, wanted: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod holds itself does not count."""
-        with self.asking(ask, SearchEffort()) as scorer:
+        with self.asking(wanted, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
-    def score(self, ask: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself does not count."""
-        if ask.looked is not None and ask.looked.scores:
-            return ask.looked.scores, ask.looked.refusals
-        if ask.looked is not None:
-            placed = self._first(ask, ask.looked)
+        if wanted.looked is not None and wanted.looked.scores:
+            return wanted.looked.scores, wanted.looked.refusals
+        if wanted.looked is not None:
+            placed = self._first(wanted, wanted.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.count_cards()
-        own, priority, kept = (ask.pod.uid,), ask.request.priority, self._kept_from(ask)
-        with self._cache.aside(ask.pod.uid), self._nominated.kept(own, priority, kept):
-            headroom = self._cache.headroom(ask.pod.namespace)
-            if ask.load is not None:
+        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
+        with self._cache.aside(wanted.pod.uid), self._nominated.kept(own, priority, kept):
+            headroom = self._cache.headroom(wanted.pod.namespace)
+            if wanted.load is not None:
                 scores = self._scored.scores(
-                    ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom
+                    wanted.pod.uid, wanted.request, wanted.load, wanted.nodes, wanted.policy, headroom=headroom
                 )
                 if scores is not None:
                     return scores, {}
-            return placement.Scorer(ask.request, ask.policy, headroom).score_all(self._ledger, ask.nodes)
+            return placement.Scorer(wanted.request, wanted.policy, headroom).score_all(self._ledger, wanted.nodes)
 
     def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, load))
 
-    def hold(self, ask: PlacementRequest, placed: Placement, phase: Phase) -> None:
+    def hold(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Holds this for the pod."""
-        self._cache.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
+        self._cache.reservations.plan(
+            wanted.pod, placed.node, placed.assignment, phase, mps_client=wanted.request.mps_client
+        )
 
     def hold_ahead(self, pod: WaitingPod, placed: Placement) -> None:
         """Holds this for the pod ahead, before kube-scheduler asks for it."""
@@ -145,10 +149,10 @@ class Placing:
             ahead=pod,
         )
 
-    def _first(self, ask: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
+    def _first(self, wanted: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
         effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
-        with self.asking(ask, effort) as scorer:
+        with self.asking(wanted, effort) as scorer:
             for name in looked.best:
                 placed = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(placed, Refusal):

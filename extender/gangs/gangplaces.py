@@ -5,8 +5,8 @@ state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
@@ -50,14 +50,10 @@ class GangPlaces:
         self._ahead = ahead
         self._policy = policy
         self._clock = clock
-        self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
+        self._known: dict[str, _Known] = {}  # by gang
         self._last_offer: frozenset[str] = frozenset()
-        self._offered: dict[str, int] = {}  # by gang, how often kube-scheduler's offer has changed
         self._vacancies = Vacancies(self._ledger, self._loads)
         self._freed = 0
-        self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
-        self._drafts: dict[str, _Drafted] = {}  # plans that take several turns, by gang
-        self._not_before: dict[str, float] = {}
 
     # What is known of nodes.
 
@@ -67,15 +63,15 @@ class GangPlaces:
         if offer == self._last_offer:
             offer = self._last_offer  # equal offers are one object: the planner looks at each once
         self._last_offer = offer
-        offers = self._offers.setdefault(gang.key, {})
-        if offers.get(shape) != offer:
-            offers[shape] = offer
-            self._offered[gang.key] = self._offered.get(gang.key, 0) + 1
+        known = self._known.setdefault(gang.key, _Known())
+        if known.offers.get(shape) != offer:
+            known.offers[shape] = offer
+            known.changes += 1
         self._reserve.offered(gang.key, shape, offer)
 
     def knows(self, gang: Gang) -> bool:
         """Whether kube-scheduler has ever asked for a member."""
-        return bool(self._offers.get(gang.key))
+        return bool(self._of(gang).offers)
 
     def freed(self) -> None:
         """There may be room where there was none."""
@@ -83,19 +79,12 @@ class GangPlaces:
 
     def drop(self, key: str) -> None:
         """The gang is gone."""
-        self._offers.pop(key, None)
-        self._offered.pop(key, None)
-        self._tried.pop(key, None)
-        self._drafts.pop(key, None)
-        self._not_before.pop(key, None)
+        self._known.pop(key, None)
         self._reserve.drop(key)
 
     def forget(self) -> None:
         """Forgets what was heard in an earlier term."""
-        self._offers.clear()
-        self._tried.clear()
-        self._drafts.clear()
-        self._not_before.clear()
+        self._known.clear()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
         """These gangs have waited too long, in order. Returns whether nodes that were kept are free for others now."""
@@ -112,35 +101,35 @@ class GangPlaces:
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Whether a plan is worth a try: not if it failed a moment ago and nothing has changed."""
-        paused = now < self._not_before.get(gang.key, float("-inf"))
-        return not paused and self._tried.get(gang.key) != self._state(gang, now)
+        known = self._of(gang)
+        return now >= known.not_before and known.tried != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool | None:
         """Plans all missing members, if they may fit. Returns its success; None: the next call goes on."""
         if not self.may_fit(gang, now):
             return False
-        began, members, state = self._clock.cpu(), gang.missing_in_plan(), self._state(gang, now)
-        short, known = self._short(members)
-        if not known:
+        began, members = self._clock.cpu(), gang.missing_in_plan()
+        known, state = self._known.setdefault(gang.key, _Known()), self._state(gang, now)
+        short, complete = self._short(members)
+        if not complete:
             return None
         if short is not None:
             gang.reason = self._reserve.hopeless(gang.key) or no_place(short)
         else:
-            drafted = self._drafted(gang, members, state)
-            drafted.draft.begin()
-            placed = self.place(gang, members, now, drafted.draft)
+            draft = known.go_on(members, state, Draft(self._clock.cpu, TURN))
+            placed = self.place(gang, members, now, draft)
             if placed is None:
                 return None
-            del self._drafts[gang.key]
+            known.draft = None
             if placed:
-                self._tried.pop(gang.key, None)
+                known.tried = None
                 return True
             # What has changed since the first turn was not seen, or not in time.
-            state = drafted.state if not drafted.draft.moved else None
+            state = known.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
-        self._tried[gang.key] = state
+        known.tried = state
         if cost > CHEAP:
-            self._not_before[gang.key] = now + yielding.rest(cost)
+            known.not_before = now + yielding.rest(cost)
         gang.refused(now)
         return False
 
@@ -254,12 +243,8 @@ class GangPlaces:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
-    def _drafted(self, gang: Gang, members: Sequence[Member], state: object) -> "_Drafted":
-        """The draft of a plan for these members that an earlier turn has begun, or a new one."""
-        drafted = self._drafts.get(gang.key)
-        if drafted is None or drafted.members != tuple(members):
-            drafted = self._drafts[gang.key] = _Drafted(tuple(members), state, Draft(self._clock.cpu, TURN))
-        return drafted
+    def _of(self, gang: Gang) -> "_Known":
+        return self._known.get(gang.key, _NOTHING)
 
     def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
         """`without`: nodes that no member with cards may have."""
@@ -273,7 +258,7 @@ class GangPlaces:
         return Terms(
             policy=self._policy,
             headroom=self._cache.headroom(gang.namespace),
-            offers=self._offers.get(gang.key, {}),
+            offers=self._of(gang).offers,
             avoided=gang.avoided(now),
             closed=closed if without else against,
             vacant=self._vacant,
@@ -283,7 +268,7 @@ class GangPlaces:
     def _state(self, gang: Gang, now: float) -> object:
         """A value that changes when a plan that failed might succeed."""
         freed = self._freed + self._cache.freed + self._loads.freed
-        return freed, self._offered.get(gang.key, 0), tuple(gang.avoided(now))
+        return freed, self._of(gang).changes, tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""
@@ -320,12 +305,30 @@ class GangPlaces:
         return self._vacancies.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
 
 
-class _Drafted(NamedTuple):
-    """A plan that takes several turns. `state`: see `_state`, when it was begun."""
+@dataclass(slots=True, eq=False)
+class _Known:
+    """What is known of one gang. `offers`: the nodes that kube-scheduler has offered, by shape; `changes`: how often
+    that has changed. `tried`: `_state` of the last plan that failed, after which there is a pause until `not_before`.
+    `draft`: a plan for `members` that takes several turns; `drafted`: `_state` when it was begun.
+    """
 
-    members: tuple[Member, ...]
-    state: object
-    draft: Draft
+    offers: dict[str, frozenset[str]] = field(default_factory=dict)
+    changes: int = 0
+    tried: object = None
+    not_before: float = float("-inf")
+    draft: Draft | None = None
+    members: Sequence[Member] = ()
+    drafted: object = None
+
+    def go_on(self, members: Sequence[Member], state: object, new: Draft) -> Draft:
+        """A turn begins: the draft for these members that an earlier turn has begun, or a new one."""
+        if self.draft is None or self.members != members:
+            self.draft, self.members, self.drafted = new, members, state
+        self.draft.begin()
+        return self.draft
+
+
+_NOTHING: Final = _Known()
 
 
 class _Rows(GangPlan):
