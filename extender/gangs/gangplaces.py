@@ -116,11 +116,11 @@ class GangPlaces:
         if short is not None:
             gang.reason = self._reserve.hopeless(gang.key) or no_place(short)
         else:
-            draft = known.go_on(members, state, Draft(self._clock.cpu, TURN))
+            draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
             placed = self.place(gang, members, now, draft)
             if placed is None:
+                known.draft = draft
                 return None
-            known.draft = None
             if placed:
                 known.tried = None
                 return True
@@ -320,12 +320,15 @@ class _Known:
     members: Sequence[Member] = ()
     drafted: object = None
 
-    def go_on(self, members: Sequence[Member], state: object, new: Draft) -> Draft:
-        """A turn begins: the draft for these members that an earlier turn has begun, or a new one."""
-        if self.draft is None or self.members != members:
-            self.draft, self.members, self.drafted = new, members, state
-        self.draft.begin()
-        return self.draft
+    def take_draft(self, members: Sequence[Member], state: object, new: Draft) -> Draft:
+        """A turn begins: the draft for these members that an earlier turn has begun, or a new one. It is not kept here
+        meanwhile, so that an exception leaves none that is half changed.
+        """
+        draft, self.draft = self.draft, None
+        if draft is None or self.members != members:
+            draft, self.members, self.drafted = new, members, state
+        draft.begin()
+        return draft
 
 
 _NOTHING: Final = _Known()

@@ -117,6 +117,7 @@ class _Growing:
 
     members: tuple[Member, ...]
     counts: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))
+    effort: SearchEffort = field(default_factory=lambda: SearchEffort(_STEPS, reasons=False))
     attempts: list["_Attempt"] = field(default_factory=list)
     failed: Unplanned | None = None
 
@@ -148,7 +149,8 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
     draft = terms.draft or Draft(lambda: 0.0, math.inf)
     growing = draft.growing(members)
     if growing.failed is None:
-        found = _plan(_Ground(ledger, nodes, terms, members, draft), members, growing)
+        ground = _Ground(ledger, nodes, members, terms, draft=draft, effort=growing.effort)
+        found = _plan(ground, members, growing)
         if isinstance(found, Planned):
             return found
         growing.failed = found
@@ -213,11 +215,20 @@ class _Kind(NamedTuple):
 class _Ground:
     """What is the same for all attempts: the nodes before anything is planned."""
 
-    def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms, members: Sequence[Member], draft: Draft) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        nodes: Nodes,
+        members: Sequence[Member],
+        terms: Terms,
+        *,
+        draft: Draft,
+        effort: SearchEffort,
+    ) -> None:
         self.ledger = ledger
         self.terms = terms
         self.draft = draft
-        self.effort = SearchEffort(_STEPS, reasons=False)
+        self.effort = effort
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         # By the address of the offers: the terms keep these, so nothing else gets it.
@@ -243,7 +254,6 @@ class _Ground:
         like = self._like[member.uid]
         kind = self._kinds.get(like)
         if kind is None:
-            self.draft.step()
             kind = self._kinds[like] = self._look(member, self._alike[like], self._searches)
         return kind
 
@@ -254,6 +264,7 @@ class _Ground:
         for member in members:
             like = self._like[member.uid]
             if like not in counts:
+                self.draft.step()
                 counts[like] = nodes(self.kind(member))
         return {uid: counts[like] for uid, like in self._like.items()}
 
@@ -506,8 +517,8 @@ class _Attempt:
         for member in self.order:
             if member.uid in self._nodes:
                 continue
-            like, kind = ground.like(member), ground.kind(member)
             ground.draft.step()
+            like, kind = ground.like(member), ground.kind(member)
             queue = self._queues.get(like) or _Queue(self._used)
             if like not in begun:
                 begun.add(like)
@@ -551,14 +562,14 @@ class _Attempt:
         """
         placed = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
         gone = self._used.go_on(ground, {node for member, node in placed if not ground.allowed(member, node)})
-        again = [member for member, node in placed if node in gone]
-        headroom = self._headroom(ground)
-        if any(min(one.shares or 0, one.memory or 0, one.cards or 0) < 0 for one in headroom):
-            again, self._used, self._queues = [member for member, _ in placed], _Used(ground), {}
-        for member in again:
-            del self._nodes[member.uid]
-            self._assignments.pop(member.uid, None)
-        ground.draft.moved |= bool(again)
+        for member, node in placed:
+            if node in gone:
+                del self._nodes[member.uid]
+                self._assignments.pop(member.uid, None)
+        if any(min(one.shares or 0, one.memory or 0, one.cards or 0) < 0 for one in self._headroom(ground)):
+            self._nodes, self._assignments = {}, {}
+            self._used, self._queues = _Used(ground), {}
+        ground.draft.moved |= len(self._nodes) < len(placed)
 
     def _headroom(self, ground: _Ground) -> Sequence[Headroom]:
         """What quotas leave beside the plan."""
