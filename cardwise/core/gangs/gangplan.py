@@ -503,6 +503,7 @@ class _Attempt:
 
     def __init__(self, ground: _Ground, order: Sequence[Member]) -> None:
         self.order = order
+        self._failed: Unplanned | None = None
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
         self._used = _Used(ground)
@@ -510,6 +511,8 @@ class _Attempt:
 
     def place(self, ground: _Ground) -> Planned | Unplanned:
         """Places for all these members, or the first without one."""
+        if self._failed is not None:
+            return self._failed
         if self._nodes:
             self._go_on(ground)
         headroom = self._headroom(ground)
@@ -525,7 +528,8 @@ class _Attempt:
                 self._queues[like] = queue
                 queue.begin(ground, kind)
             if not self._place(queue, member, headroom):
-                return Unplanned(member=member)
+                self._failed = Unplanned(member=member)
+                return self._failed
             if headroom:
                 headroom = _less(headroom, ground.ledger, self._charges(member))
         return Planned(nodes=self._nodes, assignments=self._assignments)
