@@ -458,6 +458,25 @@ def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
     assert changed(two) == ["p", "p"]
 
 
+def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_again(two):
+    for name in ("p", "q"):
+        two.api.create_pod(name, 100)
+    refused = two.api.fault(Fault(status=422), "patch", "*/p/status", times=math.inf)
+    two.takes_over(two.b)
+    two.b.cut = True
+    two.clock.advance(14.0)
+    two.b.look()
+    assert two.b.leadership.term() is None
+    two.b.cut = False
+    takes(two.b)
+    assert sorted(changed(two)) == ["p", "q"], "nobody else has led"
+    assert not two.b.leadership.settled()
+    refused.end()
+    gives_back(two.b)
+    takes(two.a)
+    assert sorted(changed(two)) == ["p", "p", "q", "q"]
+
+
 def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     """etcd is full, say: pods can be read and the Lease cannot be renewed, for longer than an answer is waited for."""
     for name in ("mine", "other"):
