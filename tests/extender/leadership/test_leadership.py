@@ -497,6 +497,27 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     assert list(two.api.given()) == ["other"]
 
 
+def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(two):
+    """Something says that there is no Lease, and then it is there again."""
+    for name in ("mine", "other"):
+        two.api.create_pod(name, P100)
+    late = binding_of(two.api, "mine")
+    sends_in_vain(two, "mine")
+    gone = [two.api.fault(Fault(status=404), verb, LEASE, times=math.inf) for verb in ("get", "update")]
+    two.clock.advance(80.0)
+    two.a.look()
+    assert two.a.elector.token == ""
+    two.a.look_up()
+    for each in gone:
+        each.end()
+    two.takes_over(two.a)
+    two.a.look_up()
+    assert two.a.bind("other", "n1") == "bound"
+    with pytest.raises(errors.Conflict):
+        two.api.client().create(paths.pods("default", "mine", "binding"), late)
+    assert list(two.api.given()) == ["other"]
+
+
 def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
     """Its books are as those of a standby: what the other has given away is not counted twice."""
     two.api.create_pod("mine", P100)
