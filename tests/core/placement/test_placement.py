@@ -1,12 +1,16 @@
 """The figures of Alibaba's articles, types of cards, and devices that are no GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
-from cardwise.core.api import request
+from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import DeviceShare
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.mpsprofile import CardMps
+from cardwise.core.api.quotas import NOTHING, Entry
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod
 from tests.core import others
@@ -163,6 +167,51 @@ def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
         assert placement.place(ledger, ["unknown"], asked, "binpack").refusals == {"unknown": Refusal.NOT_OURS}
 
 
+def test_a_node_that_has_only_scarce_cards_is_the_worse_one():
+    ledger = typed_ledger(n1=[V100], n2=[K80])
+    for policy in ("binpack", "spread"):
+        scorer = placement.Scorer(request.parse(pod(gpu_mem=100)), policy)
+        assert scorer.score(ledger.node("n1")) < scorer.score(ledger.node("n2"))
+
+
+def test_a_node_without_the_type_says_so_also_where_its_cards_are_too_small():
+    ledger = typed_ledger(n1=[V100], n2=[K80])
+    refused = place(ledger, containers=[of_class("k80", gpu_mem=20000)]).refusals
+    assert refused == {"n1": Refusal.NO_SUCH_TYPE, "n2": Refusal.CARD_TOO_SMALL}
+
+
+def test_a_type_is_refused_by_the_state_of_its_own_cards():
+    ledger = typed_ledger(n1=[K80 | {"cordoned": True}, V100], n2=[K80, V100])
+    ledger.hold(holding("u", 1, 0, node="n2", total=11441))
+    refused = place(ledger, containers=[of_class("k80", gpu_count=1)]).refusals
+    assert refused == {"n1": Refusal.CORDONED, "n2": Refusal.NO_WHOLE_CARD}
+    refused = place(ledger, containers=[of_class("k80", gpu_mem=11441)]).refusals
+    assert refused == {"n1": Refusal.CORDONED, "n2": Refusal.NO_MEMORY}
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("asked", [{"gpu_mem": 30}, {"gpu_count": 1}])
+@pytest.mark.parametrize("entry", [None, Entry(memory=60)])
+def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(policy, asked, entry):
+    ledger = Ledger()
+    for name, mem in (("n1", 100), ("n2", 50), ("n3", 40)):
+        ledger.set_cards(name, cards(mem, mem, node=name))
+    ledger.set_cards("n4", [replace(card, mps=CardMps(ready=False)) for card in cards(45, node="n4")])
+    for index in (0, 1):
+        ledger.hold(holding(f"u{index}", 5, index, node="n3", total=40))
+    headroom = [quotas.headroom(entry, NOTHING)] if entry else []
+    scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
+    each = {node.name: scorer.score(node) for node in ledger.nodes()}
+    fit, not_fit = scorer.score_all(ledger, each)
+    assert fit | not_fit == each
+    assert not_fit["n4"] is Refusal.MPS_DOWN
+    assert not_fit.keys() == {
+        "n4",
+        *(["n3"] if "gpu_count" in asked else []),
+        *(["n1"] if entry and "gpu_count" in asked else []),
+    }
+
+
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("asked", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}])
 @pytest.mark.parametrize("entry", [None, Entry(device_class="k80", memory=11441), Entry(shares=1)])
@@ -189,9 +238,9 @@ def test_the_smallest_card_that_is_empty_is_given_whole():
 BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})
 
 
-def of_classes(*classes):
-    """A node with a card of 100 MiB of each of these."""
-    return typed_ledger(n1=[{"mem": 100, "classes": one} for one in classes])
+def of_classes(*classes, mem=100):
+    """A node with a card of `mem` MiB of each of these."""
+    return typed_ledger(n1=[{"mem": mem, "classes": one} for one in classes])
 
 
 def found(placed):
@@ -200,9 +249,34 @@ def found(placed):
 
 def test_shares_that_fill_their_cards_to_the_last_mib_give_way_to_each_other():
     several = [of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]
-    assert found(place(of_classes(ONE, BOTH), containers=several)) == {"0": [1], "1": [0]}
+    placed = place(of_classes(ONE, BOTH), containers=several)
+    assert found(placed) == {"0": [1], "1": [0]}
+    assert placed.score == -200, "of all cards that are taken"
 
 
-def test_all_cards_of_a_split_share_give_way():
-    several = [of_class("x", gpu_mem=200, gpu_count=2), of_class("y", gpu_mem=100)]
-    assert found(place(of_classes(ONE, BOTH, BOTH), containers=several)) == {"0": [1, 2], "1": [0]}
+@pytest.mark.parametrize("mem", [100, 101])
+def test_all_cards_of_a_split_share_give_way(mem):
+    several = [of_class("x", gpu_mem=2 * mem, gpu_count=2), of_class("y", gpu_mem=mem)]
+    placed = place(of_classes(ONE, BOTH, BOTH, mem=mem), containers=several)
+    assert found(placed) == {"0": [1, 2], "1": [0]}
+    assert placed.score == -3 * mem
+
+
+def test_shares_of_half_a_card_give_way_though_three_of_them_are_on_two_cards():
+    several = [of_class("x", gpu_mem=50), of_class("y", gpu_mem=50), container("any", gpu_mem=50)]
+    ledger = typed_ledger(n1=[{"mem": 50, "classes": ONE}, {"mem": 100, "classes": BOTH}])
+    assert found(place(ledger, containers=several)) == {"0": [1], "1": [0], "2": [1]}
+
+
+def test_the_last_mib_of_a_card_counts_where_several_shares_fill_a_node():
+    several = [container("a", gpu_mem=2, gpu_count=2), container("b", gpu_mem=99)]
+    assert where(place(ledger_with_free(n1=[1, 100]), containers=several)) == ("n1", [0, 1])
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(1, False), (2, True)])
+def test_each_card_that_is_tried_beyond_the_first_choices_is_a_step(steps, fits):
+    asked = request.parse(pod(containers=[of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]))
+    effort = SearchEffort(steps)
+    placed = placement.Scorer(asked, "binpack").place_on(of_classes(ONE, BOTH).node("n1"), effort)
+    assert (placed is not Refusal.TOGETHER) == fits
+    assert effort.left == 0

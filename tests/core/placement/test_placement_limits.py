@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cardwise.core.api import mps, request
-from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import CardMps, mps_client
@@ -67,7 +67,8 @@ def test_clients_and_cores_are_counted_per_card():
     ledger = Ledger(max_clients=1)
     ledger.set_cards("n1", cards(100))
     ledger.hold(holding("u", 10, 0, total=100))
-    assert place(ledger, gpu_mem=10).refusals["n1"] is Refusal.TOO_MANY_CLIENTS
+    for mem in (10, 90):
+        assert place(ledger, gpu_mem=mem).refusals["n1"] is Refusal.TOO_MANY_CLIENTS
     ledger = Ledger()
     ledger.set_cards("n1", cards(100))
     placed = place(ledger, gpu_mem=10, gpu_core=60)
@@ -137,12 +138,37 @@ def test_a_daemon_for_one_user_serves_no_other():
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
 
+def test_what_lacks_of_cards_is_said_before_whose_they_are():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))
+    for uid, user in (("a", 1000), ("b", 1001)):
+        share = Assignment({"0": (CardShare(user - 1000, f"g{user - 1000}", 10, 0, 100),)})
+        ledger.hold(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
+
+    def of_1001(**asked):
+        made = pod(**asked)
+        made["spec"]["securityContext"] = {"runAsUser": 1001}
+        return placement.place(ledger, ["n1"], request.parse(made), "binpack").refusals["n1"]
+
+    assert of_1001(gpu_count=1) is Refusal.NO_WHOLE_CARD
+    assert of_1001(gpu_mem=10) is Refusal.TOO_MANY_CLIENTS
+
+
+def test_a_card_without_a_manager_is_not_why_where_another_card_has_one():
+    ledger = Ledger()
+    managed, small = cards(100, 10)
+    ledger.set_cards("n1", [replace(managed, mps=CardMps(ready=True)), small])
+    requires = {"gpu_mem": 50, "annotations": {mps.MODE: "required"}}
+    ledger.hold(Holding("u", "d", "u", "n1", place(ledger, **requires | {"gpu_mem": 60}).assignment))
+    assert place(ledger, **requires).refusals == {"n1": Refusal.NO_MEMORY}
+
+
 @pytest.mark.parametrize(("said", "most"), [(0, [4]), (2, [2]), (9, [4])])
 def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(said, most):
     ledger, unset = Ledger(max_clients=4), Ledger()
     for made in (ledger, unset):
         made.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=said)))
-    assert ledger.node("n1").most == most
+    assert ledger.node("n1").most == ledger.node("n1").emptied().most == most
     assert unset.node("n1").most == [said or MAX_CLIENTS]
 
 
@@ -228,6 +254,13 @@ def test_containers_that_an_earlier_claim_brought_are_clients_too():
     together = [container("a", gpu_mem=20), container("b", gpu_mem=20)]
     placed = place(ledger, containers=[*together, container("c", gpu_mem=20, gpu_count=2)])
     assert isinstance(placed, placement.Unplaceable)
+
+
+def test_containers_that_an_earlier_claim_brought_are_clients_once():
+    ledger = Ledger(max_clients=3)
+    ledger.set_cards("n1", out_of_use(100, classes=frozenset({"x"})))
+    placed = place(ledger, containers=[of_class("x", gpu_mem=10), *(container(name, gpu_mem=10) for name in "ab")])
+    assert placed.node == "n1"
 
 
 def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():

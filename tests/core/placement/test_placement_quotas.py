@@ -5,9 +5,9 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.refusals import Refusal
-from tests.build import P100, container, ledger_with_free, pod
+from tests.build import P100, cards, container, ledger_with_free, pod
 from tests.core import others
 from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where
 
@@ -63,6 +63,23 @@ def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota(
     less = quota(ledger, Entry(device_class="k80", memory=11440))
     refused = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", less).refusals
     assert refused == {"n1": Refusal.QUOTA}
+
+
+@pytest.mark.parametrize(("left", "fits"), [(900, True), (899, False)])
+def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(left, fits):
+    ledger = Ledger(kept_back=100)
+    ledger.set_cards("n1", cards(1000))
+    placed = placement.place(
+        ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, Entry(memory=left))
+    )
+    assert isinstance(placed, placement.Placement) == fits
+
+
+def test_a_card_is_charged_to_the_entries_that_cover_it_alone():
+    ledger = typed_ledger(n1=[K80, V100])
+    one_of_each = quota(ledger, Entry(device_class="k80", shares=1), Entry(device_class="v100", shares=1))
+    split = request.parse(pod(gpu_mem=200, gpu_count=2))
+    assert where(placement.place(ledger, ["n1"], split, "binpack", one_of_each)) == ("n1", [0, 1])
 
 
 def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
