@@ -145,13 +145,13 @@ def test_what_lacks_of_cards_is_said_before_whose_they_are():
         share = Assignment({"0": (CardShare(user - 1000, f"g{user - 1000}", 10, 0, 100),)})
         ledger.hold(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
 
-    def of_1001(**asked):
+    def refused(user, **asked):
         made = pod(**asked)
-        made["spec"]["securityContext"] = {"runAsUser": 1001}
+        made["spec"]["securityContext"] = {"runAsUser": user}
         return placement.place(ledger, ["n1"], request.parse(made), "binpack").refusals["n1"]
 
-    assert of_1001(gpu_count=1) is Refusal.NO_WHOLE_CARD
-    assert of_1001(gpu_mem=10) is Refusal.TOO_MANY_CLIENTS
+    assert refused(1002, gpu_count=1) is Refusal.NO_WHOLE_CARD
+    assert refused(1001, gpu_mem=10) is Refusal.TOO_MANY_CLIENTS
 
 
 def test_a_card_without_a_manager_is_not_why_where_another_card_has_one():

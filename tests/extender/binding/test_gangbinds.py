@@ -248,6 +248,28 @@ def test_a_hold_that_nobody_decides_ends_with_its_time():
     assert "tried again" in hold.reason
 
 
+def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
+    """Its number may be that of another connection by then."""
+    clock, cancelled = FakeClock(), []
+    waits = WaitingBinds(lambda hold, _: cancelled.append(hold.key), clock)
+    over, other = (Hold(key, clock.now()) for key in ("default/over", "default/other"))
+    over.settle(go=True)
+    lines = [socket.socketpair() for _ in range(2)]
+    waits.wait(over, "over-0", lines[0][0], 10.0)
+    lines[0][1].close()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waits.wait, other, "other-0", lines[1][0], 10.0)
+        for _ in range(3):
+            clock.step(2)
+        clock.until_waiting(2)
+        other.settle(go=True)
+        waiting.result(60)
+    clock.advance(1.0)  # nobody looks after connections any more
+    for line in (lines[0][0], *lines[1]):
+        line.close()
+    assert cancelled == []
+
+
 def test_those_who_wait_are_told_also_where_what_counts_it_fails():
     world = World({"n1": 2})
     world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))

@@ -241,6 +241,13 @@ def test_a_card_that_moves_takes_its_words_along(world):
     assert sorted(free(world)) == [P100 - 4069, P100, P100]
 
 
+def test_a_card_that_moves_is_silent_on_its_former_node(world):
+    says(world, "n1", held("uid-a", 4069), index=1)
+    name, card = as_card(resource(1))
+    world.set_card(name, card._replace(node="n2"))
+    assert mark(world, "uid-a") is None, "the object is gone, and no card of its node reports it"
+
+
 @pytest.fixture
 def work(monkeypatch):
     """What is asked of reservations and the ledger while the lock is held."""

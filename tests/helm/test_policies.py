@@ -1,0 +1,149 @@
+"""What each admission policy is asked about, what it does with a refusal, and which fields it leaves to which part.
+
+That its CEL is right is tried on the real API server (`integration/test_rights`, `integration/test_tenant`).
+"""
+
+import re
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import Render, one
+
+PODS = {"CREATE core/pods", "UPDATE core/pods/ephemeralcontainers"}
+BINDINGS = {"CREATE core/bindings", "CREATE core/pods/binding"}
+RESOURCES = ("cardwise.dev/extendedresources", "cardwise.dev/extendedresources/status")
+
+
+def writes(*resources: str, operations: str = "CREATE UPDATE") -> set[str]:
+    return {f"{operation} {resource}" for operation in operations.split() for resource in resources}
+
+
+ASKED = {
+    "annotations": {*writes("core/pods"), "UPDATE core/pods/status"},
+    "bindings": BINDINGS,
+    "deviceplugin": {
+        *writes(*RESOURCES, operations="CREATE UPDATE DELETE"),
+        *writes("core/nodes", "core/nodes/status", "core/pods", operations="UPDATE"),
+    },
+    "environment": PODS,
+    "extender": {
+        *writes("core/pods", "core/pods/status", "core/nodes", RESOURCES[1], operations="UPDATE"),
+        *writes("cardwise.dev/resourceclasses", "cardwise.dev/podgroups", operations="CREATE UPDATE DELETE"),
+        *writes("core/secrets", "core/configmaps", "coordination.k8s.io/leases", operations="CREATE"),
+        "DELETE core/pods",
+    },
+    "gangs": writes("core/pods", "core/pods/status", operations="UPDATE"),
+    "gpumemunit": writes("core/namespaces", "core/namespaces/status", "core/namespaces/finalize"),
+    "hostpaths": PODS,
+    "namespaces": {"CREATE core/namespaces"},
+    "nodename": {"CREATE core/pods"},
+    "podgroups": writes("cardwise.dev/podgroups", "cardwise.dev/podgroups/status"),
+    "runtimeclasses": PODS,
+    "status": {"UPDATE core/pods/status"},
+    "terms": BINDINGS,
+    "webhook": {
+        *writes(
+            "admissionregistration.k8s.io/mutatingwebhookconfigurations",
+            "admissionregistration.k8s.io/validatingwebhookconfigurations",
+            operations="UPDATE",
+        ),
+        "CREATE core/secrets",
+    },
+}
+
+
+def asked(policy: Json) -> set[str]:
+    """Operations and `group/resource` that the policy is for."""
+    return {
+        f"{operation} {group or 'core'}/{resource}"
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for operation in rule["operations"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: Render) -> None:
+    found = [each for each in render() if each["kind"] == "ValidatingAdmissionPolicy"]
+    assert {each["metadata"]["name"]: asked(each) for each in found} == {
+        f"{name}.{names.GROUP}": about for name, about in ASKED.items()
+    }
+
+
+def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is_no_lease(render: Render) -> None:
+    for each in render():
+        if each["kind"] == "ValidatingAdmissionPolicy":
+            assert each["spec"]["failurePolicy"] == "Fail"
+        if each["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert each["spec"]["validationActions"] == ["Deny"], each["metadata"]["name"]
+            assert not each["spec"].keys() & {"matchResources"}, "everywhere"
+    lease = one(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
+    assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "what", "may", "may_not"),
+    [
+        (
+            "deviceplugin",
+            "pods",
+            [f"metadata.annotations[{names.ASSIGNED}]"],
+            [f"metadata.annotations[{names.TERM}]", f"metadata.annotations[{names.ASSIGNMENT}]", "spec.nodeName"],
+        ),
+        (
+            "deviceplugin",
+            "nodes",
+            [f"metadata.annotations[{names.NODE_CHANGED}]", f"metadata.labels[{names.ACCELERATOR}]"],
+            ["metadata.annotations[x]", "metadata.labels[x]", "spec.unschedulable", "spec.taints"],
+        ),
+        (
+            "deviceplugin",
+            "nodes/status",
+            [f"status.capacity[{names.GPU_MEM}]", f"status.allocatable[{names.SHARE}]"],
+            ["status.capacity[cpu]", "status.allocatable[nvidia.com/gpu]", "status.conditions"],
+        ),
+        (
+            "deviceplugin",
+            "extendedresources",
+            ["spec.memoryMiB", "spec.properties", "metadata.ownerReferences", "metadata.labels[x]"],
+            ["spec.unschedulable", "spec.cordon", "metadata.annotations[x]", "metadata.finalizers"],
+        ),
+        (
+            "deviceplugin",
+            "extendedresources/status",
+            ["status.health", "status.held", "status.mps"],
+            ["status.allocated", "status.freeMiB", "status.classes", "status.terminating"],
+        ),
+        (
+            "extender",
+            "pods",
+            ["spec.schedulingGates", f"metadata.labels[{names.LEADER}]"],
+            [f"metadata.labels[{names.GANG}]", f"metadata.annotations[{names.ASSIGNMENT}]", "spec.containers"],
+        ),
+        (
+            "extender",
+            "pods/status",
+            ["status.nominatedNodeName", f"metadata.annotations[{names.TERM}]"],
+            ["status.phase", "status.containerStatuses", f"metadata.annotations[{names.ASSIGNMENT}]"],
+        ),
+        ("extender", "nodes", [f"metadata.annotations[{names.NODE_CHANGED}]"], ["metadata.labels[x]", "spec.taints"]),
+        (
+            "extender",
+            "extendedresources/status",
+            ["status.allocated", "status.freeMiB", "status.classes", "status.terminating"],
+            ["status.held", "status.health", "status.mps"],
+        ),
+        ("webhook", "mutatingwebhookconfigurations", ["webhooks"], ["metadata.labels[x]"]),
+        ("webhook", "validatingwebhookconfigurations", ["webhooks"], ["metadata.labels[x]"]),
+    ],
+)
+def test_a_part_changes_the_fields_that_are_its_work_and_no_other(
+    render: Render, policy: str, what: str, may: list[str], may_not: list[str]
+) -> None:
+    variables = one(render(), "ValidatingAdmissionPolicy", f"{policy}.{names.GROUP}")["spec"]["variables"]
+    (strange,) = [each["expression"] for each in variables if each["name"] == "strange"]
+    fields = dict(re.findall(r"'([a-z/]+)': r'(.*?)'", strange))[what]
+    assert [field for field in may if not re.search(fields, field)] == []
+    assert [field for field in may_not if re.search(fields, field)] == []
