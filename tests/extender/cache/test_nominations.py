@@ -1,0 +1,55 @@
+"""Which cards are kept for which nominated pod: what is heard again, by whom a term began, for whose members."""
+
+import pytest
+
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.request import PodRequest
+from extender.cache.nodeload import NodeLoads
+from extender.cache.nominations import Kept, NominatedPlace, Nominations
+from extender.records.pod import WaitingPod
+from extender.records.podref import PodRef
+from tests.build import shares
+
+CARD, OTHER = (Assignment({"0": shares(100, index)}) for index in (0, 1))
+
+
+@pytest.fixture
+def nominations():
+    return Nominations(NodeLoads())
+
+
+def waiting(name, node=""):
+    return WaitingPod(PodRef(f"uid-{name}", "d", name), PodRequest(containers=(), priority=5), nominated=node)
+
+
+def kept(nominations):
+    """By name of the pod: node and cards."""
+    return [(pod.ref.name, node, place.assignment) for pod, node, place in nominations.before((), 0)]
+
+
+def test_a_status_that_still_names_a_node_where_cards_were_kept_long_enough_keeps_none_again(nominations):
+    nominations.heard(waiting("p", "n1"), 0.0)
+    assert kept(nominations) == [("p", "n1", None)]
+    assert nominations.step(60.0)
+    nominations.heard(waiting("p", "n1"), 61.0)
+    assert kept(nominations) == []
+    nominations.heard(waiting("p", "n2"), 62.0)
+    assert kept(nominations) == [("p", "n2", None)], "another node is another nomination"
+
+
+def test_which_cards_are_kept_is_found_out_anew_in_another_term(nominations):
+    """Another leader may have given these away."""
+    nominations.answered(waiting("untold"), {"n1": NominatedPlace(OTHER)}, 0.0)
+    nominations.answered(waiting("told"), {"n1": NominatedPlace(CARD, ("uid-victim",))}, 0.0)
+    nominations.heard(waiting("told", "n1"), 1.0)
+    assert ("told", "n1", CARD) in kept(nominations)
+    nominations.forget()
+    assert kept(nominations) == [("told", "n1", None)]
+    assert nominations.all_victims() == {}
+
+
+def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):
+    rest = (Kept(waiting("b"), "n2", OTHER), Kept(waiting("c"), "n3", OTHER))
+    nominations.decided(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
+    nominations.decided(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
+    assert sorted(kept(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]
