@@ -568,6 +568,15 @@ def test_not_while_somebody_goes_for_it_already(scene):
     assert scene.evicted() == []
 
 
+def test_not_where_a_pod_ends_whose_object_has_vanished(scene):
+    """Its containers may not be gone: its card is awaited."""
+    vanished = scene.api.get(paths.pods("default", "b"))
+    scene.world.state.remove_pod(as_pod(vanished))
+    scene.api.remove(paths.pods("default", "b"))
+    scene.rounds(3)
+    assert scene.evicted() == []
+
+
 def test_not_on_a_node_that_takes_no_pods_any_more(scene):
     assert scene.world.filter(scene.wanted) == []
     scene.world.clock.advance(4.0)
