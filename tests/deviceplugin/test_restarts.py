@@ -28,6 +28,34 @@ def test_a_restart_of_a_container_needs_no_api_server(rig):
     assert "the API server does not answer" in why
 
 
+def test_without_the_api_server_the_kubelets_two_records_must_name_the_pod_of_the_grant(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    slot = rig.run(pod)
+    rig.stop()
+    rig.api.down = True
+    rig.start()
+    uid = pod["metadata"]["uid"]
+    rig.kubelet.holders[slot] = [("default", "b", uid, "main")]
+    rig.kubelet.write_checkpoint()
+    code, why = refusal(lambda: rig.kubelet.pre_start(slot))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the assignment of pod default/b is not known here" in why
+
+
+def test_a_container_that_restarts_in_another_slot_without_the_api_server_has_its_card_there(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    slot = rig.run(pod)
+    rig.stop()
+    rig.api.down = True
+    rig.start()
+    other = next(each for each in rig.kubelet.devices if each != slot)
+    rig.kubelet.holders = {other: rig.kubelet.holders[slot]}
+    rig.kubelet.write_checkpoint()
+    rig.kubelet.pre_start(other)
+    assert rig.edits(other)["deviceNodes"][0]["path"] == "/dev/nvidia1"
+    assert rig.agent.grants.owner(other).pod_uid == pod["metadata"]["uid"]
+
+
 def test_a_running_container_without_a_grant_is_adopted(rig):
     pod = rig.bind("a", [(1, 8138)])
     slot = rig.run(pod)

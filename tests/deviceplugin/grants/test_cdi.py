@@ -1,5 +1,6 @@
 """Specs of CDI: when they are used, what NVIDIA's and ours say, and which are stale."""
 
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -155,6 +156,15 @@ class TestNvidiaSpecs:
             specs.edits(self.card(1))
         path.write_text(yaml.safe_dump(self.SPEC))
         assert specs.edits(self.card(1))
+
+    def test_a_spec_that_has_changed_in_no_more_than_its_words_is_read_again(self, tmp_path):
+        path = tmp_path / "nvidia.yaml"
+        specs = cdi.NvidiaSpecs([path])
+        path.write_text(self.spec(GPU_1=["nvidia1"], GPU_0=["nvidia0"]))
+        assert self.paths(specs, self.card(1)) == ["/dev/nvidia1"]
+        path.write_text(self.spec(GPU_1=["nvidia0"], GPU_0=["nvidia1"]))  # as many bytes
+        os.utime(path, (1, 1))
+        assert self.paths(specs, self.card(1, minor=0)) == ["/dev/nvidia0"]
 
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))

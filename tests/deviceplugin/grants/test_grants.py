@@ -11,7 +11,7 @@ from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, id
 from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
 from deviceplugin.sources.pods import view
 from tests import build
-from tests.deviceplugin.records import pod_view
+from tests.deviceplugin.records import grant, pod_view
 
 A, B = NamedContainer("default", "a", "main"), NamedContainer("default", "b", "main")
 UA, UB = KnownContainer("uid-a", "main"), KnownContainer("uid-b", "main")
@@ -78,6 +78,11 @@ def test_the_grant_knows_whose_each_share_of_the_pod_is():
         ("0", 100),
         ("1", 50),
     ]
+
+
+def test_a_grant_of_an_older_version_does_not_say_whose_its_shares_are():
+    assert grant().pod_keys == ()
+    assert grant().assignment().containers == {}
 
 
 def test_a_card_smaller_than_its_shares_is_refused():

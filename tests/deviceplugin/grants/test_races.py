@@ -138,6 +138,28 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     assert node.grants.all() == []
 
 
+def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spec(node, monkeypatch):
+    node.prestart(grant("ended", "s001", 0))
+    drop = node.grants.drop
+
+    def drop_and_give(uid, epoch):
+        dropped = drop(uid, epoch)
+        node.prestart(grant("next", "s001", 1))
+        return dropped
+
+    monkeypatch.setattr(node.grants, "drop", drop_and_give)
+    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=True), synced=True)
+    releaser = Releaser(
+        pods=pods,
+        containers=SimpleNamespace(alive=lambda uids: {}),
+        grants=node.grants,
+        delivery=node.delivery,
+        on_change=lambda: None,
+    )
+    releaser.free({"ended"})
+    assert node.device("s001") == "/dev/nvidia1"
+
+
 @pytest.mark.parametrize(("left", "told"), [("main", [True, True]), ("", [False, True])])
 def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it_stays(node, left, told):
     node.prestart(grant("u1", "s001", 0))

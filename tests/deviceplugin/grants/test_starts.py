@@ -88,6 +88,23 @@ def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monke
     assert f"card 0 ({card_uuid(0)}): {P100} of {P100} MiB are still held by default/first" in why
 
 
+def test_who_has_waited_in_vain_leaves_the_place_to_the_next(idle_rig, monkeypatch):
+    monkeypatch.setattr(prestart, "_MAX_WAITING", 1)
+    rig = idle_rig.start()
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))
+    slot = rig.kubelet.admit(rig.bind("third", [(0, 1)]), "main")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(rig.kubelet.pre_start, slot)
+        rig.clock.until_waiting()
+        rig.end(first)
+        rig.see()
+        rig.clock.step()
+        waiting.result(60)
+    assert rig.held_on_disk(0) == 1
+
+
 def test_who_is_deleted_while_it_waits_for_the_card_is_not_given_it(idle_rig):
     rig = idle_rig.start()
     first = rig.bind("first", [(0, P100)])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,14 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     store.drop(made.pod_uid, store.epoch())
     store._put_back(known)
     assert list((tmp_path / "grants").iterdir()) == []
+
+
+def test_a_grant_is_on_the_disk_itself_before_its_container_may_start(tmp_path, monkeypatch):
+    """Not in the machine's memory only: after a power failure it would be a name without content, or no name."""
+    store, synced = GrantStore(tmp_path / "grants"), []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    assert isinstance(store.claim(grant(), {"GPU-1": P100}), Claim)
+    assert synced == ["grants", ".main.tmp", "u1"]
 
 
 def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
