@@ -106,6 +106,22 @@ def test_what_an_ended_pod_still_holds_is_found_again_when_the_state_was_lost(ri
     rig.run(rig.bind("c", [(1, P100)]))
 
 
+def test_of_an_ended_pod_of_which_only_the_sandbox_is_left_nothing_is_held_when_the_state_was_lost(rig):
+    pod = rig.bind("a", [(1, P100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    rig.runtime.running.clear()
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    rig.start()
+    assert rig.agent.grants.all() == []
+    other = rig.bind("b", [(1, P100)])
+    rig.run(other)
+    rig.end(other)
+    rig.settle()
+    assert rig.held_on_disk(1) == 0, "it keeps no other from being freed"
+
+
 def test_a_folder_that_was_removed_is_told_from_one_that_is_there_and_one_that_never_was(tmp_path):
     there = tmp_path / "there"
     there.mkdir()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cardwise.core.api import request
+from cardwise.core.api import quotas, request
+from cardwise.core.api.quotas import Entry
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
@@ -10,6 +11,7 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import placement, searching
 from tests.build import P100, container, pod
+from tests.core.placement.placing import K80, V100, typed_ledger
 from tests.core.placement.test_placement_limits import ledger_with_free
 
 NODES = {"n1": [P100 // 2, 0], "n2": [P100, P100]}
@@ -44,6 +46,19 @@ def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
     found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(found, Planned)
     assert found.nodes == {"u": "n2"}
+
+
+def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_others_get_another_type():
+    ledger = typed_ledger(n1=[K80, K80, K80], n2=[V100, V100, V100])
+    asked = request.parse(pod(gpu_mem=1000))
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(3)]
+    entry = Entry(device_class="k80", shares=1)
+    terms = Terms(
+        namespace="default", policy="binpack", headroom=lambda: [quotas.headroom(entry, ledger.used("default", entry))]
+    )
+    found = gangplan.plan(ledger, Nodes(), members, terms)
+    assert isinstance(found, Planned)
+    assert sorted(found.nodes.values()) == ["n1", "n2", "n2"]
 
 
 class Many:

@@ -214,6 +214,10 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     scene.controller.step()
     assert scene.world.phase() == "Waiting"
     assert len(scene.api.sent("patch")) == 2
+    del scene.api.answers[path]
+    scene.world.clock.advance(6)
+    scene.controller.step()
+    assert scene.world.phase() == "Pending", "it is gone, so nobody says how many"
 
 
 def natives(scene, *gangs, **how):

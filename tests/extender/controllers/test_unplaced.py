@@ -150,6 +150,14 @@ def test_what_starts_while_it_is_looked_at_stays(world):
     assert world.left() == ["p"]
 
 
+@pytest.mark.parametrize("how", [LEGACY, LEGACY | {names.IDX: "-1"}], ids=["of gpushare", "unreadable"])
+def test_what_is_placed_before_it_is_looked_at_stays(world, how):
+    world.put()
+    world.api.before(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": how}), "get", "*/p")
+    world.step()
+    assert world.left() == ["p"]
+
+
 def test_another_of_the_same_name_stays(world):
     world.put()
     world.api.remove(f"{PODS}/p")

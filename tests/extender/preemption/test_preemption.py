@@ -23,7 +23,7 @@ from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
+from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -173,6 +173,17 @@ def test_where_a_pod_is_ending_already_nobody_else_goes(full):
     full.ends("a0")
     full.ends("b0")
     assert full.preempt(full.wants("p"), n1=["a1", "b1"]) == {"n1": ["a0", "b0"]}
+
+
+def test_what_the_pod_holds_elsewhere_is_not_charged_to_its_quota_twice(world):
+    world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 40, 100)))
+    world.state.set_card(*as_card(resource(0, node="n2")))
+    world.state.set_quota(*as_quota({"memoryMiB": 3 * P100}))
+    for index in (0, 1):
+        world.runs(f"a{index}", P100, index)
+    wanted = world.wants("p")
+    assert world.filter(wanted, "n2") == ["n2"]
+    assert world.preempt(wanted, n1=["a0"]) == {"n1": ["a0"]}
 
 
 def test_the_second_call_evicts_nobody_more(full):
@@ -652,3 +663,12 @@ def test_an_eviction_without_an_answer_is_tried_again(scene):
     assert scene.evicted() == []
     scene.rounds(2)
     assert len(scene.evicted()) == 1
+
+
+def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nominated_elsewhere(scene):
+    scene.api.fault(Fault())  # whether it may go
+    scene.api.fault(Fault(refused=True))
+    scene.rounds(1)
+    scene.world.nominate(scene.wanted, "n2")
+    scene.rounds(2)
+    assert scene.evicted() == []
