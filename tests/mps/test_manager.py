@@ -101,6 +101,14 @@ def test_one_daemon_for_the_node(make_node):
     node.wait_ready(1, need=MiB(8138))
 
 
+def test_a_card_whose_pods_do_without_mps_does_not_end_the_daemon_of_the_node_for_another(make_node):
+    node = make_node(scope=Scope.NODE)
+    node.bind("plain", 0, 4096, off=True)
+    node.bind("limited", 1, 8138)
+    node.start()
+    node.wait_ready(1, need=MiB(8138))
+
+
 def test_a_new_card_and_one_that_leaves(pair):
     pair.start()
     pair.wait_ready(0)

@@ -316,6 +316,18 @@ def test_it_is_kept_from_the_moment_of_the_answer(full):
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
 
+def test_the_cpu_of_the_pod_is_kept_as_well():
+    world = World(cpu=1000)
+    for index in (0, 1):
+        world.runs(f"a{index}", P100, index)
+    first, second = (world.wants(name) for name in "pq")
+    for each in (first, second):
+        each["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "800m"}
+    assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
+    world.nominate(first, "n1")
+    assert world.preempt(second, n1=["a1"]) == {}, "whoever goes, there is cpu for one of them"
+
+
 def test_a_pod_of_higher_priority_may_have_it(freed):
     assert freed.filter(freed.wants("higher", priority=HIGH + 1)) == ["n1"]
 
