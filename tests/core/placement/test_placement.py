@@ -50,8 +50,16 @@ def test_whole_cards_take_empty_ones_only_and_several_containers_stay_together()
     assert by_container == {"0": [1], "1": [0], "2": [0]}
 
 
+def test_a_single_whole_card_is_an_empty_one_however_little_is_used_of_the_others():
+    ledger = ledger_with_free(n1=[1, 100, P100 - 1, P100], n2=[P100 - 1])
+    for policy in ("binpack", "spread"):
+        assert where(place(ledger, policy, gpu_count=1)) == ("n1", [3])
+
+
 def test_a_split_share_takes_different_cards():
     assert where(place(ledger_with_free(n1=[5000, 9000, 4000]), gpu_mem=8000, gpu_count=2)) == ("n1", [0, 2])
+    ledger = typed_ledger(n1=[{"mem": 100}, *[{"mem": 100, "classes": frozenset({"x"})}] * 2])
+    assert where(place(ledger, containers=[of_class("x", gpu_mem=200, gpu_count=2)])) == ("n1", [1, 2])
 
 
 def test_mixed_cards_in_one_node():
@@ -62,11 +70,17 @@ def test_mixed_cards_in_one_node():
 
 
 def test_a_class_is_told_apart_card_by_card():
-    ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80])
-    assert where(place(ledger, containers=[of_class("v100", gpu_mem=100)])) == ("n1", [1])
+    ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80], n3=[V100])
+    ledger.hold(holding("v", 1, 0, node="n3", total=16160))
+    assert where(place(ledger, containers=[of_class("v100", gpu_count=1)])) == ("n1", [1])
     assert where(place(ledger, containers=[of_class("k80", gpu_count=2)])) == ("n2", [0, 1])
     refused = place(ledger, containers=[of_class("v100", gpu_count=2)]).refusals
-    assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.NO_SUCH_TYPE}
+    assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.NO_SUCH_TYPE, "n3": Refusal.TOO_FEW_CARDS}
+    refused = place(ledger, containers=[of_class("k80", gpu_count=3)]).refusals
+    assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.TOO_FEW_CARDS, "n3": Refusal.NO_SUCH_TYPE}
+    ledger.set_cards("n3", [])
+    ledger.release("v")
+    assert where(place(ledger, containers=[of_class("v100", gpu_mem=100)])) == ("n1", [1])
     refused = place(ledger, containers=[of_class("k80", gpu_mem=12000)]).refusals
     assert refused == {"n1": Refusal.CARD_TOO_SMALL, "n2": Refusal.CARD_TOO_SMALL}
     assert set(place(ledger, containers=[of_class("a100", gpu_mem=1)]).refusals.values()) == {Refusal.NO_SUCH_TYPE}
@@ -167,6 +181,14 @@ def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
         assert placement.place(ledger, ["unknown"], asked, "binpack").refusals == {"unknown": Refusal.NOT_OURS}
 
 
+def test_a_card_that_mps_closes_is_passed_over_on_its_node():
+    ledger = Ledger()
+    ledger.set_cards("n1", [replace(card, mps=CardMps(ready=card.mem > 51)) for card in cards(101, 51)])
+    asked = request.parse(pod(gpu_mem=40))
+    assert placement.Scorer(asked, "binpack").score(ledger.node("n1")) == -101
+    assert placement.place_on(ledger.node("n1"), asked, "binpack").assignment.indices() == [0]
+
+
 def test_a_node_that_has_only_scarce_cards_is_the_worse_one():
     ledger = typed_ledger(n1=[V100], n2=[K80])
     for policy in ("binpack", "spread"):
@@ -252,6 +274,7 @@ def test_shares_that_fill_their_cards_to_the_last_mib_give_way_to_each_other():
     placed = place(of_classes(ONE, BOTH), containers=several)
     assert found(placed) == {"0": [1], "1": [0]}
     assert placed.score == -200, "of all cards that are taken"
+    assert place(of_classes(BOTH, ONE), containers=several).score == -200, "nor where none gives way"
 
 
 @pytest.mark.parametrize("mem", [100, 101])

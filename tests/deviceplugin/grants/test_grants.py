@@ -1,5 +1,7 @@
 """Whose a slot is, and the grant that its container gets by the annotations of its pod."""
 
+from dataclasses import replace
+
 import pytest
 
 from cardwise.core.api import assignment as codec
@@ -44,7 +46,12 @@ class TestIdentify:
 
     def test_slots_of_two_containers_are_refused(self):
         holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
-        with pytest.raises(StartRefused):
+        with pytest.raises(StartRefused, match="delete one of these pods"):
+            identify(["s1", "s2"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get)
+
+    def test_slots_of_one_container_that_two_pods_may_have_are_refused(self):
+        holders = Holders({"s1": [A], "s2": [A]}, {"s1": [UA], "s2": [UB]})
+        with pytest.raises(StartRefused, match="disagree"):
             identify(["s1", "s2"], holders, lambda _: None)
 
 
@@ -68,6 +75,13 @@ def test_the_grant_is_what_the_annotations_order():
     made = grant_of(pod, "main", ["s001"])
     assert made.shares == (shares[0],)
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
+    assert (made.mps_mode, made.sm_percent) == ("", "")
+
+
+def test_a_whole_card_is_granted_as_one():
+    (share,) = build.shares(16276, 1)
+    whole = replace(share, whole=True)
+    assert GrantedShare.of(whole).to_core() == whole
 
 
 def test_the_grant_knows_whose_each_share_of_the_pod_is():

@@ -205,6 +205,13 @@ def test_a_round_goes_on_while_a_start_frees(node):
         sys.setswitchinterval(interval)
 
 
+def test_a_claim_whose_file_somebody_has_removed_is_taken_back_all_the_same(node, tmp_path):
+    claim = node.grants.claim(grant("a", "s001", 0), TOTALS)
+    (tmp_path / "grants" / "a" / "main.json").unlink()
+    node.grants.take_back(claim)
+    assert node.grants.all() == []
+
+
 @pytest.mark.parametrize("then", ["is given again", "is dropped"])
 def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatch, then):
     """Between the decision and the write another thread decides: the kubelet has given the first call up."""
