@@ -164,7 +164,9 @@ def test_where_nothing_can_be_written_all_rest(writing):
     writing.round(writes=0)
     writing.world.clock.advance(5.0)
     writing.writer.step()
-    writing.api.until(lambda: writing.api.get(paths.pods("other", "q"))["status"].get("nominatedNodeName"), "no write")
+    writing.api.until(
+        lambda: (writing.api.get(paths.pods("other", "q")).get("status") or {}).get("nominatedNodeName"), "no write"
+    )
     writing.writer.stop()
 
 
