@@ -83,6 +83,41 @@ def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is
     assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}
 
 
+ACCOUNT = f"system:serviceaccount:{names.NAMESPACE}:cardwise-"
+MIRROR = (
+    "!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations && "
+    "request.userInfo.username.startsWith('system:node:'))"
+)
+BY_ACCOUNT = {
+    "annotations": ["!(request.userInfo.username in [])", MIRROR],
+    "bindings": [f"request.userInfo.username != '{ACCOUNT}extender'"],
+    "deviceplugin": [f"request.userInfo.username in ['{ACCOUNT}deviceplugin', '{ACCOUNT}mps']"],
+    "environment": [MIRROR],
+    "extender": [f"request.userInfo.username == '{ACCOUNT}extender'"],
+    "hostpaths": [MIRROR],
+    "nodename": [MIRROR],
+    "runtimeclasses": [MIRROR],
+    "status": [
+        f"!(request.userInfo.username in ['{ACCOUNT}extender', 'system:kube-scheduler'])",
+        (
+            "!request.userInfo.groups.exists(g, g in ['system:nodes', 'system:masters', "
+            "'system:serviceaccounts:kube-system']) && !request.userInfo.username.startsWith('system:kube-')"
+        ),
+    ],
+    "webhook": [f"request.userInfo.username == '{ACCOUNT}webhook'"],
+}
+
+
+def test_whom_a_policy_is_for_and_whom_it_passes_over_by_account(render: Render) -> None:
+    found = {}
+    for each in render():
+        if each["kind"] == "ValidatingAdmissionPolicy":
+            said = (" ".join(one["expression"].split()) for one in each["spec"].get("matchConditions", ()))
+            found[each["metadata"]["name"]] = [one for one in said if "request.userInfo" in one]
+    expected = {f"{name}.{names.GROUP}": said for name, said in BY_ACCOUNT.items()}
+    assert {name: said for name, said in found.items() if said} == expected
+
+
 @pytest.mark.parametrize(
     ("policy", "what", "may", "may_not"),
     [

@@ -40,6 +40,42 @@ def test_nobody_has_more_rights_than_it_needs(render: Render) -> None:
                 assert rule["verbs"] == ["get", "list", "watch", "patch"]
 
 
+CARDS, CLASSES, GROUPS = "cardwise.dev/extendedresources", "cardwise.dev/resourceclasses", "cardwise.dev/podgroups"
+EVENTS = {f"{verb} {group}/events" for verb in ("create", "patch") for group in ("core", "events.k8s.io")}
+WRITES = {
+    "webhook": {
+        f"patch admissionregistration.k8s.io/{kind}webhookconfigurations" for kind in ("mutating", "validating")
+    },
+    "extender": {
+        *EVENTS,
+        *(f"{verb} {kind}" for verb in ("create", "patch", "delete") for kind in (CLASSES, GROUPS)),
+        *(f"patch {kind}/status" for kind in (CARDS, CLASSES, GROUPS, "cardwise.dev/gpuquotas", "core/pods")),
+        *("patch core/nodes", "patch core/pods", "delete core/pods", "create core/pods/binding"),
+        "create core/pods/eviction",
+    },
+    "deviceplugin": {
+        *EVENTS,
+        *(f"{verb} {CARDS}" for verb in ("create", "patch", "delete")),
+        *("patch core/nodes", "patch core/nodes/status", "patch core/pods", f"patch {CARDS}/status"),
+    },
+    "mps": {*EVENTS, f"patch {CARDS}/status"},
+}
+
+
+@pytest.mark.parametrize("part", WRITES)
+def test_what_parts_may_write_in_all_namespaces(render: Render, part: str) -> None:
+    """The table of docs/security.md; of it fields and objects are the policies' (`test_policies`)."""
+    role = one(render("mps.enabled=true"), "ClusterRole", f"cardwise-{part}")
+    assert WRITES[part] == {
+        f"{verb} {group or 'core'}/{resource}"
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if verb not in ("get", "list", "watch")
+    }
+
+
 def test_who_looks_after_machines_may_cordon_and_drain_cards_and_viewers_may_not(render: Render) -> None:
     objects = render()
     role = one(objects, "ClusterRole", "cardwise-drain")

@@ -80,6 +80,11 @@ def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
         assert hook["failurePolicy"] == ("Ignore" if name in IGNORED else "Fail")
         assert hook["timeoutSeconds"] == (1 if name in HURRIED else 5)
         assert hook["sideEffects"] == "None"
+        assert hook["matchPolicy"] == "Equivalent", "another version of the API is no way past it"
+        again = {"reinvocationPolicy": "IfNeeded"} if kind == KINDS[0] else {}
+        assert {key: hook[key] for key in hook.keys() & {"reinvocationPolicy"}} == again, (
+            "others may change it after us"
+        )
         assert hook["matchConditions"], "a webhook for every object would break rule 6"
         assert "objectSelector" not in hook, "labels are the user's"
         assert "caBundle" not in hook["clientConfig"], "the webhook writes it itself"
