@@ -138,6 +138,20 @@ def test_a_daemon_for_one_user_serves_no_other():
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
 
+def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, several=True, multi_user=False)))
+
+    def of_user(user):
+        made = pod(gpu_mem=20, gpu_count=2)
+        made["spec"]["securityContext"] = {"runAsUser": user}
+        return placement.place(ledger, ["n1"], request.parse(made), "binpack")
+
+    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000)))
+    assert of_user(1000).node == "n1"
+    assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
+
+
 def test_what_lacks_of_cards_is_said_before_whose_they_are():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))

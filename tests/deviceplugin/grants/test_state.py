@@ -9,7 +9,7 @@ import pytest
 
 from cardwise.core.api import mps
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import Claim, GrantStore
+from deviceplugin.grants.grants import Claim, GrantStore, UnsafeName
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
 from tests.deviceplugin.records import grant
@@ -64,6 +64,15 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     (known,) = store.all()
     store.drop(made.pod_uid, store.epoch())
     store._put_back(known)
+    assert list((tmp_path / "grants").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "a..b", "..", "", "/etc"])
+def test_no_name_leads_out_of_the_folder(tmp_path, name):
+    store = GrantStore(tmp_path / "grants")
+    for made in (grant(uid=name), grant(container=name)):
+        with pytest.raises(UnsafeName):
+            store.claim(made, {"GPU-1": P100})
     assert list((tmp_path / "grants").iterdir()) == []
 
 
