@@ -1,7 +1,5 @@
 """Whose a slot is, and the grant that its container gets by the annotations of its pod."""
 
-from dataclasses import replace
-
 import pytest
 
 from cardwise.core.api import assignment as codec
@@ -76,12 +74,6 @@ def test_the_grant_is_what_the_annotations_order():
     assert made.shares == (shares[0],)
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
     assert (made.mps_mode, made.sm_percent) == ("", "")
-
-
-def test_a_whole_card_is_granted_as_one():
-    (share,) = build.shares(16276, 1)
-    whole = replace(share, whole=True)
-    assert GrantedShare.of(whole).to_core() == whole
 
 
 def test_the_grant_knows_whose_each_share_of_the_pod_is():
