@@ -372,7 +372,7 @@ def loaded_for(*words: str) -> tuple[str, set[str]]:
     """What `cardwise` says, and the modules that it has loaded for that."""
     script = f"import sys; sys.argv = ['cardwise', *{words!r}]; from cardwise.cli.main import main\n"
     script += "try: main()\nfinally: print('LOADED', *sys.modules)"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50).stdout
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
     help_, _, loaded = said.partition("LOADED ")
     return help_, set(loaded.split())
 

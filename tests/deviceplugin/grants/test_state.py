@@ -67,6 +67,15 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     assert list((tmp_path / "grants").iterdir()) == []
 
 
+def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
+    store = GrantStore(tmp_path / "grants")
+    assert isinstance(store.claim(grant(), {"GPU-1": P100}), Claim)
+    shutil.rmtree(tmp_path / "grants")
+    store.mend()
+    assert [path.name for path in (tmp_path / "grants").iterdir()] == ["u1"]
+    assert (tmp_path / "grants").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("name", ["a/b", "a..b", "..", "", "/etc"])
 def test_no_name_leads_out_of_the_folder(tmp_path, name):
     store = GrantStore(tmp_path / "grants")

@@ -102,7 +102,7 @@ def test_nothing_is_posted_before_the_last_one_has_come(server):
     assert server.posts() == []
     assert not first.done()
     last = server.bind("g2")
-    assert [each.result(10) for each in (first, second, last)] == ["bound"] * 3
+    assert [each.result(60) for each in (first, second, last)] == ["bound"] * 3
     assert sorted(server.posts()) == ["g0", "g1", "g2"]
 
 
@@ -116,7 +116,7 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
     assert server.waiting_for("g") == ("g8",)
     assert not server.binder.throttle.busy
     server.create(single_pod("x", created=9, gpu_mem=100))
-    assert server.bind("x").result(10) == "bound"
+    assert server.bind("x").result(60) == "bound"
 
 
 @pytest.mark.parametrize("how", ["connection", "filter", "deleted", "lease", "stop"])
@@ -143,7 +143,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, how):
     }[how]
     for call in calls:
         with pytest.raises(Failed, match=said):
-            call.result(10)
+            call.result(60)
     assert server.posts() == []
     with server.state.view() as ledger:
         assert ledger.holdings() == []
@@ -159,27 +159,27 @@ def test_nobody_waits_longer_than_a_call_may_take():
     assert not call.done()
     server.clock.advance(0.01)
     with pytest.raises(Failed, match="g0 waited for the others"):
-        call.result(10)
+        call.result(60)
     assert server.posts() == []
     server.close()
 
 
 def test_on_the_port_of_the_other_verbs_nobody_waits(server):
     with pytest.raises(Failed, match="--bind-port-bind"):
-        server.bind("g0", may_wait=False).result(10)
+        server.bind("g0", may_wait=False).result(60)
     assert server.waiting_for("g") == ("g0", "g1", "g2")
 
 
 def test_a_member_that_is_refused_keeps_its_cards(server):
     refused = server.api.fault(Fault(status=403, message="denied"), "create", "*/g1/binding")
     calls = [server.bind(name) for name in ("g0", "g1", "g2")]
-    assert calls[0].result(10) == calls[2].result(10) == "bound"
+    assert calls[0].result(60) == calls[2].result(60) == "bound"
     with pytest.raises(Failed, match="denied"):
-        calls[1].result(10)
+        calls[1].result(60)
     with server.state.view() as ledger:
         assert ledger.holding("uid-g1").mark == "gang"
     assert refused.left == 0
-    assert server.bind("g1").result(10) == "bound"
+    assert server.bind("g1").result(60) == "bound"
 
 
 def test_members_without_cards_wait_and_are_bound_like_the_others(server):
@@ -190,7 +190,7 @@ def test_members_without_cards_wait_and_are_bound_like_the_others(server):
     server.wait(1)
     assert server.waiting_for("t") == ("w",)
     assert server.posts() == []
-    assert server.bind("w").result(10) == ps.result(10) == "bound"
+    assert server.bind("w").result(60) == ps.result(60) == "bound"
     assert names.ASSIGNMENT not in server.pod("ps")["metadata"]["annotations"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mps.host.control import Client, Control, NoDaemon, Program
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def healthy():
 
 def ask(server: HealthServer, *paths: str, method: str = "GET", host: str = "127.0.0.1") -> list[tuple[int, str]]:
     """All over one connection."""
-    connection = http.client.HTTPConnection(host, server.port, timeout=5)
+    connection = http.client.HTTPConnection(host, server.port, timeout=60)
     answers = []
     for path in paths:
         connection.request(method, path)
