@@ -198,7 +198,7 @@ class State:
         with self._lock:
             if name not in self._inventory.nodes:
                 self._inventory.set_node(name)
-            self._loads.set_node(name, record)
+            self._loads.set_node(name, record, self._clock.now())
             self.ahead.set_node(name, record.ground if record.open else None)
 
     def remove_node(self, name: str) -> None:
@@ -376,7 +376,8 @@ class State:
             for one in over.rows:
                 if one.phase is Phase.NOMINATED:
                     self.ahead.expired(one.pod.uid)
-            if self._queue.end_turns() or over.nomination:
+            steady = self._loads.settle(self._clock.now())
+            if self._queue.end_turns() or over.nomination or steady:
                 self._cache.free()
             return self._reservations.unconfirmed()
 

@@ -12,6 +12,9 @@ from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, Placed
 
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
+# Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
+# report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
+STEADY: Final = 3.0
 
 
 class NodeLoads:
@@ -20,6 +23,7 @@ class NodeLoads:
     def __init__(self) -> None:
         self.freed = 0  # counts the times at which something became less
         self._nodes: dict[str, NodeRecord] = {}
+        self._back: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
         self._sums: dict[str, Load] = {}
         self._pods: dict[str, Placed] = {}
         self._planned: set[str] = set()
@@ -32,15 +36,30 @@ class NodeLoads:
         self._watched.append(watched)
         return watched
 
-    def set_node(self, name: str, record: NodeRecord) -> None:
+    def set_node(self, name: str, record: NodeRecord, now: float) -> None:
         """The node is so now."""
-        if self._nodes.get(name) != record:
+        before = self._nodes.get(name)
+        if before != record:
+            if not record.offers:
+                self._back.pop(name, None)
+            elif before is not None and not before.offers:
+                self._back[name] = now
             self._nodes[name] = record
             self.freed += 1
             self._touch(name)
 
+    def settle(self, now: float) -> bool:
+        """Nodes whose slots have stayed for long enough get pods again. Returns whether there are some."""
+        steady = [name for name, since in self._back.items() if now - since >= STEADY]
+        for name in steady:
+            del self._back[name]
+            self.freed += 1
+            self._touch(name)
+        return bool(steady)
+
     def remove_node(self, name: str) -> None:
         self._nodes.pop(name, None)
+        self._back.pop(name, None)
         self._touch(name)
 
     def set_pod(self, key: str, placed: Placed) -> None:
@@ -105,17 +124,17 @@ class NodeLoads:
 
     def names(self) -> Collection[str]:
         """The nodes that pods may be put on."""
-        return [name for name, record in self._nodes.items() if record.open and record.offers]
+        return [name for name, record in self._nodes.items() if record.open and self.offers(name)]
 
     def is_open(self, node: str) -> bool:
         """Whether pods may be put on it."""
         record = self._nodes.get(node)
-        return record is not None and record.open and record.offers
+        return record is not None and record.open and self.offers(node)
 
     def offers(self, node: str) -> bool:
-        """Whether the node has slots for shares, as far as is known."""
+        """Whether the node has slots for shares, as far as is known, and for `STEADY` seconds if it had none before."""
         record = self._nodes.get(node)
-        return record is None or record.offers
+        return record is None or (record.offers and node not in self._back)
 
     def on(self, node: str) -> Iterator[tuple[str, Placed]]:
         """Keys and pods of a node, those that are planned there included."""

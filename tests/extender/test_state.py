@@ -8,6 +8,7 @@ from cardwise.core.api import names, quotas, request
 from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from extender.cache.nodeload import STEADY, NodeLoads
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import podinfo
@@ -558,9 +559,47 @@ def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(
     world.set_node("n1", NodeRecord(offers=False))
     assert begin(world) is Refusal.NO_SLOTS
     assert free(world) == [P100, P100]
+
+
+def test_slots_that_are_back_count_once_they_have_stayed(world, clock):
+    """While a device plugin ends, the kubelet's own report brings them back for a moment."""
+    plan(world)
+    world.set_node("n1", NodeRecord(offers=False))
     world.set_node("n1", NodeRecord())
-    assert begin(world) is not None
+    world.tick()
+    assert begin(world) is Refusal.NO_SLOTS
+    clock.advance(STEADY - 0.1)
+    world.set_node("n1", NodeRecord(offers=False))
+    world.set_node("n1", NodeRecord())
+    clock.advance(STEADY - 0.1)
+    world.tick()
+    assert begin(world) is Refusal.NO_SLOTS
+    clock.advance(0.1)
+    world.tick()
+    assert begin(world).indices() == [0]
     assert free(world) == [P100 - 8138, P100]
+
+
+def test_a_gang_is_not_planned_on_a_node_whose_slots_are_only_just_back(clock):
+    loads = NodeLoads()
+    loads.set_node("n1", NodeRecord(offers=False), clock.now())
+    assert not loads.is_open("n1")
+    loads.set_node("n1", NodeRecord(), clock.now())
+    before = loads.freed
+    clock.advance(STEADY - 0.1)
+    assert not loads.settle(clock.now())
+    assert (loads.is_open("n1"), list(loads.names())) == (False, [])
+    clock.advance(0.1)
+    assert loads.settle(clock.now())
+    assert (loads.is_open("n1"), list(loads.names())) == (True, ["n1"])
+    assert loads.freed > before  # gangs that wait are tried again
+
+
+def test_the_first_word_of_a_node_counts_at_once(clock):
+    """As after a start of the extender."""
+    loads = NodeLoads()
+    loads.set_node("n1", NodeRecord(), clock.now())
+    assert loads.is_open("n1")
 
 
 def test_a_pod_that_ends_without_a_node_holds_nothing(world):

@@ -55,7 +55,7 @@ class World:
         if what == "cards":
             self.ledger.set_cards(f"n{one}", cards(*[CARD] * other, node=f"n{one}"))
         elif what == "room":
-            self.loads.set_node(f"n{one}", NodeRecord(Load(other, 10, 10)))
+            self.loads.set_node(f"n{one}", NodeRecord(Load(other, 10, 10)), 0.0)
         elif what == "hold":
             placed = placement.place_on(self.ledger.node(f"n{one}"), asked(other), "binpack")
             if isinstance(placed, Placement):

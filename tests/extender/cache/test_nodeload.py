@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
-from extender.cache.nodeload import NodeLoads
+from extender.cache.nodeload import STEADY, NodeLoads
 from extender.records import nodeinfo, podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 
@@ -124,7 +124,7 @@ def test_a_node_has_what_it_may_allocate():
 
 def test_what_is_left_follows_pods_and_plans():
     loads = NodeLoads()
-    loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)))
+    loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)), 0.0)
     loads.set_pod("a", Placed("n", Load(1000, GIB, 1)))
     loads.plan("b", Placed("n", Load(2000, GIB, 1)))
     assert loads.left("n") == Load(1000, 6 * GIB, 8)
@@ -146,11 +146,12 @@ def test_a_node_without_slots_offers_nothing():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
     name, record = nodeinfo.node(json.dumps(node).encode())
     made = NodeLoads()
-    made.set_node(name, record)
+    made.set_node(name, record, 0.0)
     assert not made.offers("n")
     assert list(made.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
-    made.set_node(*nodeinfo.node(json.dumps(node).encode()))
+    made.set_node(*nodeinfo.node(json.dumps(node).encode()), 0.0)
+    made.settle(STEADY)
     assert made.offers("n")
     assert list(made.names()) == ["n"]
     assert made.offers("never seen")
