@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
@@ -28,6 +29,8 @@ from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
+
+_FEW: Final = 8  # members put where pods go; a plan with more has a turn of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +179,14 @@ class GangPreemption:
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
-        taken = {put.node for put in tried.puts}
+        taken, looked = {put.node for put in tried.puts}, False
         for put in tried.puts:
             del unhelped[put.taker.uid]
         while tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
             harm, node = heapq.heappop(tried.queue)
             if node not in tried.now:
                 taker = search.claimant if tried.own is None else tried.fellows[0]
+                looked = True
                 tried.seen[node] = self._nominated.as_it_is(node)
                 victims = self._who_goes(search, taker, node, unhelped, first=node not in taken)
                 if victims is not None:
@@ -203,7 +207,7 @@ class GangPreemption:
             del unhelped[put.taker.uid]
             self._keep(put)
             heapq.heappush(tried.queue, (harm, node))
-        return self._clock.cpu() < until
+        return self._clock.cpu() < until and not (looked and len(tried.puts) > _FEW)
 
     def _keep(self, put: _Put) -> None:
         place = NominatedPlace(put.victims.assignment, put.victims.uids)
