@@ -684,3 +684,12 @@ def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nomina
     scene.world.nominate(scene.wanted, "n2")
     scene.rounds(2)
     assert scene.evicted() == []
+
+
+def test_before_a_term_it_is_found_out_which_cards_are_kept(full):
+    """Another extender has answered the preemption, and its victim is gone."""
+    full.nominate(full.wants("p", 1000), "n1")
+    full.gone("a0")
+    assert full.state._nominated.unknown() == ["n1"]
+    full.state.warm()
+    assert full.state._nominated.unknown() == []
