@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from cardwise.core.api import mps
+from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import Claim, GrantStore, UnsafeName
+from deviceplugin.grants.grants import Claim, GrantedDevice, GrantStore, UnsafeName
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
 from tests.deviceplugin.records import grant
@@ -65,6 +66,15 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     store.drop(made.pod_uid, store.epoch())
     store._put_back(known)
     assert list((tmp_path / "grants").iterdir()) == []
+
+
+def test_what_pods_hold_on_a_card_is_summed_once_a_pod_and_a_device_is_held_without_mib(tmp_path):
+    store = GrantStore(tmp_path / "grants")
+    two = tuple(CardShare(1, "GPU-1", mem, 0, P100) for mem in (100, 200))
+    device = GrantedDevice("rdma", "RDMA-1")
+    for made in (grant("u1", *two), grant("u1", *two, container="side"), grant("u2", two[0], pod_devices=(device,))):
+        assert isinstance(store.claim(made, {"GPU-1": P100}), Claim)
+    assert store.held() == {"GPU-1": 400, "RDMA-1": 0}
 
 
 def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
