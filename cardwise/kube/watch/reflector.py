@@ -206,6 +206,8 @@ class Reflector(Generic[T]):
     def _relist(self) -> None:
         with self._lock:
             asked = len(self._asked)
+        # What nobody knows is handed over page by page: no record of it waits for the others, and none is compared.
+        first = not len(self.store)
         fresh: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
@@ -228,14 +230,19 @@ class Reflector(Generic[T]):
                     if projected is not None:
                         named = self._named
                         identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
-                        fresh.append((identity, *projected))
+                        key, value = projected
+                        fresh.append((identity, key, self.store.as_known(key, value)))
+                if first:
+                    self._hand_over(self.store.add(fresh))
+                    fresh.clear()
         except errors.Gone:
             self._expired_before = True
             raise
         self._expired_before = False
         self.relists += 1
         self._version = version
-        self._hand_over(self.store.replace(fresh, keep=unreadable))
+        if not first:
+            self._hand_over(self.store.replace(fresh, keep=unreadable))
         self._heard = self._clock.now()
         self._call(self._handler.on_synced)
         self.synced.set()

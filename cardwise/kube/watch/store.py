@@ -63,6 +63,20 @@ class Store(Generic[T]):
         self._put(identity, key, value, diff)
         return diff
 
+    def as_known(self, key: str, value: T) -> T:
+        """The value; the known object if that is equal, so that the records of a list that says nothing new are not
+        kept beside those that are known until the list has come.
+        """
+        known = self._values.get(key)
+        return known if known is not None and known == value else value
+
+    def add(self, items: Iterable[tuple[str, str, T]]) -> Diff[T]:
+        """A part of a list of (identity, key, value). Nothing goes."""
+        diff: Diff[T] = Diff()
+        for key, (identity, value) in {key: (identity, value) for identity, key, value in items}.items():
+            self._put(identity, key, value, diff)
+        return diff
+
     def replace(self, items: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
         """A whole list of (identity, key, value): everything else goes, but identities in `keep` stay as they are."""
         diff: Diff[T] = Diff()
@@ -80,7 +94,7 @@ class Store(Generic[T]):
     def _put(self, identity: str, key: str, value: T, diff: Diff[T]) -> None:
         if key in self._values:
             old = self._values[key]
-            if old == value:
+            if old is value or old == value:
                 return
             diff.updated.append((key, old, value))
         else:

@@ -218,6 +218,34 @@ def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServe
     assert "limit" not in api.sent("list")[-1].query
 
 
+def test_the_first_list_is_told_page_by_page_and_is_whole_only_at_its_end(api: ApiServer, clock, following):
+    for number in range(10):
+        put(api, f"p{number}", size=number + 1)
+    api.fault(Fault(), "list")
+    api.fault(Fault(status=500, retry_after=1), "list")  # the second page
+    reflector, handler = following()
+    assert handler.values == {f"uid-p{number}": number + 1 for number in range(3)}
+    assert (reflector.synced.is_set(), handler.synced) == (False, 0)
+    remove(api, "p0")
+    put(api, "p1", size=100)
+    clock.step_until(reflector.synced.is_set)
+    assert handler.values == truth(api)
+    assert handler.synced == 1
+
+
+def test_a_list_that_says_nothing_new_keeps_the_records_that_are_known(api: ApiServer, clock, following):
+    for name in "abc":
+        put(api, name, size=1000)
+    reflector, handler = following()
+    before = reflector.store.snapshot()
+    handler.calls.clear()
+    done = reflector.relist()
+    clock.step_until(done.is_set)
+    after = reflector.store.snapshot()
+    assert all(after[key] is value for key, value in before.items())
+    assert not handler.calls
+
+
 def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
     for name in "abc":
         put(api, name, size=1)

@@ -131,6 +131,24 @@ def test_event_of_a_recreated_object_without_its_deletion_frees_the_former_key()
     assert diff.added == [("uid-2", 1)]
 
 
+def test_a_part_of_a_list_adds_and_changes_and_ends_nothing():
+    store: Store[int] = Store()
+    store.apply("ns/a", ("a", 1))
+    store.apply("ns/b", ("b", 2))
+    diff = store.add([("ns/b", "b", 3), ("ns/c", "c", 4), ("ns/c", "c", 5)])
+    assert diff == Diff(added=[("c", 5)], updated=[("b", 2, 3)])
+    assert store.snapshot() == {"a": 1, "b": 3, "c": 5}
+
+
+def test_an_equal_value_is_the_one_that_is_known():
+    store: Store[tuple[int, ...]] = Store()
+    known = tuple(range(2))
+    store.apply("ns/a", ("a", known))
+    assert store.as_known("a", tuple(range(2))) is known
+    assert store.as_known("a", (3,)) == (3,)
+    assert store.as_known("b", (0, 1)) == (0, 1)
+
+
 def test_objects_that_cannot_be_read_stay_as_they_were():
     store: Store[int] = Store()
     store.apply("ns/a", ("uid-1", 1))
