@@ -118,17 +118,19 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
         return [HostPriority(name, 0) for name in candidates]
     policy = asked.policy or preferences.policy
     scored = state.scores(PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
-    found = [scored.get(name) for name in candidates]
+    found = list(map(scored.get, candidates))
     known = [score for score in found if score is not None]
     if not known:
         return [HostPriority(name, 0) for name in candidates]
     most, least = max(known), min(known)
-    best = min(name for name, score in zip(candidates, found, strict=True) if score == most)
     width = most - least + 1
-    return [
-        HostPriority(name, TOP if name == best else 0 if score is None else (score - least) * TOP // width)
+    answer = [
+        HostPriority(name, 0 if score is None else (score - least) * TOP // width)
         for name, score in zip(candidates, found, strict=True)
     ]
+    best = min([name for name, score in zip(candidates, found, strict=True) if score == most])
+    answer[candidates.index(best)].score = TOP
+    return answer
 
 
 def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:

@@ -2,7 +2,8 @@
 
 A policy is one function in a table: it picks one of a node's usable cards and scores the pick. The scores of one
 policy are comparable across nodes, so the best node is the one with the highest score. It sees the cards as
-`cards.card_code`s in ascending order, the fullest first: plain integers, because filter asks for thousands of nodes.
+`cards.card_code`s in ascending order, the fullest first, and the least code of a card with the memory asked for: plain
+integers, because filter asks for thousands of nodes.
 """
 
 from bisect import bisect_left
@@ -15,18 +16,18 @@ Pick = tuple[int, int]  # the score of taking a card, and its position in the no
 Policy = Callable[[Sequence[int], int], Pick | None]
 
 
-def binpack(codes: Sequence[int], mem: int) -> Pick | None:
+def binpack(codes: Sequence[int], least: int) -> Pick | None:
     """The smallest free memory that fits; ties go to the lowest index. Keeps big holes big."""
-    at = bisect_left(codes, card_code(mem))
+    at = bisect_left(codes, least)
     if at == len(codes):
         return None
     code = codes[at]
     return -(code >> POSITION), code & ~(-1 << POSITION)
 
 
-def spread(codes: Sequence[int], mem: int) -> Pick | None:
+def spread(codes: Sequence[int], least: int) -> Pick | None:
     """The most free memory; ties go to the lowest index. Keeps tenants apart while there is room."""
-    if not codes or codes[-1] < card_code(mem):
+    if not codes or codes[-1] < least:
         return None
     free = codes[-1] >> POSITION
     return free, codes[bisect_left(codes, card_code(free))] & ~(-1 << POSITION)

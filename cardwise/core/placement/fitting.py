@@ -183,9 +183,9 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: po
         return None
     score = 0
     chosen: list[int] = []
-    left = list(codes) if claim.cards > 1 else codes
+    left, least = list(codes) if claim.cards > 1 else codes, card_code(claim.mem)
     for _ in range(claim.cards):
-        pick = policy(left, claim.mem) if levels is ANY_CARD else pick_one(node, left, want, policy)
+        pick = policy(left, least) if levels is ANY_CARD else pick_one(node, left, want, policy)
         if pick is None:
             return None
         score += pick[0]
@@ -234,7 +234,7 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
         if kinds is not None and not kinds >= node.here:
             here = node.kinds
             among = [code for code in codes if here[code & ~(-1 << POSITION)] in kinds]
-        pick = policy(among, want.claim.mem) if among else None
+        pick = policy(among, card_code(want.claim.mem)) if among else None
         if pick is not None:
             return pick[0] - rank * _RANK, pick[1]
     return None

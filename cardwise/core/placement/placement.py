@@ -217,7 +217,7 @@ class Scorer:
             return scores, refusals
         plan = self._plan_on(ledger.kinds)
         claim, levels, typed = plan.wants[0]
-        mem, whole = claim.mem, claim.whole
+        least, whole = card_code(claim.mem), claim.whole
         plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
         # For several whole cards most nodes have too few and need no search.
@@ -229,7 +229,7 @@ class Scorer:
                 continue
             if plain and not (restricted and node.mps.may_close(claim.untolerated, claim.user)):
                 # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
-                pick = policy(node.empties() if whole else node.codes or node.ascending(), mem)
+                pick = policy(node.empties() if whole else node.codes or node.ascending(), least)
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
@@ -328,7 +328,7 @@ class Scorer:
 
     def _weigh(self, free: int) -> int:
         """The policy's score of a node with so many free devices, as if they were the MiB of a card."""
-        pick = self._policy([card_code(free)], free)
+        pick = self._policy([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
 
     def _score(self, node: NodeState, plan: fitting.Plan) -> int | Refusal:
