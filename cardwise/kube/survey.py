@@ -19,6 +19,7 @@ from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
@@ -29,6 +30,7 @@ _T = TypeVar("_T")
 
 MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
+_NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time
 OTHERS = "other namespaces"  # stands for the namespace of pods that may not be read
 
 
@@ -250,13 +252,13 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
     Without a classifier it is in no class.
     """
     spec = resource.spec
-    of: frozenset[str] = frozenset()
+    of = _NO_CLASSES
     if classifier is not None:
         of = classifier.classes_of(labels_of(resource))
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=MiB(max(0, min(spec.memory_mib, MOST_MIB))),  # in older clusters the schema knows no maximum
+        mem=quantity.size(max(0, min(spec.memory_mib, MOST_MIB))),  # in older clusters the schema knows no maximum
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
@@ -276,7 +278,7 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
-        classes=classifier.classes_of(labels_of(resource)) if classifier is not None else frozenset(),
+        classes=classifier.classes_of(labels_of(resource)) if classifier is not None else _NO_CLASSES,
     )
 
 

@@ -47,7 +47,7 @@ class Inventory:
     def __init__(self) -> None:
         self.nodes: set[str] = set()
         self._cards: dict[str, CardRecord] = {}
-        self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
+        self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
         self._held, self._noted = _Said(), _Said()
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, DeviceClass] = {}
@@ -69,7 +69,7 @@ class Inventory:
         silent: Collection[Report] = ()
         if before is not None and before.node != card.node:
             silent, before = self.remove_card(name), None
-        names = self._cards_of.get(card.node, set())
+        names = self._cards_of.get(card.node, [])
         if before is None and len(names) >= MOST_CARDS:
             return Heard((), silent, f"the node has more than {MOST_CARDS} cards and devices; the others do not count")
         room, problem = MOST_REPORTED - sum(len(self._cards[each].held) for each in names if each != name), ""
@@ -77,7 +77,8 @@ class Inventory:
             card = card._replace(held=card.held[:room])
             problem = f"the node's cards report more than {MOST_REPORTED} shares; the others do not count"
         self._cards[name] = card
-        self._cards_of.setdefault(card.node, names).add(name)
+        if before is None:
+            self._cards_of.setdefault(card.node, names).append(name)
         if before is None or (before.card, before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
         same = before is not None and before.card == card.card
@@ -203,7 +204,7 @@ class Inventory:
         self._members.pop(name, None)
         node = self._cards.pop(name).node
         names = self._cards_of[node]
-        names.discard(name)
+        names.remove(name)
         if not names:
             del self._cards_of[node]
         self._changed.add(node)

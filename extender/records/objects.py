@@ -232,7 +232,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
         # A status without `whole` says not whole, and is not complete.
         told.pods if told.whole is not None else -1,
         status.free_mib,
-        tuple(intern(name) for name in status.classes or ()),
+        _same(tuple(status.classes or ())),
         _held(status.terminating or (), spec),
     )
 
@@ -241,6 +241,11 @@ def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
     own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
     seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
     return _shared(tuple(sorted(seen.items())))
+
+
+@lru_cache(maxsize=_SHARED)
+def _same(of: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(intern, of))
 
 
 @lru_cache(maxsize=_SHARED)

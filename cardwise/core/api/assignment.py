@@ -14,6 +14,7 @@ from typing import Any
 
 from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
 
 _VERSION = 1
@@ -198,7 +199,7 @@ def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) 
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
     whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
-    return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total), whole)
+    return CardShare(index, intern(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
 
 
 def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:

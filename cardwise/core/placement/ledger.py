@@ -244,7 +244,7 @@ class Ledger:
         """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
-        state.uids.add(holding.uid)
+        state.uids[holding.uid] = None
         self._touch(holding.node)
         for share in holding.assignment.shares() if gone else ():
             kind = gone.get((holding.node, card_of(share)))
@@ -258,7 +258,7 @@ class Ledger:
         """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
-        state.uids.discard(holding.uid)
+        state.uids.pop(holding.uid, None)
         self._touch(holding.node)
         self._count(state, holding, -1)
         for device in holding.assignment.device_shares():

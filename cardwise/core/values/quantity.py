@@ -9,6 +9,7 @@ import math
 import re
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, NewType
 
 from cardwise.core.values.wording import shortened
@@ -30,6 +31,12 @@ _LONGEST = 64  # characters; no amount of anything needs more, and Python refuse
 # MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
 # message; and sums of what a liar may write stay within 64 bits.
 MOST_MIB: Final = MiB(2**31)
+
+
+@lru_cache(maxsize=4096)
+def size(mib: int) -> MiB:
+    """The size of a card or a share. One integer for all that are equal: tens of thousands are kept."""
+    return MiB(mib)
 
 
 class Unit(StrEnum):
