@@ -119,8 +119,8 @@ class _Pods:
         self._events = events
         self._listed = listed
 
-    def on_change(self, key: str, old: PodRecord | Placed | None, new: PodRecord | Placed) -> None:
-        if isinstance(new, Placed):
+    def on_change(self, key: str, old: Placed | None, new: Placed) -> None:
+        if not isinstance(new, PodRecord):
             self._state.set_other(key, new)
             return
         if new.problem and (not isinstance(old, PodRecord) or old.problem != new.problem):
@@ -130,11 +130,11 @@ class _Pods:
             self._events.record(about, "UnreadableAssignment", text, "Warning")
         self._state.set_pod(new)
 
-    def on_delete(self, key: str, old: PodRecord | Placed) -> None:
-        if isinstance(old, Placed):
-            self._state.remove_other(key)
-        else:
+    def on_delete(self, key: str, old: Placed) -> None:
+        if isinstance(old, PodRecord):
             self._state.remove_pod(old)
+        else:
+            self._state.remove_other(key)
 
     def on_synced(self) -> None:
         self._listed()

@@ -43,7 +43,7 @@ from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
 from extender.records.pod import WaitingPod
-from extender.records.podinfo import PodRecord
+from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
 _WARMED: Final = 250  # nodes in one turn
@@ -146,7 +146,7 @@ class State:
             else:
                 self.gangs.drop(pod.uid)
             self.gangs.beside(pod.uid, pod.group)
-            if not (pod.node or pod.finished):
+            if isinstance(pod, WaitingRecord):
                 self._queue.waits(pod)
                 if pod.asks is not None and not self._is_on_its_way(pod.asks):
                     self._reservations.nominations.heard(pod.asks, self._clock.now())
@@ -484,10 +484,10 @@ class State:
     def _waits_no_more(self, pod: PodRecord) -> None:
         """The pod is bound, or finished; it may have finished without having been bound."""
         self._queue.over(pod.uid)
-        if pod.placed is not None:
-            self._loads.set_pod(pod.uid, pod.placed)
-        else:
+        if pod.finished:
             self._loads.remove_pod(pod.uid)
+        else:
+            self._loads.set_pod(pod.uid, pod)
         if pod.unplaced:
             self._unplaced[pod.uid] = pod.ref, pod.node
         else:

@@ -26,7 +26,7 @@ from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
 from extender.records.aheadnodes import Ground, Grounds
 from extender.records.pod import WaitingPod
-from extender.records.podinfo import PodRecord
+from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
 
 _T = TypeVar("_T")
@@ -116,7 +116,7 @@ class Ahead:
         elif self._settings.when is not When.NEVER:
             self._grounds.put(name, ground)
 
-    def waits(self, pod: PodRecord) -> None:
+    def waits(self, pod: WaitingRecord) -> None:
         """The pod has no node."""
         if self._settings.when is When.NEVER:
             return

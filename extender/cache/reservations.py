@@ -103,7 +103,7 @@ class Reservation:
     """`holding`: cards and devices, None for a pod that asks for none. `load`: the pod's cpu and memory, where this row
     has to count them until the watch shows the pod bound.
 
-    `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: the term of leadership in which it was
+    `since`: when it came to its phase. `term`: the term of leadership in which it was
     first posted. `gang`: "namespace/name" of the gang in whose plan it is, before and after it is posted, "" for none.
     `gone`: the pod vanished while a thread was posting. `again`: the earliest time of the next look-up; `tries`: failed
     look-ups so far. `ahead`: the pod, where this was decided ahead.
@@ -115,7 +115,6 @@ class Reservation:
     since: float
     holding: Holding | None = None
     load: Load | None = None
-    until: float = math.inf
     term: int = 0
     gang: str = ""
     gone: bool = False
@@ -399,7 +398,11 @@ class Reservations:
         for one in plans:
             self._drop(one)
         for one in list(self._in[Phase.TERMINATING].values()):
-            if one.holding is not None and now > one.until and not self._is_reported(one.holding):
+            if (
+                one.holding is not None
+                and now - one.since > self._patience.terminating
+                and not self._is_reported(one.holding)
+            ):
                 over.append(replace(one))
                 self._move(one, Phase.LAPSED)
         too_many = len(self._in[Phase.LAPSED]) - _MOST_LAPSED
@@ -425,13 +428,11 @@ class Reservations:
         return self._reports.reports(last.uid, last.node)
 
     def _terminate(self, one: Reservation, *, seen: bool = False) -> None:
-        now = self._clock.now()
         if one.holding is None:
             self._drop(one, seen=seen)  # it held nothing that its containers could go on using
             return
         held = replace(one.holding, mark=MARKS[Phase.TERMINATING])
-        until = now + self._patience.terminating
-        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, now, held, until=until), seen=seen)
+        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, self._clock.now(), held), seen=seen)
 
     def _put(self, one: Reservation, *, seen: bool = False) -> None:
         """In place of the pod's earlier reservation."""

@@ -26,7 +26,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from extender.records.pod import WaitingPod
-from extender.records.podinfo import PodRecord
+from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
 
 _MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
@@ -67,7 +67,7 @@ class QueuedPod:
     """
 
     uid: str
-    pod: PodRecord | None = None
+    pod: WaitingRecord | None = None
     considered: bool = False
     tried: float = -math.inf
     asked: tuple[PodRequest, str] | None = None
@@ -115,7 +115,7 @@ class SchedulingQueue:
 
     # Who waits.
 
-    def waits(self, pod: PodRecord) -> None:
+    def waits(self, pod: WaitingRecord) -> None:
         """The watch shows that the pod has no node."""
         row = self._row(pod.uid)
         row.considered |= pod.refused
@@ -381,7 +381,7 @@ class SchedulingQueue:
             heap[:] = [one for one in heap if self._ahead(one[2]) is not None]
             heapify(heap)
 
-    def _shown(self) -> Iterator[PodRecord]:
+    def _shown(self) -> Iterator[WaitingRecord]:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _to_come(self) -> Iterator[int]:

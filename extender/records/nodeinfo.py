@@ -15,16 +15,16 @@ from extender.records.aheadnodes import Ground, Taint
 from extender.records.podref import PodRef
 
 
-class Placed(NamedTuple):
+class Placed(Struct, frozen=True, gc=False):
     """A pod on a node: the cpu and memory that it takes, and what preemption needs to know. Without a UID it is only
     planned there.
 
     `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes. `group`:
-    that PodGroup, "namespace/name", for a pod that is none of ours; such a pod may have no node yet.
+    that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
     """
 
-    node: str
-    load: Load
+    node: str = ""
+    load: Load = Load(0, 0, 0)
     uid: str = ""
     namespace: str = ""
     name: str = ""

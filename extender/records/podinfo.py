@@ -14,62 +14,57 @@ from msgspec import Struct
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
+from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads, resizes
 from extender.records.nodeinfo import Placed
 from extender.records.pod import REFUSED, Pod, WaitingPod
-from extender.records.podref import PodRef
 
 _SHARED = 4096  # different sets of labels; each is kept once for all pods that have it
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
 _SLOT = names.SHARE.encode()
+_NO_LOAD = Load(0, 0, 0)
 _UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler could not ask us
 
 
-class PodRecord(Struct, frozen=True, gc=False):
-    """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
+class PodRecord(Placed, frozen=True, gc=False):
+    """A pod that asks for cards or has some, or is in a gang, and is bound or finished. A struct: made in a tenth of a
+    dataclass's time.
 
-    `node`: "" until it is bound. `classes`: what it asks for until then. `placed`: the cpu and memory that it takes.
-    `asks`: the waiting pod, if kube-scheduler makes room for it, or if it may be decided about ahead. `named`: a node
-    in its status where nobody makes room, perhaps named by us. `turned_away`: its priority, if it waits because no
-    extender answered for it. `refused`: kube-scheduler has tried it in vain. `mps_client`: how it uses MPS.
-
-    `bindable`: an extender may have been called to bind it: it waits without a gate, and asks for a resource of ours or
-    is in a gang. `unplaced`: somebody else has bound it, so it has none of the cards or devices that it asks for.
-    `group`: the PodGroup of Kubernetes that it names, "namespace/name", if it is in no gang of ours.
-
-    `finished`: its phase is final. `ended`: the kubelet says that no container of it runs or will run. `problem`: why
-    the annotations of a bound pod could not be read.
+    `finished`: its phase is final; then it takes nothing of its node. `ended`: the kubelet says that no container of it
+    runs or will run. `problem`: why its annotations could not be read. `mps_client`: how it uses MPS. `unplaced`:
+    somebody else has bound it, so it has none of the cards or devices that it asks for.
     """
 
-    uid: str
-    namespace: str
-    name: str
-    node: str = ""
     assignment: Assignment | None = None
     finished: bool = False
     ended: bool = False
     problem: str = ""
-    classes: frozenset[str] = frozenset()
-    placed: Placed | None = None
     gang: str = ""
     member: Member | None = None
+    mps_client: MpsClient = COMMON
+    unplaced: bool = False
+
+
+class WaitingRecord(PodRecord, frozen=True, gc=False):
+    """Such a pod that has no node yet.
+
+    `classes`: what it asks for. `asks`: the pod, if kube-scheduler makes room for it, or if it may be decided about
+    ahead. `named`: a node in its status where nobody makes room, perhaps named by us. `turned_away`: its priority, if
+    it waits because no extender answered for it. `refused`: kube-scheduler has tried it in vain. `bindable`: an
+    extender may have been called to bind it: it has no gate, and asks for a resource of ours or is in a gang.
+    """
+
+    classes: frozenset[str] = frozenset()
     asks: WaitingPod | None = None
     named: str = ""
     turned_away: int | None = None
     refused: bool = False
-    mps_client: MpsClient = COMMON
     bindable: bool = False
-    group: str = ""
-    unplaced: bool = False
-
-    @property
-    def ref(self) -> PodRef:
-        return PodRef(self.uid, self.namespace, self.name)
 
 
 class _Meta(Struct, rename="camel"):
@@ -142,7 +137,7 @@ _decode_other = msgspec.json.Decoder(_OtherPod).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
+def pod(raw: bytes) -> tuple[str, Placed] | None:
     """Key and record; of a pod that is none of ours only what it takes of its node."""
     if not any(sign in raw for sign in _SIGNS):
         return _other(raw)
@@ -163,26 +158,22 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
     unplaced = held is None and not problem and not finished and _SLOT in raw and Pod(_decode_any(raw)).slots
     if held is None and not problem and member is None and not unplaced:
         return _other(raw)
-    node = intern(node)
     return meta.uid, PodRecord(
-        meta.uid,
-        intern(meta.namespace),
-        meta.name,
-        node,
-        held,
-        finished,
-        _ended(read, finished=finished),
-        problem,
-        placed=None if finished else _placed(raw, meta, read.spec),
+        *_place(raw, meta, read.spec, counts=not finished),
+        grouped=read.spec.scheduling_group is not None,
+        group="" if gang or finished else _group(meta, read.spec),
+        assignment=held,
+        finished=finished,
+        ended=_ended(read, finished=finished),
+        problem=problem,
         gang=gang,
         member=member,
-        group="" if gang or finished else _group(meta, read.spec),
         mps_client=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
         unplaced=bool(unplaced),
     )
 
 
-def named(key: str, known: PodRecord | Placed) -> str:
+def named(key: str, known: Placed) -> str:
     """The "namespace/name" of a pod that `pod` has read, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
@@ -190,24 +181,23 @@ def named(key: str, known: PodRecord | Placed) -> str:
 def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     """The record of a pod without a node."""
     pod, status = Pod(_decode_any(raw)), read.status
-    finished = status.phase in names.FINISHED_PHASES
-    if finished:
-        member = pod.member() if pod.gang else None
-        return PodRecord(*pod.ref, finished=True, ended=True, gang=pod.gang, member=member)  # no kubelet starts it
+    member = pod.member() if pod.gang else None
+    if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
+        return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
     reason, told = pod.unscheduled, status.nominated_node_name
     unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated)
     fresh = not (refused or unanswered or told)
-    return PodRecord(
-        *pod.ref,
-        classes=pod.classes,
+    return WaitingRecord(
+        **pod.ref._asdict(),
+        group="" if pod.gang else _group(read.metadata, read.spec),
         gang=pod.gang,
-        member=pod.member() if pod.gang else None,
+        member=member,
+        classes=pod.classes,
         asks=_asks(pod) if nominated or (fresh and pod.predictable) else None,
         named="" if nominated else told,
         turned_away=pod.priority if unanswered else None,
         refused=refused or unanswered,
         bindable=pod.bindable,
-        group="" if pod.gang else _group(read.metadata, read.spec),
     )
 
 
@@ -224,7 +214,9 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     meta, group = read.metadata, _group(read.metadata, read.spec)
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
         return None
-    return f"{meta.namespace}/{meta.name}", _placed(raw, meta, read.spec, group, fixed=static)
+    grouped = read.spec.scheduling_group is not None
+    placed = Placed(*_place(raw, meta, read.spec), fixed=static, grouped=grouped, group=group)
+    return f"{meta.namespace}/{meta.name}", placed
 
 
 def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
@@ -234,19 +226,19 @@ def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
     return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
 
 
-def _placed(raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, group: str = "", *, fixed: bool = False) -> Placed:
-    return Placed(
+def _place(
+    raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, *, counts: bool = True
+) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
+    """The first fields of `Placed`. `counts`: it takes something of its node."""
+    return (
         intern(spec.node_name),
-        resizes.load(raw, spec),
+        resizes.load(raw, spec) if counts else _NO_LOAD,
         meta.uid,
         intern(meta.namespace),
         meta.name,
         spec.priority or 0,
         _shared(tuple(sorted((meta.labels or {}).items()))),
-        going=meta.deletion_timestamp is not None,
-        fixed=fixed,
-        grouped=spec.scheduling_group is not None,
-        group=group,
+        meta.deletion_timestamp is not None,
     )
 
 

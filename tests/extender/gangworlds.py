@@ -17,7 +17,8 @@ from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
 from extender.gangs.gangwords import GangSettings, Hold
 from extender.records import podinfo
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
@@ -149,7 +150,7 @@ class World:
 
     def tell(self, pod: dict) -> None:
         key, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
-        assert not isinstance(record, Placed), key
+        assert isinstance(record, PodRecord), key
         self.state.set_pod(record)
 
     def keep(self) -> None:

@@ -109,8 +109,7 @@ def test_a_pod_that_is_resized_takes_what_it_has_or_will_have(spec, status, cpu,
         "status": {"phase": "Running"} | status,
     }
     _, found = podinfo.pod(json.dumps(pod).encode())
-    placed = found if isinstance(found, Placed) else found.placed
-    assert placed.load.cpu == cpu * 1000
+    assert found.load.cpu == cpu * 1000
 
 
 def test_a_node_has_what_it_may_allocate():

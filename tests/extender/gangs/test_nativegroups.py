@@ -28,7 +28,7 @@ def aside(world, name, **changes):
     if found is None:
         world.state.remove_other(f"default/{name}")
         return None
-    assert isinstance(found[1], Placed)
+    assert type(found[1]) is Placed
     world.state.set_other(*found)
     return found[1]
 

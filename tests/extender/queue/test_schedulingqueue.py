@@ -4,7 +4,7 @@ import pytest
 
 from extender.queue import schedulingqueue
 from extender.queue.schedulingqueue import SchedulingQueue
-from extender.records.podinfo import PodRecord
+from extender.records.podinfo import WaitingRecord
 from tests.fakes.clock import FakeClock
 
 NODES = ("n1", "n2")
@@ -20,8 +20,8 @@ def queue(clock) -> SchedulingQueue:
     return SchedulingQueue(clock)
 
 
-def waiting(name: str, **told) -> PodRecord:
-    return PodRecord(name, "default", name, **told)
+def waiting(name: str, **told) -> WaitingRecord:
+    return WaitingRecord(uid=name, namespace="default", name=name, **told)
 
 
 def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
