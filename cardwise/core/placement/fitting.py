@@ -4,7 +4,7 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from cardwise.core.api import policies, quotas
@@ -173,7 +173,9 @@ Chosen = tuple[int, list[int], Sequence[Headroom]]
 def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim; None if there are too few that it may have."""
     codes = usable(node, want.claim)
-    return _choose(node, codes, want, headroom, policy) if headroom else _choose_freely(node, codes, want, policy)
+    if headroom:
+        return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size), None)
+    return _choose_freely(node, codes, want, policy)
 
 
 def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
@@ -195,36 +197,43 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: po
     return score, chosen, ()
 
 
-def _choose(
+def choices(
     node: NodeState,
     codes: Sequence[int],
     want: Want,
     headroom: Sequence[Headroom],
     policy: policies.Policy,
     *,
+    alike: Callable[[NodeState, int], object],
+    tries: Callable[[], bool] = lambda: True,
     taken: tuple[int, ...] = (),
-) -> Chosen | None:
-    """As `_choose_freely`, but the first choice for which the quotas have room.
+) -> Iterator[Chosen]:
+    """The choices of cards for one claim for which quotas have room, in the policy's order of preference.
 
-    For a quota, cards of one kind and size are alike: if one of them leads to nothing, all of them do.
+    Of cards for which `alike` is equal only one is tried: the result would be the same. `tries` is asked before each
+    card, and ends the search.
     """
     missing = want.claim.cards - len(taken)
     while len(codes) >= missing:
         pick = pick_one(node, codes, want, policy)
-        if pick is None:
-            return None
+        if pick is None or not tries():
+            return
         score, i = pick
         left = charged(headroom, node, i, want.claim)
-        if left is not None:
-            if missing == 1:
-                return score, [*taken, i], left
+        if left is not None and missing == 1:
+            yield score, [*taken, i], left
+        elif left is not None:
             others = [code for code in codes if code & ~(-1 << POSITION) != i]
-            rest = _choose(node, others, want, left, policy, taken=(*taken, i))
-            if rest is not None:
-                return score + rest[0], rest[1], rest[2]
-        alike = node.kinds[i], node.cards[i].mem
-        codes = [code for code in codes if (node.kinds[at := code & ~(-1 << POSITION)], node.cards[at].mem) != alike]
-    return None
+            rest = choices(node, others, want, left, policy, alike=alike, tries=tries, taken=(*taken, i))
+            for more, chosen, after in rest:
+                yield score + more, chosen, after
+        same = alike(node, i)
+        codes = [code for code in codes if alike(node, code & ~(-1 << POSITION)) != same]
+
+
+def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
+    """Equal for cards that are alike to a quota."""
+    return node.kinds[i], node.cards[i].mem
 
 
 def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> policies.Pick | None:

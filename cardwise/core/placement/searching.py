@@ -3,20 +3,18 @@
 The policy's first choices are tried first (`fitting`). If they leave a claim without a card, the search backtracks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement.fitting import (
-    Chosen,
     Claim,
     Plan,
     Want,
-    charged,
+    choices,
     choose,
-    pick_one,
     refusal,
     share,
     usable,
@@ -150,37 +148,20 @@ class _Others:
         if at + 1 == len(self._wants):
             found = choose(node, want, headroom, self._policy)
             return (found[0], [sorted(found[1])]) if found is not None else None
-        for score, chosen, left in self._choices(node, usable(node, want.claim), want, headroom):
+        codes = usable(node, want.claim)
+        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, tries=self._tries)
+        for score, chosen, left in found_here:
             rest = self.search(without(node, want.claim, chosen), left, at + 1)
             if rest is not None:
                 return score + rest[0], [sorted(chosen), *rest[1]]
         return None
 
-    def _choices(
-        self,
-        node: NodeState,
-        codes: Sequence[int],
-        want: Want,
-        headroom: Sequence[Headroom],
-        taken: tuple[int, ...] = (),
-    ) -> Iterator[Chosen]:
-        """The choices for one claim. Of cards that are alike only one is tried: the result would be the same."""
-        missing = want.claim.cards - len(taken)
-        while len(codes) >= missing and self._effort.left > self._until:
-            pick = pick_one(node, codes, want, self._policy)
-            if pick is None:
-                return
-            self._effort.left -= 1
-            score, i = pick
-            left = charged(headroom, node, i, want.claim)
-            if left is not None and missing == 1:
-                yield score, [*taken, i], left
-            elif left is not None:
-                others = [code for code in codes if code & ~(-1 << POSITION) != i]
-                for more, chosen, after in self._choices(node, others, want, left, (*taken, i)):
-                    yield score + more, chosen, after
-            alike = _state(node, i)
-            codes = [code for code in codes if _state(node, code & ~(-1 << POSITION)) != alike]
+    def _tries(self) -> bool:
+        """Spends the effort for one more card, if there is any."""
+        if self._effort.left <= self._until:
+            return False
+        self._effort.left -= 1
+        return True
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
