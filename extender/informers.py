@@ -68,7 +68,7 @@ class Informers:
                 client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), clock=clock
             ),
             Reflector(
-                client, paths.extendedresources(), objects.card, _Cards(state, seen.cards), named=_by_key, clock=clock
+                client, paths.extendedresources(), objects.card, _cards(state, seen.cards), named=_by_key, clock=clock
             ),
             Reflector(
                 client,
@@ -140,62 +140,40 @@ class _Pods:
         self._listed()
 
 
-class _Cards:
-    def __init__(self, state: State, seen: CardLister) -> None:
-        self._state = state
-        self._seen = seen
-        self._told: dict[str, str] = {}  # by the names of cards, the problems that were logged
-
-    def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
-        del old
-        problem = self._state.set_card(key, new) or new.problem
-        if problem and problem != self._told.get(key):
-            _log.warning("a node's report is not counted in full", card=key, node=new.node, problem=problem)
-        if problem:
-            self._told[key] = problem
-        else:
-            self._told.pop(key, None)
-        self._seen.put(key, new)
-
-    def on_delete(self, key: str, old: CardRecord) -> None:
-        del old
-        self._told.pop(key, None)
-        self._state.remove_card(key)
-        self._seen.remove(key)
-
-    def on_synced(self) -> None:
-        pass
-
-
 class _Feed(Generic[_T]):
-    """Hands each object of one kind to the state, and to its lister. `problem`: what of it cannot be read, which is
-    logged as `unreadable` once.
+    """Hands each object of one kind to the state, and to its lister. `put` returns what of it does not count, "" or
+    None for nothing; that is logged as `unreadable` once, with what `about` says of the object.
     """
 
     def __init__(
         self,
-        put: Callable[[str, _T], object],
+        put: Callable[[str, _T], str | None],
         remove: Callable[[str], object],
         seen: Lister[_T] | None = None,
-        problem: Callable[[_T], str] = lambda _: "",
         unreadable: str = "",
+        about: Callable[[str, _T], dict[str, str]] = lambda key, _: {"name": key},
     ) -> None:
         self._put = put
         self._remove = remove
         self._seen = seen
-        self._problem = problem
         self._unreadable = unreadable
+        self._about = about
+        self._told: dict[str, str] = {}  # what was logged, by key
 
     def on_change(self, key: str, old: _T | None, new: _T) -> None:
-        problem = self._problem(new)
-        if problem and (old is None or self._problem(old) != problem):
-            _log.warning(self._unreadable, name=key, problem=problem)
-        self._put(key, new)
+        del old
+        problem = self._put(key, new)
+        if not problem:
+            self._told.pop(key, None)
+        elif problem != self._told.get(key):
+            _log.warning(self._unreadable, **self._about(key, new), problem=problem)
+            self._told[key] = problem
         if self._seen is not None:
             self._seen.put(key, new)
 
     def on_delete(self, key: str, old: _T) -> None:
         del old
+        self._told.pop(key, None)
         self._remove(key)
         if self._seen is not None:
             self._seen.remove(key)
@@ -204,25 +182,36 @@ class _Feed(Generic[_T]):
         pass
 
 
+def _cards(state: State, seen: CardLister) -> _Feed[CardRecord]:
+    return _Feed(
+        lambda key, new: state.set_card(key, new) or new.problem,
+        state.remove_card,
+        seen,
+        "a node's report is not counted in full",
+        lambda key, card: {"card": key, "node": card.node},
+    )
+
+
 def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
-    def put(key: str, new: ClassRecord) -> None:
+    def put(key: str, new: ClassRecord) -> str:
         if new.device_class is None:
             state.remove_class(key)
         else:
             state.set_class(new.device_class)
+        return new.problem
 
-    text = "unreadable ResourceClass, no card is of it"
-    return _Feed(put, state.remove_class, seen, lambda one: one.problem, text)
+    return _Feed(put, state.remove_class, seen, "unreadable ResourceClass, no card is of it")
 
 
 def _quotas(state: State, seen: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
-    def put(key: str, new: QuotaRecord) -> None:
+    def put(key: str, new: QuotaRecord) -> str:
         if new.quota is None:
             state.remove_quota(key)
         else:
             state.set_quota(key, new.quota)
+        return new.problem
 
-    return _Feed(put, state.remove_quota, seen, lambda one: one.problem, "unreadable GPUQuota, it limits nothing")
+    return _Feed(put, state.remove_quota, seen, "unreadable GPUQuota, it limits nothing")
 
 
 def _groups(state: State, seen: Lister[GroupRecord]) -> _Feed[GroupRecord]:
