@@ -143,7 +143,8 @@ def rendered(template: str, *settings: str) -> list[Json]:
     helm = str(binaries.helm(print) / "helm")
     flags = [flag for each in settings for flag in ("--set", each)]
     chart = ["template", "cardwise", str(CHART), "-n", OWN, "--kube-version", versions.version(), *GIVEN]
-    return list(yaml.safe_load_all(processes.run([helm, *chart, "-s", f"templates/{template}", *flags])))
+    objects = yaml.safe_load_all(processes.run([helm, *chart, "-s", f"templates/{template}", *flags]))
+    return [each for each in objects if each]  # comments alone are a document too
 
 
 @pytest.fixture(scope="module")
