@@ -1,6 +1,7 @@
 """The facade of cache, queue, gangs and preemption: each call is one turn under the one lock.
 
-Nothing here waits or does I/O. Which pod has room on which cards is in the table of `cache.reservations`.
+Nothing here does I/O, or waits for anything but the lock. The search for a pod whose containers need different cards
+(`LongSearch`) takes many turns. Which pod has room on which cards is in the table of `cache.reservations`.
 """
 
 import math

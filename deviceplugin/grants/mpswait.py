@@ -100,7 +100,9 @@ class MpsWait:
         return MpsState.OFF if mode is Mode.OFF else MpsState.READY
 
     def has_manager(self) -> bool:
-        """Whether this node has one, running or not: who starts before it after a reboot would get past it."""
+        """Whether this node has an MPS manager, running or not. After a reboot a container may start before it, and
+        would run without MPS if only one that runs counted.
+        """
         if self._setting is not Mode.PREFERRED:
             return self._setting is Mode.REQUIRED
         on_disk = self._seen.exists()

@@ -129,8 +129,8 @@ class Releaser:
         return found is None or found.finished
 
     def _keep(self, uid: str, alive: set[str]) -> None:
-        # A ready sandbox without containers is mostly about to end, so it is told of only if it is there at a second
-        # look. What is there at our first look counts as if it were the second.
+        # A ready sandbox without containers is mostly about to end, so it is told of only if it is still there at the
+        # second look. At the first look after our start it is told of at once.
         with self._lock:
             rounds = self._ended.get(uid, 0) + 1
             if (any(alive) or self._held is None) and rounds < 2:

@@ -155,7 +155,8 @@ class NominatedPods:
         left = self._cache.loads.left(node)
         if left is None:
             return None
-        # What is kept is in place of those who go for it, also while it is not certain that they do.
+        # Victims of nominated pods count as gone, and what is kept for these pods counts instead, also while
+        # kube-scheduler has not yet chosen this node.
         going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
         residents = [
             *self._residents(node, claimant.uid, going, budgets),

@@ -396,9 +396,10 @@ class Gangs:
 
     def _plan_in_order(self, gangs: Walk, unasked: list[Gang], now: float, until: float) -> bool:
         """Plans waiting gangs in order, until `until` (CPU time of this thread), if something has changed since they
-        did not fit. If kube-scheduler has not asked for a gang, nothing is known yet of where it may go: it is put into
-        `unasked`, and planned only just before a later gang would be. Returns whether it reached the end; if not,
-        `gangs` and `unasked` have what is left.
+        did not fit. Returns whether it reached the end; if not, `gangs` and `unasked` have what is left.
+
+        If kube-scheduler has not asked for a gang, nobody knows yet which nodes it may use. So it is put into
+        `unasked`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
         """
         while gangs.gang is not None:
             if self._clock.cpu() >= until or not self._look_at(gangs.gang, unasked, now, until):

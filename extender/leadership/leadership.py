@@ -227,12 +227,13 @@ class ByLease(Leadership):
         `_unproven` pods. Returns whether that is done.
 
         A pod that is created or loses its gate after the first list was never shown to a former leader, which had lost
-        the Lease before. So two lists are enough.
+        the Lease before: no Binding of it is under way. So one list before the sweep is enough, and one after it if a
+        Binding has landed meanwhile.
         """
         if not self._catch_up(still):
             return False
         if self._elector is not None and self._elector.heir and not self._term:
-            return True  # the former leader has got the answers to all that it sent, and knew its predecessors' too
+            return True  # the former leader ended by itself, with an answer to all that it and those before it had sent
         waiting, before = self._waiting(), frozenset[str]()
         if token != self._voided[0]:
             self._voided = token, set()

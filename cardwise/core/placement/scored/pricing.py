@@ -27,8 +27,10 @@ from cardwise.core.placement.scored.vacancy import Vacancy
 
 _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
 _REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
-_MANY_LEAVE: Final = 0.4  # per pod that comes: from here on the one holds,
-_FEW_LEAVE: Final = 0.2  # below this the other
+# Pods that end for each one that comes. From the first on, nodes are scored as if pods leave too, below the second as
+# if none does; in between it stays as it was.
+_MANY_LEAVE: Final = 0.4
+_FEW_LEAVE: Final = 0.2
 _SCARCEST: Final = 30.0  # the most that a request counts because few of it fit
 _NEWS: Final = 0.1  # of all weights, that must have changed for others to be taken: all scores change with them
 _MOST_SHAPES: Final = 160  # of the workload, those that ask most
