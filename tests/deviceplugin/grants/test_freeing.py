@@ -5,8 +5,11 @@ import random
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.access import Access
+from deviceplugin.grants.release import held_shares
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
+from tests.deviceplugin.records import grant
 from tests.fakes.apiserver import Fault
 
 
@@ -17,6 +20,12 @@ def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
     rig.settle()
     held = rig.status(0).get("held")
     assert [(one["container"], one["memoryMiB"]) for one in held] == [("0", P100 // 2), ("1", P100 // 2)]
+
+
+def test_a_pod_holds_what_its_latest_grant_says_whichever_is_named_first():
+    early = grant("u1", CardShare(0, "GPU-0", 100, 0, P100), granted_ns=1)
+    late = grant("u1", CardShare(1, "GPU-1", 100, 0, P100), container="side", granted_ns=2)
+    assert list(held_shares([late, early])) == list(held_shares([early, late])) == ["GPU-1"]
 
 
 def test_a_graceful_end_frees_at_once_and_is_not_published(rig):

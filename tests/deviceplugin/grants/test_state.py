@@ -77,6 +77,27 @@ def test_what_pods_hold_on_a_card_is_summed_once_a_pod_and_a_device_is_held_with
     assert store.held() == {"GPU-1": 400, "RDMA-1": 0}
 
 
+def test_the_folder_is_closed_to_others_from_the_first_start(tmp_path):
+    GrantStore(tmp_path / "state" / "grants")
+    assert (tmp_path / "state" / "grants").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_unreadable_unfinished_or_in_the_way_costs_no_other_grant(tmp_path):
+    folder = tmp_path / "grants"
+    store = GrantStore(folder)
+    for made in (grant("u1", container="b"), grant("u1", container="c"), grant("u2")):
+        assert isinstance(store.claim(made, {"GPU-1": 3 * P100}), Claim)
+    known = store.all()
+    (folder / "0-stray").write_text("")
+    (folder / "u1" / ".b.tmp").write_text("{")
+    (folder / "u1" / "a.json").write_text("{")
+    again = GrantStore(folder)
+    assert again.all() == known
+    assert len(again.unreadable) == 2
+    assert {path.name for path in folder.iterdir()} == {"u1", "u2"}
+    assert {path.name for path in (folder / "u1").iterdir()} == {"b.json", "c.json"}
+
+
 def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
     store = GrantStore(tmp_path / "grants")
     assert isinstance(store.claim(grant(), {"GPU-1": P100}), Claim)
