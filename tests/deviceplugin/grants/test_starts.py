@@ -217,3 +217,14 @@ def test_a_pod_replaced_under_its_name_does_not_get_the_new_ones_card(rig):
     rig.force_delete(old)
     rig.bind("a", [(1, 100)])
     assert "does not exist any more" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+
+
+def test_an_entry_of_another_pod_that_the_kubelet_has_not_cleaned_up_yet_does_not_matter(rig):
+    slot = rig.kubelet.admit(rig.bind("other", [(0, 100)]), "main")
+    rig.see()
+    pod = rig.bind("a", [(1, 8138)])  # the kubelet knows of it before the agent does
+    rig.kubelet.admit(pod, "main", slot)
+    del rig.kubelet.holders[slot][0]  # PodResources no longer names the other, the checkpoint still does
+    rig.kubelet.pre_start(slot)
+    assert rig.agent.grants.owner(slot).pod_uid == pod["metadata"]["uid"]
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
