@@ -15,6 +15,7 @@ from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Claim, Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
+from deviceplugin.sources.containers import RuntimeSilent
 from tests.deviceplugin import records
 from tests.deviceplugin.fakenode import PATIENCE
 
@@ -176,6 +177,46 @@ def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it
         releaser.sweep()
         seen.append("GPU-0" in releaser.held())
     assert seen == told
+
+
+def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
+    node.prestart(grant("u1", "s001", 0))
+
+    def silent(_: object) -> None:
+        raise RuntimeSilent("no answer")
+
+    containers = SimpleNamespace(alive=silent)
+    releaser = Releaser(
+        pods=SimpleNamespace(known=lambda uid: None, synced=True, ask=lambda *_: None),
+        containers=containers,
+        grants=node.grants,
+        delivery=node.delivery,
+        on_change=lambda: None,
+    )
+    releaser.sweep()
+    assert (releaser.held(), releaser.silent) == (None, "no answer")
+    containers.alive = lambda uids: {uid: {"main"} for uid in uids}
+    releaser.sweep()
+    assert (list(releaser.held()), releaser.silent) == (["GPU-0"], "")
+
+
+def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
+    node.prestart(grant("u1", "s001", 0))
+    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, ask=lambda *_: None)
+    calls, seen = [], []
+    releaser = Releaser(
+        pods=pods,
+        containers=SimpleNamespace(alive=lambda uids: {uid: {"main"} for uid in uids}),
+        grants=node.grants,
+        delivery=node.delivery,
+        on_change=lambda: calls.append(list(releaser.held())),
+    )
+    for round_ in range(4):
+        if round_ == 2:
+            pods.known = lambda uid: None  # force-deleted
+        releaser.sweep()
+        seen.append(list(calls))
+    assert seen == [[[]], [[]], [[], ["GPU-0"]], [[], ["GPU-0"]]]
 
 
 def test_a_round_goes_on_while_a_start_frees(node):
