@@ -117,6 +117,22 @@ def test_where_nothing_else_changes_a_node_that_failed_once_is_tried_again():
     assert set(world.bound()) == {"g0", "g1", "g2"}
 
 
+def test_a_member_that_comes_to_filter_again_and_again_does_not_hold_the_cards_for_longer():
+    """kube-scheduler may refuse it after filter, each time: another gang would wait for these cards for ever."""
+    world = World({"n1": 3})
+    trio(world)
+    for _ in range(4):
+        world.filter("g0")
+        world.clock.advance(10)
+        world.keep()
+    assert (world.held(), world.phase()) == (0, "Waiting")
+    trio(world, gang="h")
+    for name in ("h0", "h1", "h2"):
+        assert world.schedule(name) == ""
+    world.settle()
+    assert set(world.bound()) == {"h0", "h1", "h2"}
+
+
 def test_every_member_that_comes_gives_the_others_more_time():
     world = World({"n1": 3})
     trio(world)
