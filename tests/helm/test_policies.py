@@ -13,6 +13,7 @@ from tests.helm.rendering import Render, one
 
 PODS = {"CREATE core/pods", "UPDATE core/pods/ephemeralcontainers"}
 BINDINGS = {"CREATE core/bindings", "CREATE core/pods/binding"}
+UID = "7a3c1f0e-59d2-4c8e-9a77-0d1f8a2b6c31"
 RESOURCES = ("cardwise.dev/extendedresources", "cardwise.dev/extendedresources/status")
 
 
@@ -81,6 +82,18 @@ def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is
             assert not each["spec"].keys() & {"matchResources"}, "everywhere"
     lease = one(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
     assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}
+
+
+@pytest.mark.parametrize("changes", [0, 9, 10, 123, 2**31 - 1])
+def test_a_binding_is_judged_by_its_term_however_often_the_lease_has_changed_hands(
+    render: Render, changes: int
+) -> None:
+    """In cluster tests the Lease may be too young to show it. The pattern is tried, by Python's `re` for RE2."""
+    spec = one(render(), "ValidatingAdmissionPolicy", f"terms.{names.GROUP}")["spec"]
+    (condition,) = [each["expression"] for each in spec["matchConditions"] if each["name"] == "in-a-term"]
+    (pattern,) = re.findall(r"\.matches\('([^']*)'\)", condition)
+    assert re.search(pattern, f"{names.NAMESPACE}/{names.LEASE}/{UID}/{changes}/extender-0")
+    assert not re.search(pattern, f"{names.NAMESPACE}/other/{UID}/{changes}/extender-0"), "of another Lease"
 
 
 ACCOUNT = f"system:serviceaccount:{names.NAMESPACE}:cardwise-"
