@@ -228,3 +228,15 @@ def test_an_entry_of_another_pod_that_the_kubelet_has_not_cleaned_up_yet_does_no
     rig.kubelet.pre_start(slot)
     assert rig.agent.grants.owner(slot).pod_uid == pod["metadata"]["uid"]
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
+
+
+def test_a_slots_new_pod_does_not_get_the_card_of_the_one_before(rig):
+    """The kubelet's checkpoint is behind: it still has the pod that had the slot before."""
+    before = rig.bind("a", [(0, 100)])
+    slot = rig.run(before)
+    after = rig.bind("b", [(1, 100)])["metadata"]
+    rig.see()
+    rig.kubelet.holders[slot] = [("default", "b", after["uid"], "main")]  # as PodResources says; not written yet
+    code, why = refusal(lambda: rig.kubelet.pre_start(slot))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert f"default/b (uid {before['metadata']['uid']}) does not exist any more" in why
