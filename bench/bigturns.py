@@ -5,19 +5,16 @@ from collections.abc import Callable
 
 from bench import timing
 from bench.timing import Row
-from bench.turns import Turns, full_state
+from bench.turns import Turns, ask_preempt, full_state
 from bench.world import Scale, node_name, pod
 from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Entry, GPUQuota
-from extender.api import verbs
-from extender.api.verbs import Preferences
 from extender.cache.placing import PlacementRequest
-from extender.records import podinfo, wire
+from extender.records import podinfo
 from extender.records.podref import PodRef
 from extender.state import State
 
 LIMITED = "limited"
-PREEMPTED = 500  # nodes on which kube-scheduler would preempt: a tenth of all at most
 NOMINATED = 500  # pods for which pods are evicted
 
 
@@ -77,10 +74,7 @@ def _preempting(size: int) -> Callable[[State, list[str], int], None]:
         for each in made:
             each["spec"]["priority"] = 1000
         records = _come(state, made)
-        state.gangs.filter(made[0]["metadata"]["uid"], everywhere)
-        chosen = {node: {"Pods": []} for node in everywhere[run % 7 :: max(1, len(everywhere) // PREEMPTED)]}
-        args = wire.preempt_args(json.dumps({"Pod": made[0], "NodeNameToMetaVictims": chosen}).encode())
-        verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+        ask_preempt(state, made[0], everywhere, run)
         for record in records:
             state.remove_pod(record)
 

@@ -22,6 +22,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Entry, GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import GangPatience
+from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import PlacementRequest
@@ -78,12 +79,17 @@ def _preempts(state: State, gang: int, everywhere: list[str]) -> None:
     records = [podinfo.pod(json.dumps(each).encode())[1] for each in made]
     for record in records:
         state.set_pod(record)
-    state.gangs.filter(made[0]["metadata"]["uid"], everywhere)
-    chosen = {node: {"Pods": []} for node in everywhere[gang % 7 :: max(1, len(everywhere) // PREEMPTED)]}
-    args = wire.preempt_args(json.dumps({"Pod": made[0], "NodeNameToMetaVictims": chosen}).encode())
-    verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+    ask_preempt(state, made[0], everywhere, gang)
     for record in records:
         state.remove_pod(record)
+
+
+def ask_preempt(state: State, first: Json, everywhere: list[str], run: int) -> None:
+    """kube-scheduler asks filter and then preempt for the first member of a gang, with other nodes in each run."""
+    state.gangs.filter(first["metadata"]["uid"], everywhere)
+    chosen = {node: {"Pods": []} for node in everywhere[run % 7 :: max(1, len(everywhere) // PREEMPTED)]}
+    args = wire.preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": chosen}).encode())
+    verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
 
 
 def _ask(name: str, asked: PodRequest, nodes: list[str]) -> PlacementRequest:
