@@ -515,17 +515,20 @@ class Machine(Extenders):
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("part", range(4))  # for as many workers
 def test_all_rules_hold(part):
-    last = []
+    last, steps = [], []
 
     class Kept(Machine):
         def teardown(self):
             last[:] = [self.world]
             super().teardown()
+            steps.append(len(self.world.history))
 
     # No shrinking by Hypothesis, which takes minutes: a history is made small by leaving steps out.
-    how = settings(max_examples=examples(8, soak=500), stateful_step_count=20, deadline=None, phases=[Phase.generate])
+    # A history has some 200 steps, so the four parts of a soak have a million.
+    how = settings(max_examples=examples(8, soak=1300), stateful_step_count=20, deadline=None, phases=[Phase.generate])
     try:
         run_state_machine_as_test(Kept if SOAK else seed(part)(Kept), settings=how)
+        print(f"{sum(steps):,} steps in {len(steps):,} histories, and all rules held after each step")
     except BaseException as error:
         if last and last[0].broken is not None:
             replay.write(BROKEN, replay.shrunk(last[0].history))
