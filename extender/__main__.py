@@ -22,8 +22,10 @@ from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
     HOST_PORT,
+    OBJECT_NAME,
     Common,
     HostPort,
+    ObjectName,
     check_distinct,
     common_options,
     core_overcommit_option,
@@ -41,15 +43,6 @@ _FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspe
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS
 _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
-
-
-def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, str] | None:
-    if value is None:
-        return None
-    namespace, slash, name = value.partition("/")
-    if not (namespace and slash and name) or "/" in name:
-        raise click.BadParameter(f"{value!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/extender-0")
-    return namespace, name
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -71,8 +64,8 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option(
     "--tls-secret",
+    type=OBJECT_NAME,
     default=None,
-    metavar="NAMESPACE/NAME",
     help="Keep a CA of our own in this Secret, which all replicas share; the files go to --tls-dir.",
 )
 @click.option(
@@ -205,9 +198,8 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option(
     "--pod",
+    type=OBJECT_NAME,
     default=None,
-    metavar="NAMESPACE/NAME",
-    callback=_object_name,
     help=f"The pod that this is. It has the label {names.LEADER} while it answers, for a Service to find it. "
     "Default: none is labelled.",
 )
@@ -222,7 +214,7 @@ def main(
     bind: HostPort,
     bind_port_bind: HostPort | None,
     tls_dir: Path | None,
-    tls_secret: str | None,
+    tls_secret: ObjectName | None,
     tls_hosts: tuple[str, ...],
     plain_http: bool,
     **settings: object,
@@ -290,7 +282,7 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
             _log.warning("cannot check the lease yet", error=str(error))
 
 
-def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: str | None, *, plain_http: bool) -> None:
+def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool) -> None:
     """Raises click.UsageError with what to write instead."""
     if not plain_http:
         if tls_dir is None and tls_secret is None:
@@ -298,8 +290,6 @@ def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: str | No
                 "give --tls-dir or --tls-secret; or --plain-http with --bind 127.0.0.1:PORT when kube-scheduler runs "
                 "on this machine"
             )
-        if tls_secret is not None and (tls_secret.count("/") != 1 or not all(tls_secret.split("/"))):
-            raise click.UsageError(f"--tls-secret {tls_secret!r} is not NAMESPACE/NAME")
         return
     if tls_dir is not None or tls_secret is not None:
         raise click.UsageError("--plain-http excludes --tls-dir and --tls-secret")
@@ -319,13 +309,12 @@ def _loopback(host: str) -> bool:
 
 
 def _rotator(
-    client: KubeClient, directory: Path, secret: str | None, hosts: tuple[str, ...], addresses: list[HostPort]
+    client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
     """Renews the certificates; None where somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
-        namespace, _, name = secret.partition("/")
-        store: tls.CertStore = tls.SecretStore(client, namespace, name)
+        store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
     elif (directory / "tls.crt").exists() and not own.exists():
         return None
     else:

@@ -22,6 +22,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.runtime.http.health import HealthServer, Shown
 from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
 from extender.ahead import ahead
@@ -78,7 +79,7 @@ class ExtenderSettings:
     lease_name: str
     lease_duration: float
     no_lease: bool
-    pod: tuple[str, str] | None = None  # namespace and name of our own
+    pod: ObjectName | None = None  # our own
     inspect_unit: str = Unit.MIB
 
 
@@ -125,7 +126,8 @@ class Extender:
                 clock=clock,
                 lease_clock=lease_clock,
             )
-        self._mark = LeaderMark(client, *settings.pod, self._leads, clock) if settings.pod is not None else None
+        pod = settings.pod
+        self._mark = LeaderMark(client, pod.namespace, pod.name, self._leads, clock) if pod is not None else None
         self._binder = Binder(
             client,
             self._state,

@@ -29,8 +29,10 @@ from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
     HOST_PORT,
+    OBJECT_NAME,
     Common,
     HostPort,
+    ObjectName,
     check_distinct,
     common_options,
     option,
@@ -96,20 +98,6 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
             self.fail(str(error), param, ctx)
 
 
-class _ObjectName(click.ParamType[tuple[str, str]]):
-    name = "namespace/name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        namespace, slash, name = str(value).partition("/")
-        if not (namespace and slash and name) or "/" in name:
-            self.fail(
-                f"{value!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/cardwise-webhook-tls", param, ctx
-            )
-        return namespace, name
-
-
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
 @option("--bind", type=HOST_PORT, default="0.0.0.0:8443", help="Where /mutate, /validate and /healthz are served.")
@@ -122,7 +110,7 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
 )
 @option(
     "--tls-secret",
-    type=_ObjectName(),
+    type=OBJECT_NAME,
     default=f"{names.NAMESPACE}/cardwise-webhook-tls",
     help="Secret in which our CA and certificate are kept for all replicas; made if it is missing.",
 )
@@ -264,7 +252,7 @@ def main(
     common: Common,
     bind: HostPort,
     tls_hosts: tuple[str, ...],
-    tls_secret: tuple[str, str],
+    tls_secret: ObjectName,
     tls_dir: Path | None,
     tls_rotate_every: float | None,
     client_ca: Path | None,
@@ -399,7 +387,7 @@ def _certificates(
     client: KubeClient,
     directory: Path,
     *,
-    secret: tuple[str, str] | None,
+    secret: ObjectName | None,
     hosts: tuple[str, ...],
     bind: HostPort,
     bundle: CaBundle,
@@ -408,7 +396,7 @@ def _certificates(
     """Renews the certificates, or only watches them if somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
-        store: tls.CertStore = tls.SecretStore(client, *secret)
+        store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
     elif (directory / "tls.crt").exists() and not own.exists():
         return tls.Given(directory, on_bundle=bundle.set)
     else:

@@ -54,6 +54,25 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """The name of an object in a namespace."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "namespace/name". Raises ValueError."""
+        namespace, _, name = text.strip().partition("/")
+        if not (namespace and name) or "/" in name:
+            raise ValueError(f"{text!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/cardwise-tls")
+        return cls(namespace, name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 def parse_duration(text: str) -> float:
     """Seconds of "30s", "1.5m", "1h30m" or "250ms"; "0" is allowed without a unit. Raises ValueError."""
     text = text.strip()
@@ -92,7 +111,22 @@ class DurationParam(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+class ObjectNameParam(click.ParamType[ObjectName]):
+    """Option type of `ObjectName`."""
+
+    name = "namespace/name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ObjectName:
+        if isinstance(value, ObjectName):
+            return value
+        try:
+            return ObjectName.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 HOST_PORT = HostPortParam()
+OBJECT_NAME = ObjectNameParam()
 DURATION = DurationParam()
 
 

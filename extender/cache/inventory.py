@@ -85,7 +85,7 @@ class Inventory:
         reported, gone = self._held.put(name, card.node, before.held if before is not None else (), card.held)
         last = before.status.terminating if before is not None else ()
         self._noted.put(name, card.node, last, card.status.terminating)
-        # A share is counted against the card's MiB: if that number has changed, all shares of the card have.
+        # Of a card that is another one now, or has another size, all shares are looked at again.
         return Heard(reported if same else {Report(held.uid, card.node) for held in card.held}, silent or gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:

@@ -69,7 +69,7 @@ def test_every_argument_is_an_option_of_the_part(render: Render, part: str) -> N
 
 def test_values_reach_the_parts(render: Render) -> None:
     said = given(render, "webhook", *OTHER)
-    assert said["tls_secret"] == ("gpu", "cardwise-webhook-tls")
+    assert str(said["tls_secret"]) == "gpu/cardwise-webhook-tls"
     assert said["exempt_namespaces"] == ("quiet", "gpu")
     assert said["gang_schedulers"] == ("one", "two", "cardwise-scheduler")
     assert said["scheduler"] == "cardwise-scheduler"
@@ -83,7 +83,7 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert [one["key"] for one in several["tolerated_taints"]] == ["a.b/c", "sku"]
     assert given(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
     said = given(render, "extender", *OTHER)
-    assert (said["lease_namespace"], said["tls_secret"]) == ("gpu", "gpu/cardwise-extender-tls")
+    assert (said["lease_namespace"], str(said["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
     assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(said["tls_hosts"])
     assert (said["policy"], said["headroom"], said["one_best_node"]) == ("spread", 0, True)
     assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("always", 5)

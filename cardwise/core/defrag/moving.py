@@ -98,11 +98,13 @@ class World:
             self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, mps_client=mps_client))
             self._placer.take(found.node, goal.load)
             placed.append(found)
-        yield placed
-        for i, found in enumerate(placed):
-            self.ledger.release(f"{_NOBODY}{i}")
-            self._placer.take(found.node, goal.load, -1)
-        self._mark(self._closed, cordoned=True)
+        try:
+            yield placed
+        finally:
+            for i, found in enumerate(placed):
+                self.ledger.release(f"{_NOBODY}{i}")
+                self._placer.take(found.node, goal.load, -1)
+            self._mark(self._closed, cordoned=True)
 
     def move(self, pod: Movable, *, cordon: bool) -> tuple[Move, Undo] | None:
         """The pod is evicted and comes again; None where that would not certainly bring it to other cards.
