@@ -17,7 +17,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
@@ -51,6 +51,7 @@ class Reserve:
         self._rests: dict[str, float] = {}  # until when, by namespace
         self._kept: dict[str, _Kept] = {}  # by namespace
         self._draft: _Draft | None = None
+        self.half_planned = False  # whether the last turn has ended within the plan of a big gang
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
         """kube-scheduler offers these nodes for members of the shape."""
@@ -71,7 +72,7 @@ class Reserve:
         Returns whether some nodes are not kept any more.
         """
         kept = self._nodes if self._gang is not None else frozenset()
-        self._now = now
+        self._now, self.half_planned = now, False
         self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
         self._kept = {namespace: each for namespace, each in self._kept.items() if each.until > now}
         if self._gang is not None and now - self._since >= self._gang.patience.keep:
@@ -166,6 +167,7 @@ class Reserve:
         headroom = self._cache.headroom(gang.namespace)
         found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), headroom, policy)
         if found is None:
+            self.half_planned = self._draft.half_planned
             return None
         self._draft = None
         if isinstance(found, Unplanned):
@@ -207,6 +209,11 @@ class _Draft:
         self._vacancies: Vacancies | None = None
         self._names: list[str] = []  # the emptiest first
         self._count = 1  # how many of them were tried last
+        self._growing: Draft | None = None  # the plan on these, if it takes several turns
+
+    @property
+    def half_planned(self) -> bool:
+        return self._growing is not None
 
     def go_on(self, gang: Gang) -> bool:
         """Copies a part of the nodes. Returns whether all are copied."""
@@ -250,7 +257,13 @@ class _Draft:
             if most < len(members):
                 return Unplanned(member=members[-1])
         while True:
-            found = self._plan(gang, offers, self._names[: self._count], headroom, policy)
+            draft, self._growing = self._growing or Draft(self._clock.cpu, _AT_ONCE), None
+            draft.begin()
+            try:
+                found = self._plan(gang, offers, headroom, policy, draft)
+            except TurnOver:
+                self._growing = draft
+                return None
             if isinstance(found, Planned):
                 return self._no_more(gang, sorted(set(found.nodes.values()), key=self._names.index))
             if self._count >= len(self._names):
@@ -277,13 +290,13 @@ class _Draft:
         self,
         gang: Gang,
         offers: Mapping[str, Collection[str]],
-        names: Sequence[str],
         headroom: Sequence[Headroom],
         policy: str,
+        draft: Draft,
     ) -> Planned | Unplanned:
-        among, wanted = frozenset(names), gang.wanted()
+        among, wanted = frozenset(self._names[: self._count]), gang.wanted()
         offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
-        terms = Terms(policy=policy, headroom=headroom, offers=offers, vacant=self._vacant)
+        terms = Terms(policy=policy, headroom=headroom, offers=offers, vacant=self._vacant, draft=draft)
         return gangplan.plan(self._empty, self._free, wanted, terms)
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:

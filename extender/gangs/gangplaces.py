@@ -93,6 +93,11 @@ class GangPlaces:
             self._freed += 1
         return ended
 
+    @property
+    def half_reserved(self) -> bool:
+        """Whether the next call of `reserve` goes on with a plan."""
+        return self._reserve.half_planned
+
     # Plans.
 
     def plan_of(self, key: str) -> GangPlan:
@@ -133,9 +138,13 @@ class GangPlaces:
         gang.refused(now)
         return False
 
-    def place(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft | None = None) -> bool | None:
+    def move(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
+        """Gives these members of the plan other places, if that takes no longer than a turn. Returns its success."""
+        return bool(self.place(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
+
+    def place(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
         """Places all of these members, in place of what they had in the gang's plan, and holds their cards. If one has
-        no place, nothing changes. Returns its success; with a draft also None: the next call goes on.
+        no place, nothing changes. Returns its success; None: the turn is over, the next call goes on with the draft.
         """
         uids = [member.uid for member in members]
         for member in members:
@@ -172,7 +181,7 @@ class GangPlaces:
             )
         return True
 
-    def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft | None) -> Planned | Unplanned:
+    def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> Planned | Unplanned:
         """A plan beside what is kept for nominated pods."""
         kept = self._nominated.nodes(gang.members, gang.priority)
         if len(kept) > MANY:  # as `Placing.place` does

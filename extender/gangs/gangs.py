@@ -246,10 +246,9 @@ class Gangs:
             with self._lock:
                 self._cache.count_cards()
                 self._tend(some, work, due)
-        with self._lock:
-            self._cache.count_cards()
-            self._tended(due)
         until = self._clock.now() + _ROUND_SECONDS
+        while self._reserve_some(due) and self._clock.now() < until:
+            give_way(self._clock)
         while self._plan_some() and self._clock.now() < until:
             give_way(self._clock)
         return work
@@ -296,17 +295,28 @@ class Gangs:
             self._cache.count_cards()
             until, now = self._clock.cpu() + TURN, self._clock.now()
             while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
-                missing = gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else []
-                if missing:
-                    self._places.place(gang, missing, now)
+                in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
+                if in_part and self._places.attempt(gang, now) is None:
+                    return True
                 self._halves.go_on()
             return gang is not None
 
+    def _reserve_some(self, due: Iterable[Gang]) -> bool:
+        """One turn of choosing the gang for which nodes are kept. Returns whether a plan for it is half made."""
+        with self._lock:
+            self._cache.count_cards()
+            now = self._clock.now()
+            if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
+                self._queue.move_all()
+            return self._places.half_reserved
+
     def _plan_some(self) -> bool:
-        """Goes on with the round that `_tended` has begun, for one turn. Returns whether gangs are left."""
+        """One turn of planning the gangs in line. Returns whether gangs are left in this round."""
         with self._lock:
             self._cache.count_cards()
             began, now = self._clock.cpu(), self._clock.now()
+            if now >= self._next_round and self._round.gang is None:
+                self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
             self._plan_in_order(self._round, self._unasked, now, began + TURN)
             self._round_cost += self._clock.cpu() - began
             if self._round.gang is None and self._round_cost > CHEAP:
@@ -332,14 +342,6 @@ class Gangs:
             work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
             if gang.reserves(now):
                 due.append(gang)
-
-    def _tended(self, due: Iterable[Gang]) -> None:
-        """To be called when all gangs were tended: chooses the gang for which nodes are kept, and begins a round."""
-        now = self._clock.now()
-        if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
-            self._queue.move_all()
-        if now >= self._next_round and self._round.gang is None:
-            self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
 
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
         member = gang.members[uid]
@@ -374,15 +376,17 @@ class Gangs:
         if self._reservations.decided(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
-        # A member that has passed filter may be on its way to bind, and a posted one stays.
-        moving = [uid] if gang.forward else [each for each in gang.plan if each == uid or each not in gang.passed]
-        if self._places.place(gang, [gang.members[each] for each in moving], now):
-            self._wake(gang)
+        if self._places.move(gang, [uid], now):
             return gang.plan[uid]
         if gang.forward:
             gang.unplan(uid)
-        else:
-            self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
+            return Refusal.GANG_WAITS
+        # A member that has passed filter may be on its way to bind, and a posted one stays.
+        moving = [each for each in gang.plan if each == uid or each not in gang.passed]
+        if len(moving) > 1 and self._places.move(gang, moving, now):
+            self._wake(gang)
+            return gang.plan[uid]
+        self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:

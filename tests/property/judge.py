@@ -175,18 +175,20 @@ class Judge:
         within = any(map(_within, used, known))
         assert not known or within, ("above the quota", namespace, used, known)
 
-    def _charged(self, namespace: str, hard: Json, since: float = math.inf) -> Json:
-        """What is held of cards of the entry that are reported, and whose node has not changed since then."""
-        shares = [
-            share
-            for uid, made in self._holders().items()
-            for share in made.shares
-            if self._pods[uid]["metadata"]["namespace"] == namespace
-            and self._changed.get(made.node, -math.inf) < since
-            and self._world.machines[made.node].known
-            and self._world.machines[made.node].cards[share.index].there
-            and self._covers(hard, self._world.machines[made.node].cards[share.index])
-        ]
+    def _charged(self, namespace: str, hard: Json, since: float | None = None) -> Json:
+        """What the namespace holds of cards of the entry. `since`: without cards that are not reported, and those of
+        nodes that have changed since then: an extender may not know of these.
+        """
+        shares = []
+        for uid, made in self._holders().items():
+            machine = self._world.machines[made.node]
+            for share in made.shares:
+                card = machine.cards[share.index]
+                sure = since is None or (
+                    machine.known and card.there and self._changed.get(made.node, -math.inf) < since
+                )
+                if self._pods[uid]["metadata"]["namespace"] == namespace and sure and self._covers(hard, card):
+                    shares.append(share)
         return _charge([(share.mem, share.whole) for share in shares])
 
     def _covers(self, hard: Json, card: "Card") -> bool:

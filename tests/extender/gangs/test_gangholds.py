@@ -168,7 +168,7 @@ def test_whether_a_gang_could_ever_fit_is_found_out_a_part_at_a_time(monkeypatch
     world.create(single("y", created=20, gpu_mem=P100))
     assert world.schedule("y") == "", "not known yet"
     world.settle()
-    world.run(12)
+    world.run(20)
     world.create(single("z", created=30, gpu_mem=P100))
     assert world.schedule("z") == Refusal.GANG_RESERVED.text
 

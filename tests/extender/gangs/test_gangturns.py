@@ -158,3 +158,62 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
     assert set(world.bound()) == {"g00", "g01", "g02", "s"}
     with world.state.view() as ledger:
         assert ledger.violations() == []
+
+
+@pytest.fixture
+def costly_members(monkeypatch):
+    """A function that says of the world that each member which a plan places costs more than a turn has."""
+    put = gangplan._Attempt._put
+
+    def make(world):
+        def costly(*how):
+            world.clock.worked += 2 * TURN
+            put(*how)
+
+        monkeypatch.setattr(gangplan._Attempt, "_put", costly)
+
+    return make
+
+
+def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_in_turns(costly_members, monkeypatch):
+    world = World({f"n{i}": 1 for i in range(4)}, max_waiting=1000)
+    world.create(*(member(f"g0{i}", "g0", 4, gated=False, gpu_mem=P100) for i in range(4)))
+    for i in range(4):
+        world.schedule(f"g0{i}")
+    world.settle(only="g00")
+    some, turns = world.state.gangs._recover_some.__func__, []
+
+    def turn(gangs):
+        before = world.clock.worked
+        left = some(gangs)
+        turns.append(world.clock.worked - before)
+        return left
+
+    monkeypatch.setattr(type(world.state.gangs), "_recover_some", turn)
+    costly_members(world)
+    world.restart()
+    assert max(turns) <= 2 * TURN
+    assert sum(turns) >= 3 * 2 * TURN
+    world.run(3)
+    assert world.phase("g0") == "Running"
+
+
+@pytest.mark.parametrize("costs", [False, True])
+def test_members_change_places_when_that_takes_no_more_than_a_turn(costly_members, costs):
+    """kube-scheduler offers the first member the other member's node only: both must move."""
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000)
+    world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100 - i) for i in range(2)))
+    world.keep()
+    nodes, _ = world.filter("g00")
+    (other,) = set(world.nodes) - set(nodes)
+    offered = world.offered
+    world.offered = lambda pod: [other] if pod["metadata"]["name"] == "g00" else offered(pod)
+    if costs:
+        costly_members(world)
+    before = world.clock.worked
+    assert (world.filter("g00")[0] == [other]) is not costs
+    assert world.clock.worked - before <= 2 * TURN
+    world.clock.advance(60)
+    world.run(4)
+    assert world.bound()["g00"] == other
+    assert world.phase("g0") == "Running"
