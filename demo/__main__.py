@@ -1,6 +1,7 @@
 """`python -m demo`: brings a cluster up, plays the scenes, shows the cards, and takes everything down."""
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -32,6 +33,7 @@ STATE = Path(tempfile.gettempdir(), f"cardwise-demo-{os.getuid()}")
 def demo(once: bool, state_dir: Path) -> None:
     """Three nodes of two simulated 16276 MiB cards, real kubelets if root, and plain pods that share them."""
     check_owner(state_dir)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it is taken down as by Ctrl-C
     real = os.geteuid() == 0
     click.echo("bringing a Kubernetes up" if real else "not root: the three nodes are simulated, their pods do not run")
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as cards:
@@ -46,6 +48,7 @@ def demo(once: bool, state_dir: Path) -> None:
             part_args={"extender": [f"--policy={BY_CARDS}"]},
         )
         cluster = Cluster.start(spec, click.echo)
+    failed = ["the scenes were interrupted"]
     try:
         cluster.kubectl("taint", "node", FOUR_CARDS, "demo=only:NoSchedule")
         with _live_table(cluster):
@@ -56,7 +59,6 @@ def demo(once: bool, state_dir: Path) -> None:
             _wait(state_dir)
     except KeyboardInterrupt:
         click.echo("")
-        failed = []
     finally:
         click.echo("taking everything down")
         cluster.stop()

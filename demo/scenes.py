@@ -92,9 +92,8 @@ def a_whole_card_and_a_split_share(cluster: Cluster) -> str:
         _expect([share.mem for share in split.shares()] == [4096, 4096], "split does not hold 4096 MiB on two cards")
         return "gpu-count: 1 holds 16276 MiB alone; gpu-mem: 8Gi with gpu-count: 2 holds 4096 MiB on each of two cards"
     finally:
-        cluster.kubectl(
-            "delete", "pod", "whole-card", "split", "--ignore-not-found", "--wait=false", "--grace-period=1"
-        )
+        cluster.kubectl("delete", "pod", "whole-card", "split", "--ignore-not-found", "--grace-period=1")
+        _expect(wait_for(lambda: not _holds(cluster, "whole-card", "split"), PATIENCE), "their cards are still held")
 
 
 FOUR_CARDS = "sim-1"  # ClusterSpec of the demo: see __main__
@@ -212,6 +211,11 @@ def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:
 def _held(cluster: Cluster, node: str) -> int:
     state = survey.take(cluster.api).ledger.node(node)
     return sum(state.used) if state is not None else 0
+
+
+def _holds(cluster: Cluster, *pods: str) -> bool:
+    ledger = survey.take(cluster.api).ledger
+    return any(holding.name in pods for node in ledger.nodes() for holding in ledger.holdings(node.name))
 
 
 def _empty(cluster: Cluster) -> None:

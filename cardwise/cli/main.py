@@ -87,6 +87,11 @@ def main(program: str | None = None) -> None:
         match error:
             case errors.Forbidden():
                 sys.exit(console.clean(f"cardwise: {rights.missing(error, cli.called)}"))
+            case errors.UnknownKind():
+                sys.exit(
+                    "cardwise: this cluster has no kinds of cardwise.dev: Cardwise is not installed there; "
+                    "`cardwise doctor` says what is missing"
+                )
             case errors.KubeError() | errors.KubeConfigError():
                 sys.exit(console.clean(f"cardwise: {error}"))
         raise

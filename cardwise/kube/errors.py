@@ -43,7 +43,11 @@ class Forbidden(KubeError):
 
 
 class NotFound(KubeError):
-    """404: no such object, or no such kind (is the CRD installed?)."""
+    """404: no such object, or no such kind."""
+
+
+class UnknownKind(NotFound):
+    """404: the API server has no such kind (is the CRD installed?)."""
 
 
 class Conflict(KubeError):
@@ -93,6 +97,9 @@ _BY_STATUS: dict[int, type[KubeError]] = {
 }
 
 
+_NO_SUCH_RESOURCE = "the server could not find the requested resource"
+
+
 class _Details(msgspec.Struct, rename="camel"):
     retry_after_seconds: float = 0
 
@@ -131,6 +138,9 @@ def truncated(text: str, limit: int = MAX_MESSAGE) -> str:
 
 def _build(status: int, said: _Status, retry_after: float | None) -> KubeError:
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
+    # Without a Status object for a group that it does not have, with this message for a kind of a group that it has.
+    if status == 404 and (not said.reason or said.message == _NO_SUCH_RESOURCE):
+        kind = UnknownKind
     if status == 409 and said.reason == "AlreadyExists":
         kind = AlreadyExists
     # A watch reports an expired version with this reason and, from some proxies, another code.

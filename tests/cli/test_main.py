@@ -358,6 +358,15 @@ def test_every_command_that_asks_a_cluster_takes_a_context(name):
     assert {"--context", "--kubeconfig"} <= options
 
 
+def test_a_cluster_without_cardwise_is_told_from_one_that_answers_wrongly(monkeypatch):
+    def fails(**_):
+        raise errors.UnknownKind(404, "", "404 page not found")
+
+    monkeypatch.setattr(main, "cli", fails)
+    with pytest.raises(SystemExit, match="Cardwise is not installed there; `cardwise doctor` says"):
+        main.main()
+
+
 def test_the_help_says_of_each_command_in_one_line_what_it_is():
     modules = {path.stem for path in (Path(main.__file__).parent / "commands").glob("*.py")} - {"__init__"}
     assert {module for module, _ in main._COMMANDS.values()} == modules

@@ -53,6 +53,7 @@ def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
     block = re.search(r"^percentageOfNodesToScore.*?(?=^\S*3\. )", said, re.DOTALL | re.MULTILINE)
     assert block
     folder = "/etc/kubernetes/cardwise"
+    assert "ADDRESS" not in said
     assert yaml.safe_load(block[0])["extenders"] == schedulerconfig.extender_stanzas(
         filter_url="https://10.96.0.50:12345",
         bind_url="https://10.96.0.50:12346",

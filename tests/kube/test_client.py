@@ -57,6 +57,19 @@ def test_answers_become_errors_by_status(api: ApiServer, client: KubeClient, sta
     assert (caught.value.status, caught.value.reason, caught.value.message) == (status, reason, "because")
 
 
+def test_a_kind_that_the_api_server_does_not_have_is_told_from_a_missing_object():
+    """As kube-apiserver 1.37 answers for both."""
+    unknown = errors.from_response(404, b"404 page not found\n", {})
+    status = '{"kind":"Status","reason":"NotFound","message":"%s","code":404}'
+    without = errors.from_response(404, (status % "the server could not find the requested resource").encode(), {})
+    missing = errors.from_response(404, (status % 'pods \\"x\\" not found').encode(), {})
+    assert [type(one) for one in (unknown, without, missing)] == [
+        errors.UnknownKind,
+        errors.UnknownKind,
+        errors.NotFound,
+    ]
+
+
 def test_retry_after_comes_from_header_or_body(api: ApiServer, client: KubeClient):
     api.fault(Fault(status=429, retry_after=7))
     with pytest.raises(errors.TooManyRequests) as caught:

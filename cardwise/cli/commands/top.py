@@ -106,7 +106,7 @@ class TopView:
             shown = toptable.by_node(usage.cards(self._client, wanted))
         missing = set(self._nodes) - {node.name for node in everything}
         if missing:
-            raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'nodes')}")
+            raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'node')}")
         details = usage.details(self._client, [node.name for node in shown], self._installed) if shown else None
         if details is not None:
             shown = [NodeUsage(node.name, tuple(map(details.of, node.cards))) for node in shown]
@@ -129,7 +129,7 @@ class TopView:
         if not seen.everything:
             return "no card is shared: `cardwise doctor` says why\n"
         left = len(seen.everything) - len(seen.shown)
-        more = f"{left} more nodes, less used; --limit shows more, NODE one of them\n" if left else ""
+        more = f"{wording.count(left, 'more node')}, less used; --limit shows more, NODE one of them\n" if left else ""
         notes = "".join(f"note: {note}\n" for note in seen.notes)
         return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{more}{notes}"
 

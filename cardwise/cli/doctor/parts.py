@@ -23,8 +23,21 @@ _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
 
 def installed(facts: Facts) -> bool:
-    """Whether there is anything of the chart to look at: without its kinds all else is missing for the same reason."""
-    return not facts.absent >= {"cards", "classes"}
+    """Whether there is anything of the chart to look at: else all is missing for the same reason."""
+    return not facts.absent >= {"cards", "classes"} and not _only_kinds(facts)
+
+
+def _only_kinds(facts: Facts) -> bool:
+    """Whether nothing of the chart is there but its kinds, which `helm uninstall` leaves."""
+    if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"}:
+        return False
+    theirs = {one["metadata"]["name"] for one in (*facts.mutating, *facts.validating, *facts.daemonsets)}
+    ours = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
+    return not (theirs & ours or _of_ours(facts.policies) or facts.cards)
+
+
+def _of_ours(policies: Sequence[Json]) -> int:
+    return sum(one["metadata"]["name"].endswith(_OF_OURS) for one in policies)
 
 
 def definitions(facts: Facts) -> Iterator[Finding]:
@@ -32,6 +45,9 @@ def definitions(facts: Facts) -> Iterator[Finding]:
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
         yield Finding("installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", _INSTALL)
+    elif _only_kinds(facts):
+        text = "of Cardwise only its kinds are here: it was uninstalled, or its installation has failed"
+        yield Finding("installation", Severity.PROBLEM, text, _INSTALL)
     elif "cards" not in facts.unread:
         yield Finding("installation", Severity.OK, f"the kinds of {names.API_VERSION} are installed")
 
@@ -54,8 +70,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
     """The rules that hold also while the webhook is down."""
     if "policies" in facts.unread:
         return
-    ours = sum(one["metadata"]["name"].endswith(_OF_OURS) for one in facts.policies)
-    if ours:
+    if ours := _of_ours(facts.policies):
         yield Finding(
             "policies", Severity.OK, f"{ours} ValidatingAdmissionPolicies hold also while the webhook is down"
         )

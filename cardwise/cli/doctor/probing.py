@@ -164,7 +164,10 @@ def _refused(said: str, barring: Collection[str]) -> Finding:
         text = f"no card is free, so kube-scheduler had nothing to ask the extender: {said}"
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):
-        remedy = "see that the extender runs, and its URL and certificates in kube-scheduler's configuration"
+        remedy = (
+            "see that the extender runs, and its URL and certificates in kube-scheduler's configuration (a new "
+            "installation has new certificates)"
+        )
         return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
     return Finding(
         "scheduler", Severity.WARNING, f"the probe pod was not placed: {said}", "see `kubectl describe nodes`"

@@ -77,7 +77,7 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
     away = [name for name in with_cards if name not in admitted]
     if not away:
         return []
-    which = "every node with cards" if len(away) == len(with_cards) else wording.few(away, _FEW, "nodes")
+    which = "every node with cards" if len(away) == len(with_cards) else wording.few(away, _FEW, "node")
     return [f"It keeps away from {which} by {kept_away_by(pod, away, around)}."]
 
 

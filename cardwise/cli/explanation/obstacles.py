@@ -35,7 +35,7 @@ def _of_class(name: str, survey: Survey) -> str:
     if not cards:
         return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
     on = [f"{node} ({len(of_node)})" for node, of_node in nodes.items() if of_node]
-    shown = wording.few(on, _FEW, "nodes")
+    shown = wording.few(on, _FEW, "node")
     sick = sum(not card.healthy for card in cards)
     return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
         f", {sick} of them unhealthy." if sick else "."

@@ -77,7 +77,7 @@ def _former(namespace: str, views: Sequence[NodeView], around: Around) -> Iterat
     own = dict.fromkeys(one.name for one in holders if one.namespace == namespace and one.name in around.former)
     if own:
         yield (
-            f"its own former replica ended ({wording.few(list(own), _FEW, 'pods')}): write strategy.type: Recreate in "
+            f"its own former replica ended ({wording.few(list(own), _FEW, 'pod')}): write strategy.type: Recreate in "
             "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
         )
 
@@ -97,7 +97,7 @@ def _holders(
         asking = [asked, *around.partners.values()][:_MEMBERS]
         every = explanation.together(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
         if every:
-            who = wording.few([holder(one) for one in every], _FEW, "pods")
+            who = wording.few([holder(one) for one in every], _FEW, "pod")
             yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}"
         return
     near = explanation.nearest(ledger, views, asked, policy, headroom, kept=kept)
@@ -110,7 +110,7 @@ def _holders(
     if not near.holders:
         yield f"what is ending on {near.node} is gone: nobody else has to go"
         return
-    yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pods')}"
+    yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pod')}"
 
 
 def _without_mps(
@@ -131,7 +131,7 @@ def _elsewhere(pod: Json, away: Sequence[NodeView], around: Around) -> Iterator[
     free = [view.name for view in away if view.refusal is None]
     if free:
         why = holdups.kept_away_by(pod, free, around)
-        yield f"it did not keep away from {wording.few(free, _FEW, 'nodes')} by {why}: what it asks for is free there"
+        yield f"it did not keep away from {wording.few(free, _FEW, 'node')} by {why}: what it asks for is free there"
 
 
 def _cards(node: str, indices: Sequence[int]) -> str:
@@ -167,7 +167,7 @@ def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
         charges = [(one, _charge(survey.ledger, one, left)) for one in survey.ledger.holdings()]
         here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
         most = sorted(here, key=lambda one: (-one[1], one[0].name))
-        by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pods')}" if most else ""
+        by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pod')}" if most else ""
         yield f"GPUQuota {quota.name} left room on {quotas.title(left.entry)}{by}"
 
 

@@ -206,4 +206,4 @@ def name(holding: Holding) -> str:
 def _listed(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without those that have none."""
     on = [f"{node} ({count})" for node, count in counts.items() if count]
-    return wording.few(on, _FEW, "nodes")
+    return wording.few(on, _FEW, "node")

@@ -112,7 +112,7 @@ def _holders(card: CardUsage) -> str:
     """The holders of the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
-    return wording.few([_holder(one) for one in card.holders], _FEW, "pods") or _UNKNOWN
+    return wording.few([_holder(one) for one in card.holders], _FEW, "pod") or _UNKNOWN
 
 
 def _holder(one: Holder) -> str:

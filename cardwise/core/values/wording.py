@@ -14,6 +14,7 @@ def shortened(text: str, most: int = 64) -> str:
 
 
 def few(some: Sequence[str], most: int, noun: str = "") -> str:
-    """The first of them by comma, and how many more there are; `noun`: of what, in the plural."""
+    """The first of them by comma, and how many more there are; `noun`: of what, in the singular."""
     more = len(some) - most
-    return ", ".join(some[:most]) + (f" and {more} more{f' {noun}' * bool(noun)}" if more > 0 else "")
+    others = count(more, f"more {noun}") if noun else f"{more} more"
+    return ", ".join(some[:most]) + (f" and {others}" if more > 0 else "")

@@ -127,7 +127,7 @@ def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api
     assert "n2    0" in said
     assert "n1" not in said
     assert said.endswith(
-        "1 more nodes, less used; --limit shows more, NODE one of them\n"
+        "1 more node, less used; --limit shows more, NODE one of them\n"
         "note: what pods use is not measured: no MPS manager of these nodes is to be seen\n"
     )
     assert f"{PODS} spec.nodeName=n1" not in asked(api), "pods of shown nodes only"

@@ -231,6 +231,11 @@ def plant_nothing_installed(seen: Facts) -> None:
     seen.mutating, seen.validating, seen.policies, seen.leases = [], [], [], []
 
 
+def plant_uninstalled(seen: Facts) -> None:
+    seen.nodes, seen.cards = [], []
+    seen.mutating, seen.validating, seen.policies = [], [], []
+
+
 def plant_sick_card(seen: Facts) -> None:
     seen.cards[0]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
 
@@ -322,6 +327,7 @@ def plant_no_rights(seen: Facts) -> None:
             "kubectl label node",
         ),
         (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
+        (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "helm install cardwise"),
         (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
         (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
