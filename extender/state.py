@@ -316,7 +316,8 @@ class State:
     def begin_bind(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int = 0
     ) -> Begun | Decided | Refusal:
-        """The cards to write, held until `finish_bind`: those of the plan if it is still good, else other cards.
+        """The cards to write, held until `finish_bind`: those of the plan if it is still good, also by the namespace's
+        quotas (`Cache.good`), else other cards.
 
         `request`: None for a pod that asks for no card. `term`: the term in which this process may post. A Binding that
         is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.

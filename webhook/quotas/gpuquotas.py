@@ -65,8 +65,8 @@ def check(
             )
 
 
-def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
-    """What the author of a quota should know. Raises InvalidRequest, KubeError."""
+def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
+    """Refuses a GPUQuota that cannot be read. Returns warnings for its author. Raises InvalidRequest, KubeError."""
     standing = parse(obj)
     found = []
     for i, entry in enumerate(standing.quota.entries):

@@ -380,7 +380,7 @@ def _validate_class(review: Review, view: Lookups) -> Decision:
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object, review.size)
-    return Decision(warnings=gpuquotas.warnings(review.object, view.device_class))
+    return Decision(warnings=gpuquotas.validate(review.object, view.device_class))
 
 
 def _validate_namespace(review: Review) -> Decision:
