@@ -149,6 +149,26 @@ def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_
     assert clock.now() == 1000
 
 
+def test_a_list_that_is_asked_for_is_not_the_one_under_way(api, clock, following, monkeypatch):
+    """That one began before: what was written since is missing in it, and the watch has not told it yet."""
+    put(api, "a", size=1)
+    reflector, handler = following()
+    api.hold(PODS)
+    put(api, "b", size=2)
+    take, asked = handler.on_change, []
+
+    def meanwhile(key, old, new):
+        take(key, old, new)
+        if key == "uid-b":
+            put(api, "c", size=3)
+            asked.append(reflector.relist())
+
+    monkeypatch.setattr(handler, "on_change", meanwhile)
+    assert reflector.relist().wait(60)
+    assert asked[0].wait(60)
+    assert handler.values == truth(api), "who asked while a list was under way was answered by that list"
+
+
 def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, clock, following):
     put(api, "a", size=1)
     reflector, handler = following()
