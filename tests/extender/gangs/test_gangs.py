@@ -564,6 +564,21 @@ def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold
     assert "is not there any more" in world.errors[0][1]
 
 
+def test_a_node_that_went_before_the_last_came_ends_the_hold_also_of_a_member_without_cards():
+    world = World({"n1": 2, "cpu": NodeSpec(0)})
+    world.create(*(member(f"w{i}", gated=False, created=i, gpu_mem=P100) for i in range(2)))
+    world.create(member("ps", gated=False, created=2))
+    for name in ("ps", "w0"):
+        assert world.schedule(name) == ""
+    assert world.assumed["ps"] == "cpu"
+    world.state.remove_node("cpu")
+    world.schedule("w1")
+    world.settle()
+    assert world.bound() == {}, "the node of ps is gone"
+    assert world.held() == 0
+    assert "what ps was to have on node cpu is not there any more" in str(world.errors)
+
+
 def gate(world, name, gates):
     world.pods[name]["spec"]["schedulingGates"] = [{"name": one} for one in gates]
     world.tell(world.pods[name])
