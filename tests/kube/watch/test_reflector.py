@@ -340,6 +340,19 @@ def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(ap
     assert reflector.relists == 1
 
 
+def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(api, clock, following):
+    """It is there, so it must not go: a pod that had gone would hold its card no more."""
+    put(api, "a", size=1)
+    put(api, "b", size=1)
+    reflector, handler = following()
+    api.hold(PODS)
+    put(api, "a", size=2)
+    put(api, "b", size=-1)
+    assert reflector.relist().wait(60)
+    assert reflector.handler_errors == 1
+    assert handler.values == {"uid-a": 2, "uid-b": 1}
+
+
 def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(api, clock, following):
     put(api, "a", size=1)
     reflector, handler = following()
