@@ -142,7 +142,10 @@ def on_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Dec
     """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
     if review.resource != "pods" or not _concerns(review, settings):
         return Decision()
-    return _mutate_pod(review, view, view.fresh_defaults(review.namespace), settings, apply=True)
+    known = view.fresh_defaults(review.namespace)
+    if known is None or not known.gpu_mem or not defaults.wants(review.object):
+        return Decision()  # it gets nothing here, so nothing of it can be wrong
+    return _mutate_pod(review, view, known, settings, apply=True)
 
 
 def on_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:

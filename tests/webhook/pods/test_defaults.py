@@ -8,7 +8,7 @@ from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known, on_defaults, on_mutate, patched
 from webhook.pods.defaults import Defaults, of
-from webhook.server import review
+from webhook.server import review, sizes
 
 TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
 
@@ -52,6 +52,21 @@ def test_some_pods_take_no_defaults(pod: dict[str, object]) -> None:
 
 def test_a_namespace_without_a_default_share_changes_no_plain_pod() -> None:
     assert decide(build.pod(), Known(namespaces={"team": Defaults("", "spread")})).patch == []
+
+
+@pytest.mark.parametrize(
+    "known", [Defaults(policy="binpack"), Defaults(policy="fullest")], ids=["a good policy", "a bad policy"]
+)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_pod_that_is_given_nothing_is_not_refused_for_what_pods_with_cards_may_not(
+    known: Defaults, large: bool
+) -> None:
+    """Rule 6: it asks for no card, and gets none."""
+    pod = build.pod()
+    if large:
+        pod["spec"]["containers"][0]["env"] = [{"name": f"E{i}"} for i in range(sizes.MOST_IN_CONTAINERS + 1)]
+    decision = decide(pod, Known(namespaces={"team": known}))
+    assert (decision.allowed, decision.patch) == (True, [])
 
 
 def test_other_namespaces_have_no_defaults() -> None:

@@ -10,6 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.build import container, pod
 from tests.webhook.reviews import Known, body, on_defaults, on_mutate, on_validate
+from webhook.pods.defaults import Defaults
 from webhook.server import sizes
 from webhook.server.review import Decision
 
@@ -66,7 +67,7 @@ def of_annotation_bytes(count: int) -> Json:
 
 
 def said(decide: Decides, obj: Json, resource: str = "pods") -> str:
-    return decide(obj, resource, Known()).message
+    return decide(obj, resource, Known(namespaces={"default": Defaults("1Gi")})).message
 
 
 SHAPES = pytest.mark.parametrize(
