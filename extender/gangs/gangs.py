@@ -346,9 +346,8 @@ class Gangs:
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
         member = gang.members[uid]
         gang.shown(uid)
-        if list(nodes) != [
-            self._reservations.nominations.node(uid)
-        ]:  # kube-scheduler asks for the nominated node alone, which says nothing about other nodes
+        # kube-scheduler asks for the nominated node alone, which says nothing about other nodes.
+        if list(nodes) != [self._reservations.nominations.node(uid)]:
             self._places.offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")

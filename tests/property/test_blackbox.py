@@ -524,8 +524,8 @@ def test_all_rules_hold(part):
             steps.append(len(self.world.history))
 
     # No shrinking by Hypothesis, which takes minutes: a history is made small by leaving steps out.
-    # A history has some 200 steps, so the four parts of a soak have a million.
-    how = settings(max_examples=examples(8, soak=1300), stateful_step_count=20, deadline=None, phases=[Phase.generate])
+    # A history has some 140 steps, so the four parts of a soak have a million.
+    how = settings(max_examples=examples(8, soak=1900), stateful_step_count=20, deadline=None, phases=[Phase.generate])
     try:
         run_state_machine_as_test(Kept if SOAK else seed(part)(Kept), settings=how)
         print(f"{sum(steps):,} steps in {len(steps):,} histories, and all rules held after each step")

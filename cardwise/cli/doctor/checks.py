@@ -22,13 +22,8 @@ _CHECKS = (
     cluster.clocks,
 )
 
-
-_BEFORE = (
-    cluster.version,
-    parts.definitions,
-    cluster.other_plugins,
-    cluster.gpushare,
-)  # all, where it is not installed
+# All of them where Cardwise is not installed.
+_BEFORE = (cluster.version, parts.definitions, cluster.other_plugins, cluster.gpushare)
 
 
 def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:

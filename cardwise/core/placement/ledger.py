@@ -26,9 +26,8 @@ from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
 Undo = Callable[[], None]
-FormerKinds = Mapping[
-    tuple[str, str | int], CardKind
-]  # by node and `card_of`: what cards were that the node has no more
+# What cards were that the node has no more, by node and `card_of`.
+FormerKinds = Mapping[tuple[str, str | int], CardKind]
 
 
 @dataclass(frozen=True, slots=True)
