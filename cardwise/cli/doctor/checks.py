@@ -23,7 +23,7 @@ _CHECKS = (
 )
 
 # All of them where Cardwise is not installed.
-_BEFORE = (cluster.version, parts.definitions, cluster.other_plugins, cluster.gpushare)
+_BEFORE = (cluster.version, parts.definitions, cluster.other_plugins, cluster.gpushare, units.bare_numbers)
 
 
 def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:

@@ -163,8 +163,10 @@ def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, uni
     assert (f"webhook.gpuMemUnit={unit}" in found.remedy) == (unit == "MiB")
 
 
-def test_before_the_installation_the_unit_to_install_with_is_named(sound):
-    sound.mutating, sound.daemonsets = [], [of_gpushare()]
+@pytest.mark.parametrize("kinds", [False, True], ids=["new cluster", "kinds are left"])
+def test_before_the_installation_the_unit_to_install_with_is_named(sound, kinds):
+    (plant_uninstalled if kinds else plant_nothing_installed)(sound)
+    sound.daemonsets = [of_gpushare()]
     found = said_of_units(sound)
     assert (found.level, found.remedy) == (Severity.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
 
