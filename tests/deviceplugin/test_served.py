@@ -66,7 +66,6 @@ def test_equal_pods_started_together_are_never_swapped(rig):
     for i, slot in enumerate(slots):
         assert rig.edits(slot)["deviceNodes"][0]["path"] == f"/dev/nvidia{i % 2}"
         assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == str(i % 2)
-    assert rig.kubelet.lists < 24 + 2, "simultaneous starts share a look at the kubelet"
 
 
 @pytest.mark.parametrize("seed", range(2))

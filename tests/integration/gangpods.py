@@ -1,5 +1,6 @@
 """What tests of gangs say over and over: members, who is bound, what the PodGroup says; and a hard time for many."""
 
+import math
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
-from tests.cluster.processes import wait_for
+from tests.cluster.processes import PATIENCE, wait_for
 from tests.cluster.simnodes import RUN_SECONDS
 from tests.integration.ruleone import Follower, RuleOne
 from tests.integration.sharing import Space, inspect, kill9, outlive_lease, workload
@@ -178,7 +179,8 @@ def extender_in_trouble(cluster: Cluster, draw: random.Random, every: float) -> 
         yield outages
     finally:
         over.set()
-        tormentor.join(150)
+        tormentor.join(2 * PATIENCE)
+        assert not tormentor.is_alive(), "the extender does not come back"
 
 
 def _renewal(cluster: Cluster) -> str:
@@ -197,14 +199,22 @@ def stretches(story: Story, outages: list[tuple[float, float]]) -> list[float]:
 
 
 def many_gangs(
-    space: Space, *, cards: int, gangs: int, largest: int, arrive: float, limit: float, half: float, every: float = 10
+    space: Space,
+    *,
+    cards: int,
+    gangs: int,
+    largest: int,
+    arrive: float,
+    seed: int,
+    limit: float = PATIENCE,
+    half: float = math.inf,
+    every: float = 10,
 ) -> None:
     """Mixed sizes in random order, pods that end at random, and an extender that is killed or stopped all the time.
 
     Seconds: in `arrive` the pods come, in `limit` all have run, `half` a gang may be bound in part under one leader,
     `every` one leads. kube-scheduler tries a pod again after up to 10 s, which may be another leader's time.
     """
-    seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}", flush=True)
     draw = random.Random(seed)
     sizes = {f"g{k}": draw.randint(2, largest) for k in range(gangs)}

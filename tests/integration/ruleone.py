@@ -10,6 +10,7 @@ from cardwise.core.api import assignment
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
 
 FINISHED = ("Succeeded", "Failed")
 
@@ -32,7 +33,7 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
 
     def take(self, kind: str, obj: Json) -> None:
         """One event."""

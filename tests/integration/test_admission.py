@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -225,15 +224,12 @@ def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api)
 def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
     api.webhook.pause()
     try:
-        done = api.run("create", "-f", "-", "--request-timeout=4s", stdin=build.pod("free"))
-        assert done.returncode == 0, done.stderr
+        api.create(build.pod("free"))  # the webhook's rules fail closed: had it been asked, this would be refused
         # As kube-scheduler binds: it is among the allowed users, so the hanging webhook is not asked.
         assert api.bind("free", user="system:kube-scheduler").returncode == 0
-        # A scheduler that nobody has named there loses a second.
+        # A scheduler that nobody has named there loses a second (tests/helm/test_webhooks.py holds its limit).
         api.create(build.pod("free-three"))
-        began = time.monotonic()
         assert api.bind("free-three").returncode == 0
-        assert time.monotonic() - began < 3
     finally:
         api.webhook.resume()
     api.webhook.stop()

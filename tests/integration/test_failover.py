@@ -113,7 +113,7 @@ class Load:
     def stop(self) -> None:
         self._over.set()
         for each in self._threads:
-            each.join(60)
+            each.join(PATIENCE)
 
     def _run(self, thread: int) -> None:
         draw, number, due = random.Random(thread), 0, time.monotonic()

@@ -31,6 +31,7 @@ _log = structlog.get_logger("cardwise.runtime.serving")
 # found the same one. Looks and not time: who was frozen together with its child blames it for nothing.
 _LOOK_SECONDS = 0.25
 _SILENT_LOOKS = 9
+_LOOKS_FOR_THE_LOG = 2  # between the two signals, in which it says where its threads stand
 _PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be another
 # By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
 # health server. A terminal that closes sends SIGHUP to all of us.
@@ -172,7 +173,7 @@ class _Parent(Arbiter):  # type: ignore[misc]
             if looks == _SILENT_LOOKS:
                 _log.error("the serving process hangs: it is replaced; where its threads stand follows", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
-            elif looks > _SILENT_LOOKS:
+            elif looks > _SILENT_LOOKS + _LOOKS_FOR_THE_LOG:
                 self.kill_worker(pid, signal.SIGKILL)  # stopped, it did not hear the first
 
 

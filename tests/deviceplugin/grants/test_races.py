@@ -224,7 +224,7 @@ def test_a_round_goes_on_while_a_start_frees(node):
         pods=SimpleNamespace(), containers=None, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
     uids = [f"u{number}" for number in range(3000)]
-    done = threading.Event()
+    done, rounds = threading.Event(), []
 
     def starts() -> None:
         while not done.is_set():
@@ -232,14 +232,17 @@ def test_a_round_goes_on_while_a_start_frees(node):
                 releaser._keep(uid, {""})
             with releaser._lock:
                 releaser._ended.clear()
+            rounds.append(len(uids))
 
     thread = threading.Thread(target=starts)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     thread.start()
     try:
-        for _ in range(200):
+        published = 0
+        while published < 200 or not rounds:
             releaser._publish(whole=True)
+            published += 1
     finally:
         done.set()
         thread.join()

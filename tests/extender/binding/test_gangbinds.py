@@ -253,11 +253,13 @@ def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
     clock, cancelled = FakeClock(), []
     waits = WaitingBinds(lambda hold, _: cancelled.append(hold.key), clock)
     over, other = (Hold(key, clock.now()) for key in ("default/over", "default/other"))
-    over.settle(go=True)
     lines = [socket.socketpair() for _ in range(2)]
-    waits.wait(over, "over-0", lines[0][0], 10.0)
-    lines[0][1].close()
     with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waits.wait, over, "over-0", lines[0][0], 10.0)
+        clock.until_waiting(2)  # who looks has looked, and sleeps
+        over.settle(go=True)
+        waiting.result(60)
+        lines[0][1].close()
         waiting = pool.submit(waits.wait, other, "other-0", lines[1][0], 10.0)
         for _ in range(3):
             clock.step(2)

@@ -200,7 +200,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
 
 
 def test_a_call_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
-    server = running(graceful=2, hangs=True)
+    server = running(graceful=10, hangs=True)
     server.until("app", "start")
     with asking(server.port, "/wait"):
         server.until("app", "start", "waits")
