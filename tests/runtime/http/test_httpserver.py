@@ -167,7 +167,9 @@ def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
     [("handshake", HELLO[:5]), ("reading", HEAD[:60]), ("idle", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")],
 )
 def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certificates, phase, text):
-    server = serve(tls(certificates, client_ca=False) if phase == "handshake" else None, **{phase: Bound(100.0, 3)})
+    context = tls(certificates, client_ca=False) if phase == "handshake" else None
+    # One thread: it gives a connection back before it answers the next, so they begin to wait in this order.
+    server = serve(context, threads=1, **{phase: Bound(100.0, 3)})
     lines = []
     for _ in range(6):
         lines.append(server.connect())
