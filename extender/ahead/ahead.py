@@ -17,6 +17,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from cardwise.kube.pods.nodeconstraints import Ground
 from extender.ahead.reserve import Reserve
 from extender.cache import yielding
 from extender.cache.cache import Cache
@@ -24,7 +25,7 @@ from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
-from extender.records.aheadnodes import Ground, Grounds
+from extender.records.aheadnodes import Grounds
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef

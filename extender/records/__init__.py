@@ -7,7 +7,7 @@ decisions need.
     podinfo     pods of the watch, most of which have a node: less is kept of them
     podref      namespace, name and UID of a pod
     nodeinfo    what a node has for pods
-    aheadnodes  taints, labels and node affinity: nodes that kube-scheduler would not refuse, for `ahead`
+    aheadnodes  the nodes that kube-scheduler would not refuse for a pod by labels and taints, remembered for `ahead`
     objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
     wire        kube-scheduler's calls and answers (ExtenderArgs, ExtenderFilterResult and the others)
 """

@@ -10,8 +10,7 @@ from msgspec import Struct
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
-from extender.records import aheadnodes
-from extender.records.aheadnodes import Ground, Taint
+from cardwise.kube.pods.nodeconstraints import HARD, Ground, Taint
 from extender.records.podref import PodRef
 
 
@@ -89,7 +88,7 @@ def node(raw: bytes) -> tuple[str, NodeRecord] | None:
     read = _decode_node(raw)
     has = read.status.allocatable
     labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
-    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
+    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in HARD)
     allocatable = loads.of_node(has) if has is not None else None
     offers = has is None or str(has.share) != "0"
     record = NodeRecord(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))

@@ -18,7 +18,7 @@ from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube.pods import loads
+from cardwise.kube.pods import eligible, loads
 from extender.records import aheadnodes
 from extender.records.podref import PodRef
 
@@ -41,7 +41,6 @@ _SHAPE = (
     "runtimeClassName", "resources", "hostNetwork",
 )  # fmt: skip
 _CONTAINER_SHAPE = ("resources", "ports", "restartPolicy")
-_HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 # kube-scheduler asks no extender to bind a pod that names none of these.
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
@@ -209,7 +208,7 @@ class Pod:
         wish = self.annotations.get(names.ONE_NODE)
         if wish in ("true", "false"):
             return wish == "true"
-        if not default or self._affinity_terms(_SOFT, "nodeAffinity", "podAffinity", "podAntiAffinity"):
+        if not default or self._prefers():
             return False
         spreads = self._spec.get("topologySpreadConstraints") or ()
         return all(spread.get("whenUnsatisfiable") != "ScheduleAnyway" for spread in spreads)
@@ -280,7 +279,9 @@ class Pod:
             or self.gang
             or self.grouped
             or not self.one_best_node(default=True)
-            or self._is_bound_to_others()
+            # By volumes too: a claim may wait for its first consumer. Then kube-scheduler nominates the node itself
+            # while the volume is made, which may take longer than a decision ahead is held.
+            or eligible.bound_otherwise(self._obj)
             or len(self._constraints) > MOST_CONSTRAINTS
         )
 
@@ -294,22 +295,10 @@ class Pod:
         yield from self._spec.get("initContainers") or ()
         yield from self._spec.get("containers") or ()
 
-    def _affinity_terms(self, strength: str, *kinds: str) -> bool:
+    def _prefers(self) -> bool:
+        """Whether it has soft preferences for nodes or for other pods."""
         affinity = self._spec.get("affinity") or {}
-        return any((affinity.get(kind) or {}).get(strength) for kind in kinds)
-
-    def _is_bound_to_others(self) -> bool:
-        """Whether its node depends on where other pods are, or on claims of devices or volumes."""
-        spec = self._spec
-        if self._affinity_terms(_HARD, "podAffinity", "podAntiAffinity"):
-            return True
-        if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
-            return True
-        # Such a claim may wait for its first consumer. Then kube-scheduler nominates the node itself while the volume
-        # is made, which may take longer than a decision ahead is held.
-        if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
-            return True
-        return any(port.get("hostPort") for each in self._containers() for port in each.get("ports") or ())
+        return any((affinity.get(kind) or {}).get(_SOFT) for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity"))
 
     def _queue_priority(self) -> int | None:
         """The place in the order that a person gave by an annotation. It may change at any time; a text that cannot be

@@ -12,7 +12,8 @@ import msgspec
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
-from cardwise.kube.pods import eligible
+from cardwise.kube.pods import eligible, nodeconstraints
+from cardwise.kube.pods.nodeconstraints import Ground
 
 _FEW: Final = 64  # nodes; of more, some will have what a pod asks for
 _MOST_CONDITIONS: Final = 16
@@ -73,11 +74,8 @@ class Offers:
             return None
         with self._lock:
             nodes = dict(self._labels)
-        left = (
-            name
-            for name, labels in nodes.items()
-            if eligible.admits({"metadata": {"name": name, "labels": labels}}, {"spec": bars})
-        )
+        may = nodeconstraints.of(bars)
+        left = (name for name, labels in nodes.items() if may.allow(name, Ground(labels)))
         few = frozenset(islice(left, _FEW + 1))
         return few if len(few) <= _FEW and len(few) < len(nodes) else None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cardwise.core.values.decoded import Json
-from cardwise.kube.pods import eligible
+from cardwise.kube.pods.nodeconstraints import Taint, Toleration
 
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
@@ -38,5 +38,5 @@ def kept(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
 
 
 def _covers(own: Json, wanted: Json) -> bool:
-    taint = {"key": wanted["key"], "value": wanted.get("value"), "effect": wanted["effect"]}
-    return (own.get("operator") == "Exists" or wanted["operator"] == "Equal") and eligible.tolerates(own, taint)
+    each = own.get("operator") == "Exists" or wanted["operator"] == "Equal"
+    return each and Toleration.of(own).tolerates(Taint.of(wanted))

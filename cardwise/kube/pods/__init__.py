@@ -3,7 +3,8 @@
 The modules:
 
     loads     cpu, memory and pods that pods take and nodes have; `resizes`: of pods that are resized in place
-    eligible  the nodes on which kube-scheduler might put a pod
+    eligible  the nodes on which kube-scheduler might put a pod; `nodeconstraints`: node selector, node affinity and
+              tolerations, read once
     budgets   PodDisruptionBudgets
     eviction  evicts a pod, as budgets allow
 """

@@ -77,6 +77,9 @@ def test_the_names_of_all_that_do():
         (pod(volumes=[{"name": "x", "emptyDir": {}}]), ""),
         (pod(volumes=[{"name": "x", "persistentVolumeClaim": {}}]), "volumes"),
         (pod(containers=[{"ports": [{"hostPort": 80}]}]), "ports of the node"),
+        (pod(initContainers=[{"ports": [{"hostPort": 80}]}]), "ports of the node"),
+        (pod(hostNetwork=True), "ports of the node"),
+        (pod(resourceClaims=[{"name": "nic", "resourceClaimTemplateName": "nic"}]), "claims of devices"),
         (pod(topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}]), "spreading over nodes"),
         (pod(topologySpreadConstraints=[{"whenUnsatisfiable": "ScheduleAnyway"}]), ""),
         (

@@ -1,0 +1,67 @@
+"""Whether a node is open to a pod, by kube-scheduler's own rules of labels and taints."""
+
+import pytest
+
+from cardwise.kube.pods import nodeconstraints
+from cardwise.kube.pods.nodeconstraints import Ground, Taint
+
+ZONE = {"zone": "a", "size": "8"}
+
+
+def required(*terms: dict) -> dict:
+    hard = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}}
+    return {"affinity": {"nodeAffinity": hard}}
+
+
+def says(key: str, operator: str, *values: str) -> dict:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({}, True),
+        ({"nodeSelector": {"zone": "a"}}, True),
+        ({"nodeSelector": {"zone": "b"}}, False),
+        ({"nodeSelector": {"zone": "a", "none": ""}}, False),
+        (required(says("zone", "In", "b", "a")), True),
+        (required(says("zone", "In", "b")), False),
+        (required(says("zone", "In", "b"), says("zone", "Exists")), True),
+        (required(says("zone", "NotIn", "a")), False),
+        (required(says("none", "NotIn", "a")), True),
+        (required(says("none", "Exists")), False),
+        (required(says("none", "DoesNotExist")), True),
+        (required(says("size", "Gt", "7")), True),
+        (required(says("size", "Gt", "8")), False),
+        (required(says("size", "Lt", "9")), True),
+        (required(says("zone", "Gt", "7")), False),
+        (required(says("none", "Lt", "7")), False),
+        (required(says("zone", "Near", "a")), False),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}), True),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}), False),
+        (required({}), False),
+        (required(), False),
+        ({"nodeSelector": {"zone": "a"}} | required(says("size", "In", "9")), False),
+    ],
+)
+def test_labels(spec, allowed):
+    assert nodeconstraints.of(spec).allow("n1", Ground(ZONE)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        (None, False),
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu", "operator": "Exists"}, True),
+        ({"key": "gpu", "value": "yes"}, True),
+        ({"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}, True),
+        ({"key": "gpu", "value": "no"}, False),
+        ({"key": "gpu", "value": "yes", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({"key": "gpu", "operator": "Later", "value": "yes"}, False),
+    ],
+)
+def test_taints(toleration, tolerated):
+    constraints = nodeconstraints.of({"tolerations": [toleration] if toleration else []})
+    assert constraints.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
