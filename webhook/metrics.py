@@ -39,11 +39,10 @@ _REASONS = (
     (re.compile(r"resources\.(?:limits|requests)"), "resources"),
     (re.compile(r"annotations"), "annotation"),
 )
-REASONS = (*dict.fromkeys(reason for _, reason in _REASONS), "other")
 
 
 def reason(field: str) -> str:
-    """What kind of field a refusal is about; one of `REASONS`."""
+    """What kind of field a refusal is about; one of those of `_REASONS`, or "other"."""
     return next((found for pattern, found in _REASONS if pattern.search(field)), "other")
 
 

@@ -1,8 +1,8 @@
 """Prints: the one way out of the command line, for people and for programs.
 
-Reasons, names of processes, messages of events and annotations are written by whoever may, and a terminal obeys an
-escape sequence in them. So people get no control characters. What programs read goes out as it is: who writes JSON and
-YAML has escaped them.
+Other users write reasons, names of processes, messages of events and annotations, and a terminal obeys an escape
+sequence in them. So text for people loses its control characters. JSON and YAML stay as they are, because the encoder
+has escaped them.
 """
 
 import shutil

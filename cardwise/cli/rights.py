@@ -1,4 +1,4 @@
-"""What may not be done, and what an administrator types to allow it."""
+"""Turns a Forbidden error into the right that is missing and the command by which an administrator gives it."""
 
 import re
 from typing import TYPE_CHECKING

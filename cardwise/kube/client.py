@@ -1,7 +1,7 @@
 """A client of the API server: keep-alive connections, and requests as bytes and dicts.
 
 The generated client costs ten times as much for each object as decoding what we need (docs/design/0014-libraries.md),
-and bind is a hot path. How it gets at the API server `credentials` says. Never retries; the caller knows what may be
+and bind is a hot path. `credentials` finds address, TLS and token. Never retries; the caller knows what may be
 repeated.
 """
 

@@ -3,11 +3,11 @@
 The API server takes 10,000 levels, in `metadata.managedFields` from everybody who may change the object. msgspec gives
 up sooner, with RecursionError: one such pod would keep everybody from reading the list that it is in.
 
-How soon is Python's. With 3.11 it is the recursion limit, which is raised for that: to skip 10,000 levels takes half a
-MiB of a thread's stack. To make objects of them takes eight times as much, and nobody can use these, so readers of
-whole objects get null for what is too deep. With 3.12 and 3.13 it is 1,500 and 10,000 levels whatever one sets, with
-3.14 what is left of the stack. What is given up there too is read without what is too deep, which is then found by a
-scan that recurses nowhere; it takes ten times as long.
+The limit depends on the Python version. With 3.11 it is the recursion limit, which is raised for that: to skip 10,000
+levels takes half a MiB of a thread's stack. To make objects of them takes eight times as much, and nobody can use
+these, so readers of whole objects get null for what is too deep. With 3.12 and 3.13 it is 1,500 and 10,000 levels
+whatever one sets, with 3.14 what is left of the stack. If msgspec still gives up, a scan without recursion (ten times
+slower) finds the parts that are too deep, and the object is read without them.
 """
 
 import sys

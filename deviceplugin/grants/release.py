@@ -1,8 +1,8 @@
-"""Frees grants: when the pod has ended by the API server's word and the runtime has no container of it.
+"""Frees a grant when the API server says that the pod has ended, and the runtime has none of its containers.
 
 Both are needed. The API server alone forgets a force-deleted pod while its containers still use the card; the runtime
 alone cannot tell a container between two restarts from one that will never come back. And both together always free:
-also a pod whose containers never started. What waits for the second word is `held`, published with its card.
+also a pod whose containers never started. A share whose pod is gone but whose containers run is published as `held`.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The load of each card of this node, by the pods on the node and the grants on its disk. Pure.
 
-Counted anew at each scrape, and not by the extender's ledger: with what that says in an ExtendedResource these numbers
-are two words about one card, which must agree.
+Counted anew at each scrape, apart from the extender's ledger, so that the two can be compared: what the extender writes
+into an ExtendedResource must agree with these numbers.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-In the background: no container may wait for the API server. Of ours, whoever finds a card given away twice takes it for
-the word that the pod has started (`extender/controllers/overfull.py`), and the command line tells it.
+In the background: no container may wait for the API server. To the extender the mark means that the pod has started: if
+a card was given twice, it does not evict a marked pod (`extender/controllers/overfull.py`). The command line shows it.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Shutdown of the device plugin, as in a rolling update: it ends when no pod is on its way to this node.
 
-The kubelet asks for a pod's slots when it admits the pod. One that finds no plugin then has failed for good
+The kubelet asks for a pod's slots when it admits the pod. A pod that is admitted while no plugin runs fails for good
 (UnexpectedAdmissionError), and only a controller makes another. So the node offers no slots first, and the agent serves
-on until those that are bound here have been admitted. Their containers start later: that the kubelet tries again.
+on until the pods that are bound here have been admitted. A container start that finds no plugin is tried again.
 """
 
 from collections import Counter

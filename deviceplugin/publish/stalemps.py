@@ -1,8 +1,8 @@
 """Clears the MPS status of this node's cards when the MPS manager is gone, so that no MPS pod is placed here.
 
-The manager tells the cluster itself, and whatever ends it in bad order leaves its last word: a card that is ready for
-ever, on which nothing starts. The same where the card is a new object, after the chart was installed anew without a
-manager. The node's files say whether it lives, and the device plugin is there to read them.
+A manager that crashes leaves its last status: the card looks ready for ever, and nothing starts on it. The same happens
+when the card is a new object, because the chart was installed anew without a manager. Files on the node say whether a
+manager lives; the device plugin reads them.
 """
 
 from collections.abc import Callable

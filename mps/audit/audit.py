@@ -1,7 +1,7 @@
 """The audit's loop: looks at the processes on the cards, and reports what was not granted.
 
-Finds out where the daemons were got round: a variable that lifts every limit, a container that brought a device node of
-its own, a program that starts twice. What is wrong is said by `findings`, which is pure.
+Finds processes that avoid their MPS daemon or its limits: by a variable that lifts every limit, by a device node that a
+container brought itself, by starting a program twice. `findings` decides what is wrong; it is pure.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The MPS servers of one daemon: whether they run, and in which state they are.
 
-Drivers differ in it: 535 has no word for how a server is, so there only a second look tells. And since a daemon may go
-on answering for a server that does not run any more, the kernel is asked too.
+Driver 535 does not report a server's state, so there it is asked twice. A daemon may go on answering for a server that
+does not run any more, so the kernel is asked too.
 """
 
 import math

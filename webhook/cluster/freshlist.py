@@ -1,7 +1,7 @@
 """Looks up objects that the watch has not shown yet: one list answers for every name for a while.
 
-So neither a pod with thousands of names nor thousands of pods, which anybody may post to the webhook, can make the API
-server work, or our threads wait, by how many names they bring that are none.
+So any number of unknown names, in one pod or in thousands of pods, costs one list call: nobody can make the API server
+work, or our threads wait, by posting them.
 """
 
 import threading

@@ -1,6 +1,7 @@
 """The extender's ConfigMap: the policy of its setting, and which pods come.
 
-Whoever may view the extender's namespace may read it; without that one makes do, and says so.
+Whoever may view the extender's namespace may read it. Without that right the default policy is assumed, and a note says
+so.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Cards and their use for `cardwise top`: all by their statuses, and of the few that are shown who holds and uses what.
+"""Cards and their use for `cardwise top`: every card from its status, holders and use only of cards on the screen.
 
 A big cluster has forty thousand cards and sixty thousand pods. So the cards are read in one piece from the API server's
-cache, and pods of the shown nodes only. What a pod really uses the MPS managers measure; nobody else does.
+cache, and pods only of the nodes that are shown. Only the MPS managers measure what a pod really uses.
 """
 
 from collections import defaultdict

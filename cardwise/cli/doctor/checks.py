@@ -1,4 +1,4 @@
-"""The order of the checks: each stands on those before it."""
+"""Runs the checks in order: a later one relies on the earlier ones."""
 
 from collections.abc import Iterator
 

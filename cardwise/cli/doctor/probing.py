@@ -2,8 +2,8 @@
 
 The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
 by a dry run in that namespace; what it has made of the pod is created in Cardwise's own, where no team's quota counts
-it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by force: of a pod that its kubelet
-has ended the extender knows that its card is free, of another only after half a minute.
+it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by force: after a normal deletion its
+card is free at once, after a forced one only half a minute later.
 """
 
 import secrets

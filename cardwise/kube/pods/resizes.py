@@ -1,7 +1,7 @@
 """Loads of pods that are being resized in place, as kube-scheduler counts them.
 
 Such a pod takes of its node what it had or what it will have, whichever is more, and what its node can never give
-counts nothing. Else who writes a million CPUs into a running pod would close its node to gangs.
+counts nothing. Otherwise a user could close a node to gangs by resizing a running pod to a million CPUs.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """The page /configz beside /metrics: the settings that are in effect.
 
-It tells where each value came from, and keeps to itself what nobody may read. No option of ours is a secret so far; the
-rule is here before the first one is. What there is to set is in `settings`.
+It shows each value and where it came from. Options that are secrets are hidden; there are none yet. `settings` says
+what there is to set.
 """
 
 import dataclasses
