@@ -95,13 +95,14 @@ def test_a_gang_gets_a_card_each_or_nothing(space: Space) -> None:
 
 
 def test_one_member_that_fits_nowhere_leaves_all_without_a_node(space: Space) -> None:
-    space.nodes(3, ONE_CARD)
+    space.nodes(4, ONE_CARD)
     group(space, "g", 3)
     for i in range(3):
         space.create(member(f"m{i}", "g", **({"nodeSelector": {"zone": "none"}} if i == 2 else {})))
     space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
     space.wait(lambda: phase(space, "g") == "Held", "it fits but for what kube-scheduler alone knows")
-    assert bound(space) == set()
+    space.put(single("later", "low"))
+    assert bound(space) == {"later"}
 
 
 def test_members_beyond_the_minimum_are_bound_where_there_is_room(space: Space) -> None:
