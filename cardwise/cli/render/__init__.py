@@ -1,6 +1,7 @@
 """The output of commands: tables for people, objects for programs.
 
-Comes in: a survey or a ledger. Goes out: text and JSON.
+Comes in: a survey or a ledger; for gangs and the views of users without rights, a client that they read with. Goes out:
+text and JSON.
 
     tables        every table
     printing      every JSON, and what could not be read
