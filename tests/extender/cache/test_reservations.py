@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from cardwise.core.api import names, request
+from cardwise.core.api.mpsprofile import MpsClient
+from cardwise.core.api.request import Load
 from extender.cache import reservations
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
@@ -82,6 +84,52 @@ def test_the_word_of_the_api_server_comes_at_any_time(table, before):
     table.posted(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
     assert table.get(POD.uid).phase is Phase.BOUND
     assert table.unheard() == set()
+
+
+def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
+    seen = assigned()
+    table.begin(POD, "n1", seen.assignment, mps_client=seen.mps_client)
+    table.posted(POD.uid, Phase.ASSUMED)
+    table.bound(seen)
+    assert (table.get(POD.uid).phase, table.get(POD.uid).holding.mark) == (Phase.BOUND, "")
+
+
+def test_a_bound_pod_holds_what_its_annotations_say_now(table):
+    """Its node may have been told so by hand: what the containers get is in the annotations."""
+    table.bound(assigned())
+    other = as_pod(bound("p", 200, 1))
+    table.bound(other)
+    assert table.get(POD.uid).holding.assignment == other.assignment
+    since = table.get(POD.uid).since
+    table._clock.advance(5)
+    table.bound(other)
+    assert table.get(POD.uid).since == since, "nothing new was said"
+
+
+@pytest.mark.parametrize(("node", "kept"), [("n1", True), ("n2", False)])
+def test_a_pod_that_is_bound_without_its_cards_keeps_what_was_posted_for_that_node(table, node, kept):
+    """It may be our Binding, with annotations that somebody has broken since: the containers have the cards."""
+    into(table, Phase.ASSUMED)
+    table.bound(_bare(node))
+    assert (table.get(POD.uid) is not None) is kept
+
+
+def _bare(node):
+    made = bound("p", 100, 0, node=node, annotations={"cardwise.dev/policy": "spread"})
+    made["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
+    return as_pod(made)
+
+
+@pytest.mark.parametrize(("node", "load"), [("n1", Load(2000, 1 << 30)), ("n2", None)])
+def test_a_plan_that_says_nothing_of_cpu_keeps_that_of_the_plan_before_on_this_node(table, node, load):
+    table.plan(POD, "n1", assigned().assignment, Phase.RESERVED, load=Load(2000, 1 << 30))
+    table.plan(POD, node, assigned().assignment, Phase.RESERVED)
+    assert table.get(POD.uid).load == load
+
+
+def test_a_plan_knows_how_the_pod_uses_mps(table):
+    table.plan(POD, "n1", assigned().assignment, Phase.RESERVED, mps_client=MpsClient(off=True, wants=False, user=-1))
+    assert table.get(POD.uid).holding.mps_client.off
 
 
 @pytest.mark.parametrize("before", [phase for phase in Phase if phase is not Phase.BINDING])
