@@ -17,6 +17,7 @@ from tests.extender.worlds import (
     free,
     held,
     mark,
+    refuse,
     resource,
     state,
     with_cards,
@@ -91,7 +92,9 @@ def test_another_nodes_report_keeps_no_share_alive(world, clock):
 def test_another_nodes_silence_ends_no_share(world, clock):
     says(world, "n1", held("uid-a", 4069), index=1)
     says(world, "n2", held("uid-a", 4069))
+    assert free(world, "n2") == [P100 - 4069]
     says(world, "n2")
+    assert free(world, "n2") == [P100]
     clock.advance(1000)
     world.tick()
     assert mark(world, "uid-a") == "held"
@@ -300,3 +303,33 @@ def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, mon
     assert (mark(world, "uid-b"), mark(world, "uid-d")) == (None, "held"), "the oldest that is silent was"
     says(world, "n1", index=1)
     assert (mark(world, "uid-a"), used(world)) == (None, 10)
+
+
+def wakes(world, clock):
+    """Whether a node is touched now, for a pod that waits."""
+    clock.advance(30)
+    return world.touch_due() is not None
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["a pod that was here", "a pod that nobody knows"])
+def test_who_waits_is_woken_when_a_node_says_nothing_of_a_vanished_pod_any_more(world, clock, stranger):
+    """kube-scheduler sees no cause of it."""
+    uid = "stranger" if stranger else "uid-a"
+    says(world, "n1", held(uid, 4069), index=1)
+    refuse(world)
+    wakes(world, clock)
+    refuse(world)
+    clock.advance(30)  # kube-scheduler has heard by now of whatever it watches itself
+    assert not wakes(world, clock)
+    says(world, "n1", index=1)
+    assert wakes(world, clock)
+
+
+def test_nodes_are_named_for_the_statuses_when_what_is_held_there_changes_and_only_then(world):
+    world.changed_nodes()
+    world.set_pod(as_pod(bound("b", 1000, 0)))
+    assert world.changed_nodes() == {"n1"}
+    world.set_pod(as_pod(bound("b", 1000, 0)))
+    assert world.changed_nodes() == set()
+    world.set_pod(as_pod(bound("b", 2000, 0)))
+    assert world.changed_nodes() == {"n1"}
