@@ -145,7 +145,7 @@ soak: env ## the big counts, and property tests with new examples: hours; result
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py
 
 .PHONY: mutants
-mutants: env ## changes to placement, quotas and grants that fast tests must tell of: an hour, then again where it ended
+mutants: env ## changes to placement, quotas, grants and the extender's decisions that fast tests must tell of: an hour, then again where it ended; ARGS="extender.*" for some
 	PATH="$(CURDIR)/$(BIN):$$PATH" nice -n 10 timeout --signal INT --kill-after 30 3600 $(BIN)/mutmut run --max-children 1 $(ARGS) \
 		|| [ $$? -eq 124 ]
 	$(BIN)/mutmut results
