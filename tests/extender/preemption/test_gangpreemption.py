@@ -398,6 +398,21 @@ def test_victims_on_many_nodes_are_found_in_many_turns():
     assert len(pauses) > 8
 
 
+def test_some_of_the_time_for_an_answer_is_left_for_the_plans():
+    """Each look for victims takes so long that not all nodes can be looked at."""
+    world = Full(**{f"n{i}": [LOW] for i in range(9)})
+    gang(world, 2)
+    nominated = world.state.preemption._nominated
+    who_goes = nominated.who_goes
+
+    def slow(*args, **how):
+        world.clock.advance(0.12)
+        return who_goes(*args, **how)
+
+    nominated.who_goes = slow
+    assert len(world.asks("g0")) == 1
+
+
 happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending"])
 
 

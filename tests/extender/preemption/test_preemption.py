@@ -166,6 +166,31 @@ def test_a_victim_that_no_sum_explains_stays_one(full):
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
 
 
+def test_nodes_are_looked_at_for_half_a_second():
+    """kube-scheduler waits for one; what has been found by then is answered."""
+    nodes = [f"n{i}" for i in range(9)]
+    world = World(*nodes)
+    for node in nodes:
+        for card in (0, 1):
+            world.runs(f"{node}-{card}", P100, card, node=node)
+    nominated = world.state.preemption._nominated
+    who_goes = nominated.who_goes
+
+    def slow(*args, **how):
+        world.clock.advance(0.12)
+        return who_goes(*args, **how)
+
+    nominated.who_goes = slow
+    assert len(world.preempt(world.wants("p"), **{node: [f"{node}-0"] for node in nodes})) == 5
+
+
+def test_nobody_goes_for_a_pod_that_its_quota_keeps_waiting(world):
+    for index in (0, 1):
+        world.runs(f"a{index}", P100, index)
+    world.state.set_quota(*as_quota({"memoryMiB": 3 * P100 - 1}))
+    assert world.preempt(world.wants("p"), n1=["a0"]) == {}
+
+
 # Who waits already.
 
 
@@ -173,6 +198,25 @@ def test_where_a_pod_is_ending_already_nobody_else_goes(full):
     full.ends("a0")
     full.ends("b0")
     assert full.preempt(full.wants("p"), n1=["a1", "b1"]) == {"n1": ["a0", "b0"]}
+
+
+def test_two_who_wait_for_pods_that_end_wait_for_two_cards(full):
+    for name in ("a0", "b0", "a1", "b1"):
+        full.ends(name)
+    for name in ("p", "q"):
+        assert full.preempt(full.wants(name), n1=["a0", "b0"]) == {"n1": ["a0", "a1", "b0", "b1"]}
+    for name in ("a0", "b0", "a1", "b1"):
+        full.gone(name)
+    assert full.filter(full.wants("low", 1000, priority=LOW)) == []
+
+
+def test_a_pod_that_ends_is_named_only_where_it_could_be_a_victim(world):
+    world.runs("equal", HALF, 0, priority=HIGH)
+    world.runs("low", HALF, 0)
+    world.runs("stays", P100, 1, priority=HIGH)
+    world.ends("equal")
+    world.ends("low")
+    assert world.preempt(world.wants("p"), n1=["low"]) == {"n1": ["low"]}
 
 
 def test_what_the_pod_holds_elsewhere_is_not_charged_to_its_quota_twice(world):
@@ -326,6 +370,18 @@ def test_the_cpu_of_the_pod_is_kept_as_well():
     assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
     world.nominate(first, "n1")
     assert world.preempt(second, n1=["a1"]) == {}, "whoever goes, there is cpu for one of them"
+
+
+@pytest.mark.parametrize(("many", "node"), [(MANY, "n1"), (0, "n2")])
+def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(many, node, monkeypatch):
+    monkeypatch.setattr(placing, "MANY", many)
+    world = World("n1", "n2")
+    world.runs("a", P100, 0)
+    world.runs("b", HALF, 1, priority=HIGH)
+    wanted = world.wants("p")
+    assert world.preempt(wanted, n1=["a"]) == {"n1": ["a"]}
+    world.nominate(wanted, "n1")
+    assert world.filter(world.wants("low", 1000, priority=LOW), "n1", "n2") == [node]
 
 
 def test_a_pod_of_higher_priority_may_have_it(freed):
@@ -570,11 +626,35 @@ def test_the_state_is_let_go_between_some_nodes_and_the_next():
     assert len(scene.evicted()) == 1
 
 
-def test_nobody_goes_for_a_pod_that_has_a_place_when_all_nodes_have_been_looked_at():
+MEANWHILE = {
+    "bound": lambda world, _: world.runs("p", P100, 0, node="n99"),
+    "nominated": lambda world, wanted: world.nominate(wanted, "n99"),
+    "deleted": lambda world, wanted: world.state.remove_pod(as_pod(wanted)),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_nobody_goes_for_a_pod_that_needs_nobody_when_all_nodes_have_been_looked_at(what):
     scene = Yielding(20)
-    scene.meanwhile = lambda: scene.world.runs("p", P100, 0, node="n99")
+    scene.meanwhile = lambda: MEANWHILE[what](scene.world, scene.wanted)
     scene.asks()
     assert scene.evicted() == []
+
+
+def test_a_node_where_nobody_may_go_does_not_end_the_search():
+    scene = Yielding(2)
+    for card in (0, 1):
+        scene.world.runs(f"stays-{card}", P100 - HALF, card, priority=HIGH)
+    scene.asks()
+    assert scene.evicted() == ["n2-0"]
+
+
+def test_who_begins_to_end_since_the_first_look_is_waited_for():
+    scene = Yielding(9)
+    scene.meanwhile = lambda: scene.world.ends("a")
+    assert scene.world.filter(scene.wanted, *scene.nodes) == []
+    scene.world.clock.advance(4.0)
+    assert scene.world.state.preemption.next_eviction() is None, "an eviction of nobody"
 
 
 def test_who_has_come_to_the_best_node_since_it_was_looked_at_is_seen():
@@ -666,6 +746,34 @@ def test_whom_a_budget_protects_stays_where_another_card_can_be_freed(scene):
     scene.world.budget("a", 0)
     scene.rounds(3)
     assert scene.evicted() == ["b"]
+
+
+def test_nobody_goes_whom_budgets_protect_until_one_is_removed(scene):
+    for name in ("a", "b"):
+        scene.world.budget(name, 0)
+    scene.rounds(3)
+    assert scene.evicted() == []
+    scene.world.state.preemption.remove_budget("default/of-b")
+    scene.rounds(3)
+    assert scene.evicted() == ["b"]
+
+
+def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends(scene):
+    for wanted in (scene.wanted, scene.world.wants("q")):
+        assert scene.world.filter(wanted) == []
+    scene.world.clock.advance(4.0)
+    evictions = [scene.world.state.preemption.next_eviction() for _ in range(2)]
+    assert sorted(victim.name for each in evictions for victim in each.victims) == ["a", "b"]
+
+
+def test_whom_somebody_else_has_deleted_meanwhile_is_not_evicted_as_well(scene):
+    scene.world.budget("b", 0)
+    scene.api.fault(Fault())  # whether it may go
+    scene.api.fault(Fault(refused=True))
+    scene.rounds(1)
+    scene.world.ends("a")
+    scene.rounds(2)
+    assert scene.events.told == []
 
 
 def test_an_eviction_without_an_answer_is_tried_again(scene):
