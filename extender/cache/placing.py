@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from cardwise.core.api import policies
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
@@ -128,8 +127,7 @@ class Placing:
 
     def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
-        load = pod.load if policy in policies.SCORED or self._scored.active else None
-        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, load))
+        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load))
 
     def hold(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Holds this for the pod."""

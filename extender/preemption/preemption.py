@@ -13,7 +13,7 @@ from cardwise.clock import Clock
 from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
-from extender.cache.nominated import LOWEST, NominatedPods
+from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
@@ -87,7 +87,7 @@ class Preemption:
             self._cache.count_cards()
             if self._is_answered(claimant, policy):
                 return {}
-            own = self._together.unhelped(claimant.uid) if member else []
+            own = self._together.unhelped(claimant.uid)
         found: dict[str, Victims] = {}
         looks_until = until - _PLANNING if member else until
         for node in sorted(chosen):
@@ -223,7 +223,7 @@ class Preemption:
         if any(not victims.uids for victims in found.values()):
             # On some node it only has to wait for pods that terminate already, so no others go: these name the node.
             found = {
-                node: Victims(uids=going, highest=LOWEST, assignment=victims.assignment)
+                node: Victims(uids=going, assignment=victims.assignment)
                 for node, victims in found.items()
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }

@@ -7,11 +7,13 @@ import pytest
 
 from cardwise.core.api import names, policies
 from cardwise.kube import paths
+from extender.ahead.ahead import AheadSettings, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
+from tests.extender.aheadworlds import World as Ahead
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -74,6 +76,15 @@ def test_the_annotation_of_a_pod_decides():
     assert ask(made, annotated) == ["n1"]
     priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
     assert ask(made, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
+
+
+def test_it_decides_ahead_as_well():
+    ahead = Ahead("n1", "n2", settings=AheadSettings(when=When.ALWAYS, policy="fgd"))
+    ahead.tell(bound("r1", P100 - HALF, 0, node="n1"))
+    ahead.tell(bound("r2", P100 - HALF - 4000, 0, node="n2"))
+    taught(ahead.state, controller(ahead.state), HALF)
+    ahead.create("p", 3000)
+    assert ahead.ahead() == {"p": "n2"}
 
 
 def test_all_nodes_are_scored_alike():
