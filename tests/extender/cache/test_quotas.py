@@ -1,0 +1,66 @@
+"""GPUQuotas in the state: who is told which of them is full, and who is woken."""
+
+from cardwise.core.api import names, request
+from extender.state import State
+from tests.build import P100, container, pod, resource_class
+from tests.extender.worlds import as_class, as_quota, refuse, state, with_cards
+from tests.fakes.clock import FakeClock
+
+
+def of_class(name: str, device_class: str, **resources: int) -> dict:
+    made = container(name, **resources)
+    made["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
+    return made
+
+
+def full(made: State, *containers: dict) -> str | None:
+    """The class ("": all cards) of the entry that such a pod is told of; None: it is told of none."""
+    asked = request.parse(pod(containers=list(containers)))
+    assert asked is not None
+    found = made.full_entry("default", asked)
+    return found.entry.device_class if found is not None else None
+
+
+def with_class() -> State:
+    """A card of the class p100, and no card of the class k80."""
+    made = with_cards(state(), n1=1)
+    made.set_class(as_class(resource_class("p100", model="P100")))
+    made.set_class(as_class(resource_class("k80", model="K80")))
+    with made.view():
+        return made
+
+
+def test_the_entry_of_a_class_is_named_although_another_container_may_have_any_card():
+    made = with_class()
+    made.set_quota(*as_quota({"shares": 0}, {"class": "p100", "shares": 0}))
+    assert full(made, container("a", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
+
+
+def test_a_container_that_the_entry_does_not_count_hides_none_that_it_does():
+    made = with_class()
+    made.set_quota(*as_quota({"class": "p100", "shares": 0}))
+    assert full(made, of_class("a", "k80", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
+
+
+def test_a_whole_card_asks_what_pods_get_of_it():
+    made = with_cards(State(clock=FakeClock(), kept_back=100), n1=1)
+    with made.view():
+        pass
+    made.set_quota(*as_quota({"memoryMiB": P100 - 100}))
+    assert full(made, container("a", gpu_count=1)) is None
+    made.set_quota(*as_quota({"memoryMiB": P100 - 101}))
+    assert full(made, container("a", gpu_count=1)) == ""
+
+
+def test_a_quota_that_was_never_known_wakes_nobody_when_it_goes():
+    clock = FakeClock()
+    made = with_cards(state(clock), n1=1)
+    made.set_quota(*as_quota({"shares": 9}))
+    refuse(made)
+    clock.advance(5)
+    made.touch_due()
+    clock.advance(5)
+    made.remove_quota("default/unreadable")
+    assert made.touch_due() is None
+    made.remove_quota("default/team")
+    assert made.touch_due() == "n1"
