@@ -12,6 +12,7 @@ from extender.gangs.gangwords import GangSettings
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
+from tests.extender.aheadworlds import World as Ahead
 from tests.extender.gangworlds import member
 from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
 from tests.fakes.clock import FakeClock
@@ -180,6 +181,41 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     tell(world, 0, 1, state="Fault")
     asked = request.parse(asking("b", gpu_mem=ROOMY))
     assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack") is Refusal.MPS_DOWN
+
+
+def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
+    tell(world, 0, 1, state="Ready")
+    assert place(world, "a", "preferred") == [0]
+    runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
+    asked = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
+    assert isinstance(begun, Begun)
+    assert begun.assignment.indices() == [0]
+
+
+def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
+    tell(world, 0, 1, mode="node")
+    assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
+    tell(world, 0, 1, mode="card")
+    asked = request.parse(saying(asking("a", gpu_count=2), "preferred"))
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
+    assert begun is Refusal.MPS_SEVERAL
+
+
+def test_who_is_planned_has_its_card_as_its_user_already(world):
+    tell(world, 0, multiUser=False)
+    assert place(world, "a", "preferred", user=1) == [0]
+    assert place(world, "b", "preferred", user=2) is Refusal.MPS_USER
+    assert place(world, "c", "preferred", user=1) == [0]
+
+
+def test_so_has_who_is_nominated_ahead():
+    world = Ahead()
+    tell(world.state, 0, multiUser=False)
+    world.node("n1", cards=0)  # with cpu, and without more cards
+    for name, user in (("a", 1), ("b", 2), ("c", 1)):
+        world.create(name, 1000, securityContext={"runAsUser": user})
+    assert world.ahead().keys() == {"a", "c"}
 
 
 def test_a_security_context_that_is_none_is_no_call(world):
