@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache import longsearch
+from extender.cache import longsearch, placing
 from extender.cache.longsearch import FEW
 from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
@@ -123,6 +123,17 @@ def test_nobody_is_woken_where_nothing_has_come():
     clock.advance(10)
     assert isinstance(made.plan(ask()), Unplaceable)
     assert made.touch_due() is None
+
+
+@pytest.mark.parametrize("steps", [100, 0])
+def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
+    """On no node the first choice of cards does for all containers."""
+    monkeypatch.setattr(placing, "_STEPS", steps)
+    made = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
+    parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
+    asked = request.parse(pod(containers=parts))
+    found = made.plan(ask()._replace(request=asked))
+    assert isinstance(found, Placement if steps else Unplaceable)
 
 
 def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(costly):

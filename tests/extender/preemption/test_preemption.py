@@ -372,7 +372,7 @@ def test_the_cpu_of_the_pod_is_kept_as_well():
     assert world.preempt(second, n1=["a1"]) == {}, "whoever goes, there is cpu for one of them"
 
 
-@pytest.mark.parametrize(("many", "node"), [(MANY, "n1"), (0, "n2")])
+@pytest.mark.parametrize(("many", "node"), [(MANY, "n1"), (1, "n1"), (0, "n2")])
 def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(many, node, monkeypatch):
     monkeypatch.setattr(placing, "MANY", many)
     world = World("n1", "n2")
@@ -792,6 +792,34 @@ def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nomina
     scene.world.nominate(scene.wanted, "n2")
     scene.rounds(2)
     assert scene.evicted() == []
+
+
+@pytest.fixture
+def elsewhere():
+    """Another extender has answered a preemption on n1: which card is kept there is found out when it is asked for."""
+    world = World("n1", "n2")
+    world.nominate(world.wants("p", 1000), "n1")
+    return world
+
+
+def unknown(world: World) -> list[str]:
+    return world.state._nominated.unknown()
+
+
+def test_what_is_kept_elsewhere_costs_an_answer_nothing(elsewhere):
+    low = elsewhere.wants("low", 1000, priority=LOW)
+    assert elsewhere.filter(low, "n2") == ["n2"]
+    verbs.prioritize(elsewhere.state, PREFERENCES, FilterArgs(pod=low, node_names=["n2"]))
+    assert unknown(elsewhere) == ["n1"]
+    assert elsewhere.filter(low, "n1") == ["n1"]
+    assert unknown(elsewhere) == []
+
+
+def test_beside_many_nothing_is_counted_for_a_pod_that_its_quota_keeps_waiting(elsewhere, monkeypatch):
+    monkeypatch.setattr(placing, "MANY", 0)
+    elsewhere.state.set_quota(*as_quota({"shares": 0}, namespace="team"))
+    assert elsewhere.filter(elsewhere.wants("low", 1000, priority=LOW, namespace="team"), "n1") == []
+    assert unknown(elsewhere) == ["n1"]
 
 
 def test_before_a_term_it_is_found_out_which_cards_are_kept(full):
