@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from extender.ahead import ahead
 from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.ahead.reserve import Reserve
-from extender.cache.reservations import Begun
+from extender.cache.reservations import Begun, Phase
 from extender.queue import schedulingqueue
 from tests.extender import gangworlds
 from tests.extender.aheadworlds import REFUSED, World
@@ -167,6 +167,21 @@ def test_what_is_nominated_counts_on_its_node():
         world.create(name, 100, cpu="40")
     found = world.ahead()
     assert sorted(found.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
+
+
+@pytest.mark.parametrize("heard", [Phase.BINDING, Phase.UNCONFIRMED, Phase.ASSUMED])
+def test_its_cpu_counts_there_until_the_watch_shows_it(heard):
+    world = World("n1")
+    world.create("a", 100, cpu="40")
+    assert world.ahead() == {"a": "n1"}
+    world.filter("a")
+    begin(world.state, "a", 100)
+    if heard is not Phase.BINDING:
+        world.state.finish_bind("uid-a", heard)
+    world.create("b", 100, cpu="40")
+    assert world.ahead() == {}
+    world.create("c", 100, cpu="20")
+    assert world.ahead() == {"c": "n1"}
 
 
 def test_a_quota_is_never_exceeded():

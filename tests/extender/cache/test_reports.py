@@ -166,6 +166,17 @@ def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
     assert (mark(made, "uid-a"), used(made)) == ("", 4069)
 
 
+def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
+    """Lists come in any order: a pod that runs would be taken for a vanished one, and its card be given away."""
+    made = state(clock)
+    made.set_node("n1")
+    made.set_pod(as_pod(bound("a", 4069, 1)))
+    made.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
+    clock.advance(1000)
+    made.tick()
+    assert (mark(made, "uid-a"), used(made), free(made)) == ("", 4069, [P100 - 4069])
+
+
 def test_what_only_its_node_says_is_not_noted(world):
     says(world, "n2", held("stranger", 5000))
     assert noted(world, "n2", 0) == []

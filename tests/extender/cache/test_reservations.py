@@ -10,10 +10,32 @@ from cardwise.core.api.request import Load
 from extender.cache import reservations
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
-from extender.cache.reservations import FOLLOWS, PLANS, POSTED, IllegalTransition, Patience, Phase, Reservations
+from extender.cache.reservations import (
+    FOLLOWS,
+    PLANS,
+    POSTED,
+    Begun,
+    Decided,
+    IllegalTransition,
+    Patience,
+    Phase,
+    Reservations,
+)
 from extender.records.podref import PodRef
 from tests.build import pod
-from tests.extender.worlds import as_pod, asking, bound, free, state, with_cards
+from tests.extender.worlds import (
+    as_card,
+    as_pod,
+    asking,
+    begin,
+    bound,
+    free,
+    held,
+    plan,
+    resource,
+    state,
+    with_cards,
+)
 from tests.fakes.clock import FakeClock
 
 POD = PodRef("uid-p", "default", "p")
@@ -197,6 +219,18 @@ def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, how):
     assert table.planned(GANG) == {}
 
 
+@pytest.mark.parametrize("before", list(Phase))
+def test_what_is_posted_becomes_a_plan_of_filters_never_again(table, before):
+    into(table, before)
+    if Phase.RESERVED in FOLLOWS[before]:
+        table.meet(POD.uid)
+        assert table.get(POD.uid).phase is Phase.RESERVED
+    else:
+        with pytest.raises(IllegalTransition):
+            table.meet(POD.uid)
+        assert [one for one in Phase if table.count(one)] == [before]
+
+
 def begin_plain(world, name="m"):
     return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack")
 
@@ -255,3 +289,72 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
     clock.advance(21)
     assert {one.pod.uid for one in table.expire().rows} == {"uid-a", "uid-b"}
     assert [one.pod.uid for one in table.among(Phase.LAPSED)] == ["uid-b"]
+
+
+@pytest.mark.parametrize(("term", "then"), [(7, Begun), (8, Decided)])
+def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, then):
+    """Another extender may have given the cards away in between. In the same term the same cards are written again."""
+    world = with_cards(state(clock), n1=1)
+    first = begin(world, "p", 10, term=7)
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    again = begin(world, "p", 10, term=term)
+    assert isinstance(again, then)
+    assert again.assignment == first.assignment
+
+
+# Time.
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "then"),
+    [
+        (Phase.NOMINATED, 30, None),
+        (Phase.RESERVED, 30, None),
+        (Phase.TERMINATING, 20, Phase.LAPSED),
+        (Phase.WAITING, 1000, Phase.WAITING),
+    ],
+)
+def test_it_counts_for_its_time_and_no_longer(table, clock, before, seconds, then):
+    into(table, before)
+    clock.advance(seconds)
+    assert table.expire().rows == []
+    assert table.get(POD.uid).phase is before
+    clock.advance(0.1)
+    table.expire()
+    assert [one.phase for one in table.among(*Phase)] == ([then] if then is not None else [])
+
+
+@pytest.mark.parametrize("posted", [Phase.UNCONFIRMED, Phase.ASSUMED])
+def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(table, clock, posted):
+    """Also what was accepted: the watch may have missed the pod, and its share would count for ever."""
+    into(table, posted)
+    clock.advance(75)
+    assert table.unconfirmed() == []
+    clock.advance(0.1)
+    for pause in (1, 2, 4, 8, 16, 32, 64, 64):
+        assert table.unconfirmed() == [POD]
+        table.look_up_failed(POD.uid)
+        clock.advance(pause - 0.1)
+        assert table.unconfirmed() == []
+        clock.advance(0.1)
+
+
+# Metrics.
+
+
+def test_each_share_is_counted_once_in_the_metrics(clock):
+    world = with_cards(state(clock), n1=1)
+    for name in ("lapsed", "ghost"):
+        world.set_pod(as_pod(bound(name, 10, 0)))
+        world.remove_pod(as_pod(bound(name, 10, 0)))
+        if name == "lapsed":
+            clock.advance(21)
+            world.tick()
+    world.set_pod(as_pod(bound("a", 10, 0)))
+    plan(world, "p", 10)
+    for name, heard in (("b", None), ("u", Phase.UNCONFIRMED), ("c", Phase.ASSUMED)):
+        begin(world, name, 10)
+        if heard is not None:
+            world.finish_bind(f"uid-{name}", heard)
+    world.set_card(*as_card(resource(0, held=[held("uid-a", 10), held("one", 10), held("two", 10)])))
+    assert world.marks() == {"bound": 2, "plan": 1, "binding": 1, "unsure": 1, "ghost": 1, "held": 2}
