@@ -333,7 +333,7 @@ class Reservations:
         elif one.phase in PLANS or ended:
             self._drop(one, seen=True)
         elif one.phase not in (Phase.TERMINATING, Phase.LAPSED):
-            self._terminate(one, seen=True)
+            self._terminate(one)
 
     def unreported(self, report: Report) -> None:
         """A card does not report the pod any more. If no card of the node does, the pod's containers are gone."""
@@ -427,14 +427,14 @@ class Reservations:
         """By the node where the pod was."""
         return self._reports.reports(last.uid, last.node)
 
-    def _terminate(self, one: Reservation, *, seen: bool = False) -> None:
+    def _terminate(self, one: Reservation) -> None:
+        """Frees no card: what the pod held goes on counting."""
         if one.holding is None:
-            self._drop(one, seen=seen)  # it held nothing that its containers could go on using
-            return
-        held = replace(one.holding, mark=MARKS[Phase.TERMINATING])
-        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, self._clock.now(), held), seen=seen)
+            self._drop(one)  # it held nothing that its containers could go on using
+        else:
+            self._put(Reservation(one.pod, one.node, Phase.TERMINATING, self._clock.now(), one.holding))
 
-    def _put(self, one: Reservation, *, seen: bool = False) -> None:
+    def _put(self, one: Reservation) -> None:
         """In place of the pod's earlier reservation."""
         before = self._of.get(one.pod.uid)
         _check(one.pod, before.phase if before is not None else None, one.phase)
@@ -446,7 +446,7 @@ class Reservations:
         if one.holding is not None and one.holding.mark != MARKS[one.phase]:
             one.holding = replace(one.holding, mark=MARKS[one.phase])
         self._of[one.pod.uid] = self._in[one.phase][one.pod.uid] = one
-        self._follow(one.pod.uid, seen)
+        self._follow(one.pod.uid, False)
 
     def _move(self, one: Reservation, phase: Phase) -> None:
         _check(one.pod, one.phase, phase)
