@@ -114,6 +114,16 @@ def test_who_runs_as_whom(world):
     )
 
 
+def test_a_card_that_is_kept_for_a_nominated_pod_is_kept_for_its_user(world):
+    tell(world, 0, multiUser=False)
+    refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    made = saying(asking("p", gpu_mem=1000), user=7)
+    made["status"] = {"phase": "Pending", "nominatedNodeName": "n1", "conditions": refused}
+    world.set_pod(as_pod(made))
+    assert place(world, "image") is Refusal.MPS_USER, "the pod could not follow it onto the card"
+    assert place(world, "a", user=7) == [0]
+
+
 def test_a_pod_with_users_of_its_own_is_nobodys_companion():
     """With `hostUsers: false` its 1000 is another user on the node than everybody else's."""
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cardwise.core.api import request
+from cardwise.core.api import names, request
 from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
@@ -18,10 +18,11 @@ from extender.cache.nominated import MANY
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
-from extender.records.nodeinfo import NodeRecord
+from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
+from tests.extender import aheadworlds
 from tests.extender.api.test_app import parts
 from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
@@ -96,11 +97,7 @@ class World:
 
     def preempt(self, pod: dict, **chosen: list[str]) -> dict[str, list[str]]:
         """Names of the victims by node; `chosen`: those of the scheduler."""
-        victims = {node: {"Pods": [{"UID": f"uid-{name}"} for name in some]} for node, some in chosen.items()}
-        body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
-        answer = verbs.preempt(self.state, PREFERENCES, wire.preempt_args(body))
-        found = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
-        return {node: sorted(one["UID"][4:] for one in said["Pods"]) for node, said in found.items()}
+        return preempt(self.state, pod, chosen)
 
     def filter(self, pod: dict, *nodes: str) -> list[str]:
         args = FilterArgs(pod=pod, node_names=list(nodes or ["n1"]))
@@ -109,6 +106,31 @@ class World:
     def nominate(self, pod: dict, node: str) -> None:
         refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
         self.tell(pod | {"status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused}})
+
+
+def preempt(made: State, pod: dict, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
+    victims = {node: {"Pods": [{"UID": f"uid-{name}"} for name in some]} for node, some in chosen.items()}
+    body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+    answer = verbs.preempt(made, PREFERENCES, wire.preempt_args(body))
+    found = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
+    return {node: sorted(one["UID"][4:] for one in said["Pods"]) for node, said in found.items()}
+
+
+def with_cpu(made: dict, cpu: str) -> dict:
+    made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+    return made
+
+
+def other(name: str, cpu: str, *, priority: int = LOW, static: bool = False) -> tuple[str, Placed]:
+    """A pod on n1 that asks for no card. `static`: of the kubelet's own manifests."""
+    made = with_cpu(
+        {"spec": {"nodeName": "n1", "priority": priority, "containers": [{"name": "c", "resources": {}}]}}, cpu
+    )
+    said = {names.MIRROR: "x", names.IDX: "0"} if static else {}
+    made["metadata"] = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": said}
+    found = podinfo.pod(json.dumps(made).encode())
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -160,9 +182,7 @@ def test_how_many_budgets_are_exceeded_is_said(world):
 
 def test_a_victim_that_no_sum_explains_stays_one(full):
     """It has a port, perhaps: only the scheduler knows."""
-    ported = {"metadata": {"name": "ported", "namespace": "default", "uid": "uid-ported"}, "spec": {"nodeName": "n1"}}
-    key, placed = podinfo.pod(json.dumps(ported).encode())
-    full.state.set_other(key, placed)
+    full.state.set_other(*other("ported", "1m"))
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
 
 
@@ -189,6 +209,75 @@ def test_nobody_goes_for_a_pod_that_its_quota_keeps_waiting(world):
         world.runs(f"a{index}", P100, index)
     world.state.set_quota(*as_quota({"memoryMiB": 3 * P100 - 1}))
     assert world.preempt(world.wants("p"), n1=["a0"]) == {}
+
+
+def test_nobody_goes_for_a_pod_that_its_quota_forbids(full):
+    wanted = full.wants("p", HALF, namespace="team")
+    full.state.set_quota(*as_quota({"memoryMiB": HALF - 1}, namespace="team"))
+    assert full.preempt(wanted, n1=["a0"]) == {}
+    full.state.set_quota(*as_quota({"memoryMiB": HALF}, namespace="team"))
+    assert full.preempt(wanted, n1=["a0"]) == {"n1": ["a0"]}
+
+
+def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
+    world = World(cpu=1000)
+    world.state.set_other(*other("static", "500m", static=True))
+    world.tell(with_cpu(world.runs("a", HALF, 0, priority=MIDDLE), "500m"))
+    assert world.preempt(with_cpu(world.wants("p", HALF), "500m"), n1=["a"]) == {"n1": ["a"]}
+
+
+# Plans are no pods yet.
+
+
+@pytest.fixture
+def planned():
+    """n1 has three cards. One is planned for a pod that comes before all others by its name, with its cpu."""
+    world = aheadworlds.World("n2")
+    world.node("n1", cards=3)
+    world.full("n2")
+    world.create("0", P100, cpu="1")
+    assert world.ahead() == {"0": "n1"}
+    return world
+
+
+def holds(world, name, mem, card, priority=LOW):
+    made = bound(name, mem, card)
+    made["spec"]["priority"] = priority
+    world.tell(made)
+
+
+def card_of(world, name):
+    with world.state.view() as ledger:
+        (index,) = ledger.holding(f"uid-{name}").assignment.indices()
+    return index
+
+
+def test_a_plan_fills_its_card_as_a_pod_does(planned):
+    """So the scheduler's own victim, which the sums explain, stays where a less important one is enough."""
+    first, second = {0, 1, 2} - {card_of(planned, "0")}
+    holds(planned, "a", P100, first, MIDDLE)
+    holds(planned, "b", P100, second)
+    wanted = planned.create("p", P100, priority=HIGH)
+    assert preempt(planned.state, wanted, {"n1": ["a"]}) == {"n1": ["b"]}
+
+
+def test_nobody_is_evicted_who_is_not_there_yet(planned):
+    for card in {0, 1, 2} - {card_of(planned, "0")}:
+        holds(planned, f"low{card}", 1000, card)
+        holds(planned, f"high{card}", P100 - 1000, card, HIGH)
+    wanted = planned.create("p", P100, priority=HIGH)
+    assert preempt(planned.state, wanted, {"n1": ["low1"]}) == {}
+
+
+def test_what_is_planned_for_the_pod_itself_is_not_in_its_way_there():
+    """Another pod has come and taken the cpu. Nobody on a card goes for a pod that has its card."""
+    world = World(cpu=1000)
+    world.runs("a", P100, 0)
+    wanted = with_cpu(asking("p", whole_gpu=1), "800m")
+    wanted["spec"]["priority"] = HIGH
+    assert world.filter(wanted) == ["n1"]
+    world.state.set_other(*other("c", "900m"))
+    assert world.preempt(wanted, n1=["c"]) == {"n1": ["c"]}
 
 
 # Who waits already.
@@ -384,6 +473,28 @@ def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(many, 
     assert world.filter(world.wants("low", 1000, priority=LOW), "n1", "n2") == [node]
 
 
+def test_but_the_cpu_of_one_pod_is_kept_once():
+    world = World(cpu=1000)
+    for index in (0, 1):
+        world.runs(f"a{index}", P100, index)
+    first, second = (with_cpu(world.wants(name), "400m") for name in "pq")
+    assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
+    world.nominate(first, "n1")
+    assert world.preempt(second, n1=["a1"]) == {"n1": ["a1"]}
+
+
+def test_what_victims_leave_beside_who_they_go_for_is_room_for_the_next(world):
+    """Else another pod would go in vain."""
+    for index in (0, 1):
+        world.runs(f"a{index}", P100, index)
+    first, second = (world.wants(name, HALF) for name in "pq")
+    assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
+    world.nominate(first, "n1")
+    assert world.preempt(second, n1=["a1"]) == {}
+    world.gone("a0")
+    assert world.filter(second) == ["n1"]
+
+
 def test_a_pod_of_higher_priority_may_have_it(freed):
     assert freed.filter(freed.wants("higher", priority=HIGH + 1)) == ["n1"]
 
@@ -434,6 +545,21 @@ def test_another_extender_learns_it_from_the_pods_status(full):
     full.nominate(full.wants("p"), "n1")
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
     assert full.filter(full.wants("p")) == ["n1"]
+
+
+def test_and_of_several_such_pods_one_that_has_no_room_yet_is_no_reason_to_keep_nothing_for_the_others(full):
+    full.gone("a0")
+    full.nominate(full.wants("big"), "n1")
+    full.nominate(full.wants("small", 1000), "n1")
+    assert full.filter(full.wants("low", HALF, priority=LOW)) == []
+    assert full.filter(full.wants("low", HALF - 1000, priority=LOW)) == ["n1"]
+
+
+@pytest.mark.parametrize(("policy", "low"), [("spread", []), ("binpack", ["n1"])])
+def test_and_keeps_the_card_that_the_pods_own_policy_takes(world, policy, low):
+    world.runs("a", 1000, 0)
+    world.nominate(world.wants("p", 1000, annotations={names.POLICY: policy}), "n1")
+    assert world.filter(world.wants("low", priority=LOW)) == low
 
 
 def test_a_node_that_is_named_while_the_pod_is_bound_there_is_no_preemption(world):
