@@ -155,6 +155,9 @@ class NominatedPods:
         left = self._cache.loads.left(node)
         if left is None:
             return None
+        own = self._cache.loads.get(claimant.uid)
+        if own is not None and own.node == node:
+            left = left.plus(own.load, 1)  # planned: it is not there yet
         # Victims of nominated pods count as gone, and what is kept for these pods counts instead, also while
         # kube-scheduler has not yet chosen this node.
         going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
@@ -187,8 +190,10 @@ class NominatedPods:
         residents, seen = [], {but}
         for key, placed in loads.on(node):
             uid = placed.uid or key
-            holding = ledger.holding(uid) if uid not in seen else None
+            if uid == but:
+                continue
             seen.add(uid)
+            holding = ledger.holding(uid)
             if holding is not None and holding.node != node:
                 holding = None
             if not placed.uid:

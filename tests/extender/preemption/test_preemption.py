@@ -280,6 +280,17 @@ def test_what_is_planned_for_the_pod_itself_is_not_in_its_way_there():
     assert world.preempt(wanted, n1=["c"]) == {"n1": ["c"]}
 
 
+def test_nor_is_the_cpu_of_its_plan(planned):
+    """It counted twice, and nobody went for the pod until its plan was over. Its card is its own, so only one goes."""
+    wanted = planned.create("p", P100, priority=HIGH, cpu="40")
+    assert planned.ahead() == {"p": "n1"}
+    (last,) = {0, 1, 2} - {card_of(planned, "0"), card_of(planned, "p")}
+    holds(planned, "a", P100, last)
+    planned.state.set_other(*other("c", "23", priority=MIDDLE))
+    planned.state.set_other(*other("d", "23"))
+    assert preempt(planned.state, wanted, {"n1": ["c"], "n2": []}) == {"n1": ["d"]}
+
+
 # Who waits already.
 
 
