@@ -17,7 +17,7 @@ from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, bound
+from tests.extender.worlds import P100, as_card, bound, resource
 
 LOW, HIGH = 0, 1000
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
@@ -284,6 +284,7 @@ def test_a_member_of_a_gang_that_runs_preempts_alone():
 
 CHANGES: dict[str, Callable[[Full], object]] = {
     "a pod is bound": lambda world: world.runs("late", 0, "n3", HIGH),
+    "a card fails": lambda world: world.state.set_card(*as_card(resource(0, node="n2", health="Unhealthy"))),
     "a node goes": lambda world: world.state.remove_node("n2"),
     "another is nominated": lambda world: world.nominated_other("n2"),
     "a member goes": lambda world: world.delete("g4"),
@@ -411,6 +412,24 @@ def test_some_of_the_time_for_an_answer_is_left_for_the_plans():
 
     nominated.who_goes = slow
     assert len(world.asks("g0")) == 1
+
+
+def test_what_happens_on_a_node_that_was_not_looked_at_is_no_reason_to_begin_anew():
+    """Else nobody would ever go for a gang in a busy cluster."""
+    world = Full(**{f"n{i}": [LOW] for i in range(9)}, busy=[None])
+    gang(world, 8)
+    world.tell(bound("there", 1000, 0, node="busy"))
+    takes_a_turn(world)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        world.clock.advance(seconds)
+        world.tell(bound(f"late{len(pauses)}", 1, 0, node="busy"))
+        pauses.append(seconds)
+
+    world.clock.sleep = sleep
+    assert len(world.asks("g0")) == 1
+    assert len(pauses) > 8
 
 
 happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending"])
