@@ -42,7 +42,7 @@ class Reserve:
         self._cache = cache
         self._clock = clock
         self._gang: Gang | None = None
-        self._nodes: frozenset[str] = frozenset()
+        self._nodes: frozenset[str] = frozenset()  # as the last turn has chosen them
         self._since = 0.0
         self._now = 0.0  # of the last turn
         self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, all nodes that were ever offered
@@ -71,7 +71,7 @@ class Reserve:
         """Chooses the gang for which nodes are kept from now on. `due`: the gangs that have waited too long, in order.
         Returns whether some nodes are not kept any more.
         """
-        kept = self._nodes if self._gang is not None else frozenset()
+        kept = self._nodes
         self._now, self.half_planned = now, False
         self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
         self._kept = {namespace: each for namespace, each in self._kept.items() if each.until > now}
@@ -139,7 +139,7 @@ class Reserve:
         if self._gang is not None:
             # The time counts for the next gang of the namespace as well, unless none keeps nodes for as long.
             self._kept[self._gang.namespace] = _Kept(self._now - self._since, self._now + self._gang.patience.keep)
-        self._gang, self._nodes = None, frozenset()
+        self._gang = None
 
     def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, frozenset[str]]:
         """The first gang that could fit, and its nodes. A call looks at one gang; the next call goes on with the same.

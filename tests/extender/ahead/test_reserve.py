@@ -101,6 +101,36 @@ def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
     assert "y" in world.bound(), "the namespace rests"
 
 
+def test_a_later_gang_waits_for_what_is_kept_and_is_planned_when_that_is_over():
+    world = World({"n1": 2}, keep=120.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(member("b", "b", 1, created=90, gpu_mem=P100))
+    world.run(3)
+    assert world.phase("b") == "Waiting"
+    world.clock.advance(121)
+    world.run(2)
+    assert world.phase("b") == "Running"
+
+
+def test_when_the_gang_for_which_nodes_are_kept_is_deleted_those_that_wait_for_them_are_tried_again():
+    """Its pods hold nothing, so nobody else notices that they go."""
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(member("b", "b", 1, created=90, gpu_mem=P100), single("z", created=91, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.run(1)
+    world.state.touch_due()
+    world.delete("a0", "a1")
+    world.clock.advance(10)
+    world.keep()
+    assert world.phase("b") == "Held"
+    assert world.state.touch_due() == "n1"
+
+
 def test_it_keeps_no_more_cards_than_it_asks_for():
     """A member with one card on each of four nodes of four cards would close sixteen."""
     world = World({f"n{i}": NodeSpec(4, labels={"name": f"n{i}"}) for i in range(4)})
