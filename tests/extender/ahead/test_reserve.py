@@ -1,5 +1,7 @@
 """What a gang that has waited long may keep from others: what it can really have, and not for ever."""
 
+import pytest
+
 from cardwise.core.values.refusals import Refusal
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_quota
@@ -101,14 +103,22 @@ def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
     assert "y" in world.bound(), "the namespace rests"
 
 
-def test_a_later_gang_waits_for_what_is_kept_and_is_planned_when_that_is_over():
+@pytest.mark.parametrize("also_ends", [False, True])
+def test_a_later_gang_waits_for_what_is_kept_and_is_planned_when_that_is_over(also_ends):
+    """`also_ends`: a pod without cards has ended meanwhile."""
     world = World({"n1": 2}, keep=120.0)
-    world.create(single("x", gpu_mem=P100))
-    world.run(1)
+    world.create(member("c", "c", 1, gpu_mem=P100), single("x", gpu_mem=P100), member("y", "y", 1))
+    world.keep()
+    assert world.filter("c")[0] == ["n1"]
+    world.delete("c")
+    world.run(2)
+    assert set(world.bound()) == {"x", "y"}
     waiting_long(world, *(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
     world.create(member("b", "b", 1, created=90, gpu_mem=P100))
     world.run(3)
     assert world.phase("b") == "Waiting"
+    if also_ends:
+        world.delete("y")
     world.clock.advance(121)
     world.run(2)
     assert world.phase("b") == "Running"

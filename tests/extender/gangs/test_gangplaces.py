@@ -1,0 +1,159 @@
+"""Where gangs are planned: what is kept for others, who holds what already, and when a plan is worth another try."""
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.gangs.vacancy import Vacancies
+from extender.gangs import gangplaces
+from extender.gangs.gangplaces import CHEAP
+from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.worlds import as_card, resource
+
+# Cards that are kept for nominated pods.
+
+
+@pytest.fixture
+def many_kept(monkeypatch):
+    """As if something were kept on so many nodes that it is not counted before other nodes were tried."""
+    monkeypatch.setattr(gangplaces, "MANY", 0)
+
+
+def nominate(world: World, name: str, node: str) -> None:
+    """The pod's status names the node: another extender has answered a preemption for it."""
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    world.pods[name]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
+    world.tell(world.pods[name])
+
+
+def kept(node: str, **nodes: int | NodeSpec) -> World:
+    """A card of the node is kept for a pod of high priority."""
+    world = World(nodes)
+    world.create(single("other", priority=10, gpu_mem=P100))
+    nominate(world, "other", node)
+    return world
+
+
+@pytest.mark.usefixtures("many_kept")
+def test_a_gang_does_not_get_the_card_that_is_kept_for_a_nominated_pod():
+    world = kept("n1", n1=1)
+    world.create(member("a", "a", 1, gpu_mem=P100))
+    world.keep()
+    assert world.schedule("a") != ""
+    assert world.phase("a") == "Waiting"
+    assert world.schedule("other") == ""
+
+
+@pytest.mark.usefixtures("many_kept")
+def test_what_is_kept_on_other_nodes_is_not_counted_for_a_gang_and_members_without_cards_may_go_there():
+    world = kept("n1", n1=NodeSpec(1, labels={"name": "n1"}), n2=1)
+    world.create(member("a", "a", 2, gpu_mem=P100), member("b", "a", 2, selector={"name": "n1"}))
+    world.keep()
+    assert world.schedule("a") == world.schedule("b") == ""
+    assert {bind.node for bind in world.binding} == {"n1", "n2"}
+    assert world.state._nominated.unknown() == ["n1"], "which card is kept"
+
+
+@pytest.mark.usefixtures("many_kept")
+def test_where_it_is_not_known_which_nodes_have_room_a_member_that_moves_gets_no_kept_card_either(monkeypatch):
+    world = kept("n2", n1=1, n2=1)
+    world.create(member("a", "a", 1, gpu_mem=P100))
+    world.keep()
+    assert world.filter("a")[0] == ["n1"]
+    world.offered = lambda _: ["n2"]
+    monkeypatch.setattr(Vacancies, "most", lambda *_: (0, False))
+    assert world.filter("a")[0] == []
+    assert world.phase("a") == "Waiting"
+
+
+# Nodes that kube-scheduler has named for members.
+
+
+def test_nominated_members_get_the_nodes_that_are_named_for_them_and_the_others_what_is_left():
+    """kube-scheduler offers these nodes to nobody else, and asks for each nominated pod with its node alone."""
+    world = World({f"n{i}": 1 for i in range(4)})
+    names_of = [f"g{i}" for i in range(4)]
+    world.create(*(member(name, "g", 4, created=i, gated=False, gpu_mem=P100) for i, name in enumerate(names_of)))
+    named = {"g0": "n2", "g1": "n3", "g3": "n0"}
+    for name, node in named.items():
+        nominate(world, name, node)
+    for name in names_of:
+        world.offered = lambda pod: [named.get(pod["metadata"]["name"], "n1")]
+        assert world.schedule(name) == ""
+    assert {bind.pod["metadata"]["name"]: bind.node for bind in world.binding} == named | {"g2": "n1"}
+    assert world.phase("g") == "Binding"
+
+
+def test_a_named_node_that_kube_scheduler_does_not_allow_any_more_is_not_planned():
+    world = World({"n1": 1, "n2": 1})
+    world.create(member("a", "a", 1, gated=False, gpu_mem=P100))
+    nominate(world, "a", "n1")
+    world.keep()
+    assert world.filter("a")[0] == ["n1"]
+    world.offered = lambda _: ["n2"]
+    assert world.filter("a")[0] == ["n2"]
+
+
+# What a planned gang holds.
+
+
+def test_cpu_of_members_is_held_as_their_cards_are():
+    world = World({"n1": NodeSpec(4, cpu=3)})
+    for gang in "ab":
+        world.create(*(member(f"{gang}{i}", gang, 2, created=i, gpu_mem=100) for i in range(2)))
+    world.keep()
+    world.schedule("a0")
+    world.keep()
+    world.schedule("b0")
+    assert (world.phase("a"), world.phase("b")) == ("Held", "Waiting")
+
+
+def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
+    """A member of another gang is planned there, without MPS."""
+    world = World({"n1": 1})
+    made = resource(0)
+    made["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
+    made["status"]["mps"] |= {"reason": "", "lastChange": "2026-11-21T10:00:00Z"}
+    world.state.set_card(*as_card(made))
+    world.create(member("a", "a", 1, gpu_mem=100, annotations={names.MPS: "off"}))
+    world.create(member("b", "b", 1, gpu_mem=100, annotations={names.MPS: "required"}))
+    world.keep()
+    world.schedule("a")
+    assert world.schedule("b") != ""
+    assert (world.phase("a"), world.phase("b")) == ("Binding", "Waiting")
+
+
+# When a plan is worth another try.
+
+
+@pytest.mark.parametrize("less", [0, 1])
+def test_the_podgroup_says_for_which_member_there_is_no_place(less):
+    """`less`: of each sort of members one would fit."""
+    world = World({"n1": 1})
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100 - i * less) for i in range(2)))
+    world.run(1)
+    assert world.reason("a") == "there is no place for a1 beside the others"
+
+
+def test_after_a_plan_that_failed_at_once_a_gang_is_planned_as_soon_as_there_is_room():
+    world = World({"n1": 1})
+    world.clock.worked = 1000 * CHEAP  # before
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(member("a", "a", 1, gpu_mem=P100))
+    world.keep()
+    assert world.schedule("a") != ""
+    world.delete("x")
+    world.keep()
+    assert world.phase("a") == "Held"
+
+
+def test_what_a_gang_without_cards_has_held_is_planned_for_the_next():
+    world = World({"n1": NodeSpec(0, cpu=1)})
+    for created, gang in enumerate("ab"):
+        world.create(member(gang, gang, 1, created=created))
+    world.keep()
+    assert world.filter("a")[0] == ["n1"]
+    assert world.filter("b")[0] == []
+    world.delete("a")
+    world.keep()
+    assert world.phase("b") == "Held"
