@@ -196,7 +196,8 @@ class Ahead:
         later = [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
         if not later:
             return found
-        with self._cache.ledger.what_if(released=[one.pod.uid for one in later]):
+        uids = [one.pod.uid for one in later]
+        with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             nodes = nodes_of(search())
         if not nodes:
             return found

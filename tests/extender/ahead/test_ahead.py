@@ -377,6 +377,34 @@ def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets
     assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
 
+@pytest.mark.parametrize(
+    ("held", "needs"),
+    [
+        ({"mem": P100}, {"gpu_mem": P100 // 3}),
+        ({"mem": P100}, {"whole_gpu": 1}),
+        ({"mem": P100, "cpu": 1}, {"whole_gpu": 1, "cpu": 0, "memory": 0}),
+        ({"mem": 10, "cpu": 64}, {"gpu_mem": 100, "cpu": 20}),
+        ({"mem": 10, "memory": 512}, {"gpu_mem": 100, "memory": 160}),
+    ],
+)
+def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs):
+    """`cpu`, `memory`: in GiB. Where each member needs a whole card, three later ones hold a card each."""
+
+    def asks(made: dict, cpu: int = 1, memory: int = 1, **_: int) -> dict:
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(cpu), "memory": f"{memory}Gi"}
+        return world.tell(made)
+
+    world = World("n1")
+    world.node("n1", cards=3 if "whole_gpu" in needs else 1)
+    for i in range(3 if "whole_gpu" in needs else 1):
+        asks(world.create(f"later{i}", held["mem"], created="2026-11-21T10:00:30Z"), **held)
+    assert set(world.ahead().values()) == {"n1"}
+    cards = {size: amount for size, amount in needs.items() if "gpu" in size}
+    for i in range(3):
+        asks(gangworlds.member(f"m{i}", gated=False, priority=1000, **cards), **needs)
+    assert [world.filter(f"m{i}", "n1") for i in range(3)] == [["n1"]] * 3
+
+
 def named(world: World, name: str, **status: object) -> dict:
     """The pod with the node in its status, as the watch tells of it."""
     pod = world.pods[name]
