@@ -2,8 +2,10 @@
 
 import pytest
 
+from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.vacancy import LOOKS, Vacancies
+from extender.gangs import gangplaces
 from extender.gangs.gangplaces import TURN
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100
@@ -173,6 +175,72 @@ def costly_members(monkeypatch):
         monkeypatch.setattr(gangplan._Attempt, "_put", costly)
 
     return make
+
+
+def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly_members, monkeypatch):
+    monkeypatch.setattr(gangplaces, "MANY", 0)
+    world = World({"n1": 3, "n2": 1}, max_waiting=1000)
+    world.create(single("other", priority=10, gpu_mem=P100))
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    world.pods["other"]["status"] |= {"nominatedNodeName": "n2", "conditions": [refused]}
+    world.tell(world.pods["other"])
+    world.create(*(member(f"g0{i}", "g0", 3, gated=False, gpu_mem=P100) for i in range(3)))
+    costly_members(world)
+    for _ in range(2):
+        before = world.clock.worked
+        assert world.schedule("g00") != ""
+        assert world.clock.worked - before <= 2 * TURN
+        assert (world.phase("g0"), world.held()) == ("Waiting", 0)
+    assert world.schedule("g00") == ""
+    assert world.phase("g0") == "Held"
+
+
+def test_a_plan_of_several_turns_that_failed_by_what_happened_between_them_is_made_anew(costly_members):
+    """A pod takes the card of the big member, when another member has its only other place; nothing becomes free."""
+    world = World({"n1": 1, "n2": 1, "n3": 1}, max_waiting=1000)
+    world.create(single("small", gpu_mem=P100 // 4))
+    world.offered = lambda _: ["n3"]
+    world.run(1)
+    assert world.bound() == {"small": "n3"}
+    del world.offered
+    sizes = (P100, P100 // 2, P100 // 4)
+    spread = {names.POLICY: "spread"}
+    world.create(*(member(f"g0{i}", "g0", 3, gpu_mem=size, annotations=spread) for i, size in enumerate(sizes)))
+    world.create(single("s", gpu_mem=P100))
+    world.keep()
+    costly_members(world)
+    world.state.gangs._plan_some = lambda: False  # the calls plan
+    for _ in range(2):
+        assert world.schedule("g00") != ""
+    assert world.filter("s")[0] == ["n1"]
+    assert world.schedule("g00") != ""
+    assert world.reason("g0") == "there is no place for g00 beside the others"
+    for _ in range(3):
+        world.schedule("g00")
+    assert world.phase("g0") == "Held"
+
+
+def test_a_gang_for_which_a_plan_has_cost_much_is_left_alone_for_a_moment_whatever_becomes_free(plans, monkeypatch):
+    done, worlds = plans
+    world = World({"n1": 2}, max_waiting=1000)
+    worlds.append(world)
+
+    def vain(ledger, nodes, members, terms):
+        done.append(members[0].name)
+        world.clock.worked += 2 * TURN
+        return gangplan.Unplanned(member=members[0])
+
+    monkeypatch.setattr(gangplan, "plan", vain)
+    world.create(single("s0", gpu_mem=P100))
+    world.run(1)
+    world.create(member("a", "a", 1, gated=False, gpu_mem=P100))
+    world.schedule("a")
+    world.delete("s0")
+    world.schedule("a")
+    assert done == ["a"]
+    world.clock.advance(0.5)
+    world.schedule("a")
+    assert done == ["a", "a"]
 
 
 def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_in_turns(costly_members, monkeypatch):

@@ -255,6 +255,13 @@ def test_what_is_ending_already_is_waited_for():
     assert [world.asks(name) for name in gang(world, 2)] == [{}, {}]
 
 
+def test_what_is_ending_is_waited_for_also_where_kube_scheduler_offers_another_node():
+    """It offers the node of the free card alone, since the other is full until the pod has ended."""
+    world = Full(n1=[LOW], n2=[None], n3=[LOW])
+    world.terminate("n1-0")
+    assert [world.asks(name) for name in gang(world, 2)] == [{}, {}]
+
+
 def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
     """The plan is of the nodes as they will be, whatever is known of them as they are."""
     found = []
