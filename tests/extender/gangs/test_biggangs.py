@@ -6,7 +6,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MOST_KINDS
 from extender.gangs import gangs
 from extender.gangs.line import AT_A_TIME
-from tests.extender.gangworlds import World, member
+from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.worlds import P100, as_pod, bound
 from tests.working import work
 
@@ -123,6 +123,25 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     world.keep()
     assert looked.index("v") == AT_A_TIME
     assert len(looked) == 2 * AT_A_TIME + 1, "the others have their turn after it"
+
+
+def test_a_plan_costs_the_same_among_many_nodes_that_have_no_room():
+    steps = []
+    for count in (50, 500):
+        nodes = {f"n{i:03}": NodeSpec(1, mem=100) for i in range(count)}
+        world = World({**nodes, "z": NodeSpec(4)}, max_waiting=1000)
+        for gang in "ab":
+            pods = (member(f"{gang}{i}", gang, 2, gated=False, gpu_mem=P100) for i in range(2))
+            world.create(*pods)
+        for _ in range(6):
+            world.filter("a0")
+        assert world.phase("a") == "Held", "by now all nodes were looked at"
+        offered = list(world.nodes)
+        with work() as done:
+            assert world.state.gangs.filter("uid-b0", offered) == "z"
+        steps.append(done.steps)
+    few, many = steps
+    assert many < 1.2 * few
 
 
 def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):

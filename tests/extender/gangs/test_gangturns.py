@@ -114,13 +114,14 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     assert world.phase("g0") == "Held"
 
 
-def test_a_turn_looks_at_nodes_for_no_more_shapes_than_it_has_time_for(monkeypatch):
+@pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
+def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch, costs, shapes):
     looks = []
     most = Vacancies.most
 
     def costly(*args):
         looks.append(args)
-        world.clock.worked += TURN
+        world.clock.worked += costs
         return most(*args)
 
     world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
@@ -128,10 +129,25 @@ def test_a_turn_looks_at_nodes_for_no_more_shapes_than_it_has_time_for(monkeypat
     world.keep()
     monkeypatch.setattr(Vacancies, "most", costly)
     assert world.schedule("g00") is not None
-    assert len(looks) == 1
+    assert len(looks) == shapes
     for _ in range(4):
         world.keep()
     assert world.phase("g0") == "Held"
+
+
+def test_nothing_is_planned_before_the_nodes_were_looked_at_for_all_sorts_of_members():
+    world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS + 1)}, max_waiting=1000)
+    world.create(member("a", "a", 1, gpu_mem=100))
+    world.keep()
+    world.schedule("a")
+    world.keep()
+    assert world.phase("a") == "Held", "for these it is known"
+    world.create(*(member(f"g0{i}", "g0", 2, created=1 + i, gpu_mem=200 - 100 * i) for i in range(2)))
+    world.state.gangs._plan_some = lambda: False  # the calls plan
+    world.keep()
+    for phase in ("Waiting", "Waiting", "Held"):
+        world.schedule("g00")
+        assert world.phase("g0") == phase
 
 
 def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_the_end(monkeypatch):
