@@ -54,6 +54,21 @@ def test_what_is_kept_on_other_nodes_is_not_counted_for_a_gang_and_members_witho
 
 
 @pytest.mark.usefixtures("many_kept")
+def test_what_is_kept_where_no_member_has_room_anyway_is_not_counted_either():
+    world = kept("n1", n1=1, n2=1)
+    world.create(single("ends", priority=20, gpu_mem=P100))
+    world.offered = lambda _: ["n1"]
+    assert world.schedule("ends") == ""
+    world.settle()
+    world.terminate("ends")
+    world.offered = lambda _: ["n1", "n2"]
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100 - i) for i in range(2)))
+    world.keep()
+    assert world.schedule("a0") != ""
+    assert world.state._nominated.unknown() == ["n1"], "which card is kept"
+
+
+@pytest.mark.usefixtures("many_kept")
 def test_where_it_is_not_known_which_nodes_have_room_a_member_that_moves_gets_no_kept_card_either(monkeypatch):
     world = kept("n2", n1=1, n2=1)
     world.create(member("a", "a", 1, gpu_mem=P100))
