@@ -22,6 +22,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
+from extender.records.pod import Pod
 from extender.records.podref import PodRef
 
 _T = TypeVar("_T")
@@ -44,6 +45,7 @@ class Fate(Enum):
     UNPROVEN = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
     BOUND = "bound"
     TAKEN = "taken"  # bound, and by none of our Bindings
+    ENDED = "ended"  # bound, and it has finished: no container of it will use a card
     GONE = "gone"
 
 
@@ -116,7 +118,7 @@ class Fence:
                 voided.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.WAITS)
             if None in done:
                 return None
-            landed |= Fate.BOUND in done
+            landed |= Fate.BOUND in done or Fate.ENDED in done
             unproven.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.UNPROVEN)
             failed = [(pod, fate) for pod, fate in zip(left, done, strict=True) if isinstance(fate, errors.KubeError)]
             if not failed or not again or self._clock.now() > until:
@@ -171,6 +173,8 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
         return Fate.GONE
     if not (found.get("spec") or {}).get("nodeName"):
         return Fate.WAITS
+    if Pod(found).ended:
+        return Fate.ENDED
     # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
     member = names.GANG in labels_of(found)
     ours = member or _OURS & annotations_of(found).keys()

@@ -120,6 +120,14 @@ class Pod:
         return bool(self._metadata.get("deletionTimestamp"))
 
     @property
+    def ended(self) -> bool:
+        """Whether its phase is final, and the kubelet says of no container that it runs."""
+        status = self._obj.get("status") or {}
+        containers = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+        running = any((one.get("state") or {}).get("running") is not None for one in containers)
+        return status.get("phase") in names.FINISHED_PHASES and not running
+
+    @property
     def gang(self) -> str:
         """The name of its gang, or ""."""
         return str(self._labels.get(names.GANG) or "")

@@ -323,6 +323,23 @@ def test_what_cannot_be_made_void_is_kept(status):
     assert mark(world.state, "uid-p") is None
 
 
+@pytest.mark.parametrize("containers", ["running", "terminated"])
+def test_a_bind_that_comes_once_more_for_a_finished_pod_holds_no_card_for_ever(containers):
+    """The watch has shown the end of the pod before, so nothing that it shows later would free the card."""
+    world = World()
+    world.shown()
+    assert world.bind() == "bound"
+    state = {"name": "main", "state": {containers: {}}}
+    world.api.edit(POD, status={"phase": "Succeeded", "containerStatuses": [state]})
+    finished = world.api.get(POD)
+    world.state.set_pod(as_pod(finished | {"status": finished["status"] | {"containerStatuses": []}}))
+    assert free(world.state) == [P100, P100]
+    assert world.bind() == "bound"
+    world.clock.advance(76)
+    looks_up(world)
+    assert (free(world.state) == [P100, P100]) is (containers == "terminated")
+
+
 def looks_up(world):
     binder.look_up(Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
