@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import click
 
@@ -83,16 +83,22 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
 
 
-class HostPortParam(click.ParamType[HostPort]):
-    """Option type of `HostPort`."""
+_Parsed = TypeVar("_Parsed")
 
-    name = "host:port"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> HostPort:
-        if isinstance(value, HostPort):
+class ParsedParam(click.ParamType[_Parsed]):
+    """Option type of values of `kind`, which `parse` reads from text. It raises ValueError."""
+
+    def __init__(self, kind: type[_Parsed], parse: Callable[[str], _Parsed], name: str) -> None:
+        self._kind = kind
+        self._parse = parse
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> _Parsed:
+        if isinstance(value, self._kind):
             return value
         try:
-            return HostPort.parse(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -111,22 +117,8 @@ class DurationParam(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class ObjectNameParam(click.ParamType[ObjectName]):
-    """Option type of `ObjectName`."""
-
-    name = "namespace/name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ObjectName:
-        if isinstance(value, ObjectName):
-            return value
-        try:
-            return ObjectName.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-HOST_PORT = HostPortParam()
-OBJECT_NAME = ObjectNameParam()
+HOST_PORT = ParsedParam(HostPort, HostPort.parse, "host:port")
+OBJECT_NAME = ParsedParam(ObjectName, ObjectName.parse, "namespace/name")
 DURATION = DurationParam()
 
 

@@ -76,6 +76,8 @@ class _Term(NamedTuple):
 
 
 class Toleration(NamedTuple):
+    """A pod's toleration of taints. "" in a field: it was left out."""
+
     key: str
     operator: str
     value: str
@@ -86,6 +88,7 @@ class Toleration(NamedTuple):
         return cls(*(str(toleration.get(field) or "") for field in ("key", "operator", "value", "effect")))
 
     def tolerates(self, taint: Taint) -> bool:
+        """Whether the taint does not keep the pod away. An operator of a later Kubernetes tolerates nothing."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:

@@ -17,7 +17,7 @@ from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, as_card, bound, resource
+from tests.extender.worlds import P100, as_card, bound, looks_slowly, resource
 
 LOW, HIGH = 0, 1000
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
@@ -410,14 +410,7 @@ def test_some_of_the_time_for_an_answer_is_left_for_the_plans():
     """Each look for victims takes so long that not all nodes can be looked at."""
     world = Full(**{f"n{i}": [LOW] for i in range(9)})
     gang(world, 2)
-    nominated = world.state.preemption._nominated
-    who_goes = nominated.who_goes
-
-    def slow(*args, **how):
-        world.clock.advance(0.12)
-        return who_goes(*args, **how)
-
-    nominated.who_goes = slow
+    looks_slowly(world.state, world.clock)
     assert len(world.asks("g0")) == 1
 
 

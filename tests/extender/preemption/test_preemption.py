@@ -24,7 +24,7 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender import aheadworlds
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, resource, state
+from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -193,14 +193,7 @@ def test_nodes_are_looked_at_for_half_a_second():
     for node in nodes:
         for card in (0, 1):
             world.runs(f"{node}-{card}", P100, card, node=node)
-    nominated = world.state.preemption._nominated
-    who_goes = nominated.who_goes
-
-    def slow(*args, **how):
-        world.clock.advance(0.12)
-        return who_goes(*args, **how)
-
-    nominated.who_goes = slow
+    looks_slowly(world.state, world.clock)
     assert len(world.preempt(world.wants("p"), **{node: [f"{node}-0"] for node in nodes})) == 5
 
 
