@@ -72,10 +72,10 @@ def _races(cluster: Cluster, percent: int) -> Row:
         time.sleep(2)
         for one in schedulers:
             one.pause()
-        counter = bench.create([made(i) for i in range(pods)])
+        landed = bench.create([made(i) for i in range(pods)])
         for one in schedulers:
             one.resume()
-        seconds = counter.wait(time.monotonic(), throughput.LIMIT)
+        seconds = landed.wait(time.monotonic(), throughput.LIMIT)
         found = cluster.api.get(paths.pods(throughput.NAMESPACE))["items"]
         bench.clear()
     lost = sum(max(0, there - _PLACES) for there in Counter(pod["spec"]["nodeName"] for pod in found).values())

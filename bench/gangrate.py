@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.throughput import Counter, cpu_seconds, median
+from bench.throughput import Landed, cpu_seconds, median
 from bench.timing import Row
 from cardwise.core.api import names
 from cardwise.kube import paths
@@ -75,10 +75,10 @@ class _Bench:
             raise RuntimeError("gates were not taken away")
         freed = time.monotonic() - began - seconds
         print(f"{what}: gates gone {freed:.1f} s after the last creation", file=sys.stderr)
-        counter = Counter(self._cluster, self._version(), len(pods))
+        landed = Landed(self._cluster, self._version(), len(pods))
         before, began = self._cpu(), time.monotonic()
         self._scheduler.resume()
-        seconds = counter.wait(began, _LIMIT)
+        seconds = landed.wait(began, _LIMIT)
         bound = _row(f"{what}: bound", seconds, len(pods), gangs, self._since(before, len(pods)))
         self._clear()
         return [created, bound]
@@ -89,10 +89,10 @@ class _Bench:
         began = time.monotonic()
         self._create(first)
         created = time.monotonic() - began
-        counter = Counter(self._cluster, self._version(), size)
+        landed = Landed(self._cluster, self._version(), size)
         began = time.monotonic()
         self._create([last])
-        seconds = counter.wait(began, _LIMIT)
+        seconds = landed.wait(began, _LIMIT)
         self._clear()
         return created, seconds
 

@@ -1,9 +1,10 @@
-"""Pods a second of the real kube-scheduler with our extender, as a ratio to the same without.
+"""Pods a second of the real kube-scheduler with our extender, as a ratio to the same without, and requests for a pod.
 
 A real control plane (tests/cluster) with simulated nodes. The scheduler is stopped (SIGSTOP) while the pods are
 created and then let go, so that what is measured is scheduling alone; pods are counted by a watch. Stock runs place
 pods of 1 CPU, ours shares of 1,024 to 16,276 MiB; both with percentageOfNodesToScore 100, by turns on one machine. A
-third kind of run tells what the extended resources alone cost kube-scheduler: the shares without an extender.
+third kind of run tells what the extended resources alone cost kube-scheduler: the shares without an extender. What the
+API server was asked is counted as well: it tells a change of the code from one of the machine.
 """
 
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.timing import Row
 from cardwise.core.api import schedulerconfig
@@ -43,11 +46,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One run. `cpu`: milliseconds of CPU for a pod by process. `batched`: pods that got the result of one before."""
+    """One run. `cpu`: milliseconds of CPU for a pod by process. `batched`: pods that got the result of one before.
+
+    `requests`: how many the API server answered, by verb and resource, as "POST pods/binding".
+    """
 
     pods_per_second: float
     cpu: dict[str, float]
     batched: int
+    requests: dict[str, int]
 
 
 def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
@@ -59,6 +66,7 @@ def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_htt
                 stanzas = bench.start_extender(options, plain_http=plain_http) if kind == "ours" else []
                 result = bench.measure(f"{kind}{number}", stanzas, gpu=kind != "stock")
                 print(f"{kind} {number}: {result.pods_per_second:.0f} pods/s {result.cpu}", file=sys.stderr)
+                print(f"  requests: {result.requests}", file=sys.stderr)
                 results[kind].append(result)
     rows = [row(_KINDS[kind], each) for kind, each in results.items()]
     best = {kind: median([each.pods_per_second for each in found]) for kind, found in results.items()}
@@ -124,12 +132,12 @@ class Bench:
         cluster.control_plane.start_scheduler(stanzas, sampling=sampling, profiles=profiles)
         time.sleep(2)
         scheduler.pause()
-        counter = self.create([_pod(name, i, draw, gpu=gpu) for i in range(self._pods)])
-        cpu = self._cpu()
+        landed = self.create([_pod(name, i, draw, gpu=gpu) for i in range(self._pods)])
+        requests, cpu = self._requests(), self._cpu()
         began = time.monotonic()
         scheduler.resume()
-        seconds = counter.wait(began, LIMIT)
-        after = self._cpu()
+        seconds = landed.wait(began, LIMIT)
+        after, asked = self._cpu(), self._requests() - requests
         batched = _values(cluster.control_plane.scheduler_metrics()).get(_BATCHED, "0")
         if stanzas:
             values = self._values()
@@ -137,19 +145,31 @@ class Bench:
             cluster.process("extender").stop()
         self.clear()
         used = {who: round((after[who] - cpu[who]) * 1000 / self._pods, 2) for who in after if who in cpu}
-        return Result(self._pods / seconds, used, int(float(batched)))
+        return Result(self._pods / seconds, used, int(float(batched)), dict(asked.most_common()))
+
+    def _requests(self) -> Counter[str]:
+        """What the API server has answered so far, but for leases and watches."""
+        found: Counter[str] = Counter()
+        for family in text_string_to_metric_families(self._cluster.kubectl("get", "--raw", "/metrics")):
+            if family.name == "apiserver_request":
+                for sample in family.samples:
+                    label = sample.labels
+                    if sample.name == "apiserver_request_total" and label["resource"] not in ("", "leases"):
+                        what = "/".join(filter(None, (label["resource"], label["subresource"])))
+                        found[f"{label['verb']} {what}"] += int(sample.value)
+        return Counter({what: count for what, count in found.items() if not what.startswith("WATCH ")})
 
     def _values(self) -> dict[str, str]:
         """The extender's metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
             return _values(answer.read().decode())
 
-    def create(self, pods: list[dict]) -> "Counter":
+    def create(self, pods: list[dict]) -> "Landed":
         """These pods, while no scheduler runs; counts those that get a node from now on."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda each: self._cluster.api.create(paths.pods(NAMESPACE), each), pods))
         version = self._cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["metadata"]["resourceVersion"]
-        return Counter(self._cluster, version, len(pods))
+        return Landed(self._cluster, version, len(pods))
 
     def clear(self) -> None:
         """Without pods again."""
@@ -209,7 +229,7 @@ class _Event(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-class Counter:
+class Landed:
     """Counts pods as they get a node."""
 
     def __init__(self, cluster: Cluster, version: str, pods: int) -> None:
@@ -253,6 +273,7 @@ def row(kind: str, results: list[Result]) -> Row:
     for who in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
         used = [each.cpu[who] for each in results if who in each.cpu]
         values[f"{who}, CPU/pod"] = f"{median(used):.2f} ms" if used else "-"
+    values["API requests"] = f"{median([sum(each.requests.values()) for each in results]):.0f}"
     return Row(kind, values)
 
 
