@@ -72,12 +72,15 @@ main.add_command(memory, "start")
 @click.option("--pods", default=2000)
 @click.option("--runs", default=3)
 @click.option("--plain-http", is_flag=True)
+@click.option("--code", multiple=True, type=click.Path(path_type=Path), help="Checkouts to compare; else this one.")
 @click.argument("options", nargs=-1)
-def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tuple[str, ...]) -> None:
+def throughput(code: tuple[Path, ...], options: tuple[str, ...], plain_http: bool, **how: int) -> None:
     """Pods a second of the real kube-scheduler, with and without us. OPTIONS go to the extender, after `--`."""
+    from bench import parts  # noqa: PLC0415
     from bench import throughput as bench  # noqa: PLC0415
 
-    _show(bench.run(nodes, pods, runs, options, plain_http=plain_http))
+    compared = [each.resolve() for each in code] or [parts.ROOT]
+    _show(bench.run(compared, options, plain_http=plain_http, **how))
 
 
 @main.command()

@@ -26,6 +26,7 @@ import msgspec
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench import parts
 from bench.timing import Row
 from cardwise.core.api import schedulerconfig
 from cardwise.kube import paths, wire
@@ -37,11 +38,7 @@ NAMESPACE = "default"
 LOW, HIGH = 1024, 16276  # MiB
 LIMIT = 600  # seconds of one run
 _BATCHED = 'scheduler_batch_attempts_total{profile="default-scheduler",result="hint_used"}'
-_KINDS = {
-    "stock": "stock, pods of 1 CPU",
-    "shares": "stock, shares without an extender",
-    "ours": "with the extender, GPU shares",
-}
+_STOCK, _SHARES = "stock, pods of 1 CPU", "stock, shares without an extender"
 
 
 @dataclass(frozen=True)
@@ -57,21 +54,27 @@ class Result:
     requests: dict[str, int]
 
 
-def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
+def run(
+    code: Sequence[Path], options: tuple[str, ...], *, nodes: int, pods: int, runs: int, plain_http: bool
+) -> list[Row]:
+    """`code`: checkouts whose extenders are measured by turns."""
+    ours = {f"with the extender{f' of {each.name}' if len(code) > 1 else ''}, GPU shares": each for each in code}
     with cluster_of(nodes) as cluster:
         bench = Bench(cluster, pods)
-        results: dict[str, list[Result]] = {kind: [] for kind in _KINDS}
+        results: dict[str, list[Result]] = {kind: [] for kind in (_STOCK, _SHARES, *ours)}
         for number in range(runs):
-            for kind in _KINDS:
-                stanzas = bench.start_extender(options, plain_http=plain_http) if kind == "ours" else []
-                result = bench.measure(f"{kind}{number}", stanzas, gpu=kind != "stock")
+            for i, (kind, found) in enumerate(results.items()):
+                stanzas = bench.start_extender(options, plain_http=plain_http, code=ours[kind]) if kind in ours else []
+                result = bench.measure(f"run{number}-{i}", stanzas, gpu=kind != _STOCK)
                 print(f"{kind} {number}: {result.pods_per_second:.0f} pods/s {result.cpu}", file=sys.stderr)
                 print(f"  requests: {result.requests}", file=sys.stderr)
-                results[kind].append(result)
-    rows = [row(_KINDS[kind], each) for kind, each in results.items()]
+                found.append(result)
+    rows = [row(kind, each) for kind, each in results.items()]
     best = {kind: median([each.pods_per_second for each in found]) for kind, found in results.items()}
-    ratios = {f"to {_KINDS[kind]}": f"{best['ours'] / best[kind]:.2f}" for kind in ("stock", "shares")}
-    return [*rows, Row(f"ratio of medians, {nodes} nodes x 8 cards, {pods} pods", ratios)]
+    for kind in ours:
+        ratios = {f"to {other}": f"{best[kind] / best[other]:.2f}" for other in (_STOCK, _SHARES)}
+        rows.append(Row(f"ratio of medians, {kind}, {nodes} nodes x 8 cards, {pods} pods", ratios))
+    return rows
 
 
 @contextmanager
@@ -94,8 +97,8 @@ class Bench:
         self._cluster = cluster
         self._pods = pods
 
-    def start_extender(self, options: tuple[str, ...], *, plain_http: bool) -> list[dict]:
-        """Anew, as ours end with every run. Returns the scheduler's stanzas."""
+    def start_extender(self, options: tuple[str, ...], *, plain_http: bool, code: Path = parts.ROOT) -> list[dict]:
+        """That of a checkout, anew, as ours end with every run. Returns the scheduler's stanzas."""
         process = self._cluster.process("extender")
         fast, slow, metrics = ports.free(3)
         self._metrics = metrics
@@ -103,7 +106,7 @@ class Bench:
         where = ["--plain-http"] if plain_http else ["--tls-dir", str(tls)]
         process.start(
             [
-                str(Path(sys.executable).parent / "cardwise-extender"),
+                "env", f"--chdir={code}", sys.executable, "-m", "extender",
                 "--kubeconfig", str(self._cluster.kubeconfig),
                 "--bind", f"127.0.0.1:{fast}",
                 "--bind-port-bind", f"127.0.0.1:{slow}",
