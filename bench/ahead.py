@@ -6,8 +6,9 @@ anew for each run and has not been asked yet by any scheduler, so nothing is nom
 
 import sys
 from dataclasses import dataclass
+from statistics import median
 
-from bench.throughput import Bench, Result, cluster_of, median, row
+from bench.throughput import Bench, Result, cluster_of, row
 from bench.timing import Row
 
 _SAMPLED, _ALL = "stock, default sampling", "stock, 100 %"

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import yaml
 
-from bench.throughput import Landed, cpu_seconds, median
+from bench.throughput import Landed, cpu_seconds
 from bench.timing import Row
 from cardwise.core.api import names
 from cardwise.kube import paths

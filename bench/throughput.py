@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import yaml
@@ -278,7 +279,3 @@ def row(kind: str, results: list[Result]) -> Row:
         values[f"{who}, CPU/pod"] = f"{median(used):.2f} ms" if used else "-"
     values["API requests"] = f"{median([sum(each.requests.values()) for each in results]):.0f}"
     return Row(kind, values)
-
-
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
