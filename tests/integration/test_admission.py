@@ -210,6 +210,34 @@ def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> Non
     api.ok("delete", "pod", "ours", "theirs", "--force", "--grace-period=0")
 
 
+def test_a_kubelet_shows_its_static_pods_whatever_they_name(api: Api) -> None:
+    """They run all the same; without their mirrors nobody would see them."""
+    node = api.create(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "static"}, "spec": {"unschedulable": True}}
+    )
+    handler = {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "nvidia"},
+        "handler": "runc",
+    }
+    api.create(handler)
+    try:
+        pod = build.pod("mirror", gpu_mem=8138, annotations={names.MIRROR: "hash", names.IDX: "0"})
+        pod = _with_volume(_with_env(pod, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}), "/dev/nvidia0")
+        pod["spec"] |= {"nodeName": "static", "runtimeClassName": "nvidia"}
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "static", "uid": node["metadata"]["uid"]}
+        pod["metadata"]["ownerReferences"] = [owner | {"controller": True}]
+        kubelet = ["--as=system:node:static", "--as-group=system:nodes"]
+        create = functools.partial(api.run, "create", "--dry-run=server", "-f", "-", *kubelet, stdin=pod)
+        assert wait_for(lambda: create().returncode == 0), create().stderr
+        del pod["metadata"]["annotations"][names.MIRROR]
+        assert "gives access to cards past Cardwise" in api.refused("create", "--dry-run=server", "-f", "-", stdin=pod)
+    finally:
+        api.ok("delete", "node", "static")
+        api.ok("delete", "runtimeclass", "nvidia")
+
+
 def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api) -> None:
     pod = build.pod("huge")
     env = [{"name": f"SOME_RATHER_LONG_NAME_{i}", "value": "x" * 60} for i in range(200)]

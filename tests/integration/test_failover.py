@@ -273,8 +273,11 @@ def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
 
 def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Cluster):
     """What a leader sent before it stood still, by the word of its term; see extender/leadership/leadership.py."""
-    lease = paths.leases(names.NAMESPACE, names.LEASE)
-    cluster.wait(lambda: bool(cluster.api.get(lease)["spec"]["holderIdentity"]), "an extender leads")
+    lease, leader = paths.leases(names.NAMESPACE, names.LEASE), cluster.process("extender")
+    leader.stop()
+    cluster.api.patch(lease, {"spec": {"leaseTransitions": 123}})  # an old one, whose terms have several digits
+    leader.restart()
+    cluster.wait(lambda: cluster.api.get(lease)["spec"]["leaseTransitions"] > 123, "an extender leads")
     held = cluster.api.get(lease)
     uid, transitions = held["metadata"]["uid"], held["spec"]["leaseTransitions"]
     extender = KubeClient.load(cluster.state_dir / "kubeconfig" / "cardwise-extender")

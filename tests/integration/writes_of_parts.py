@@ -431,6 +431,8 @@ EXCESS: dict[str, Sequence[Excess]] = {
             "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"
         ),
         Excess("held", patched(card_status, {"status": {"held": []}}), "status.held"),
+        Excess("mps", patched(card_status, {"status": {"mps": {"mode": "card", "state": "Down"}}}), "status.mps"),
+        Excess("assignment by status", patched(steady_status, annotated(names.ASSIGNMENT, "7")), names.ASSIGNMENT),
         Excess("a card", patched(card, {"spec": {"memoryMiB": 1}})),
         Excess(
             "a person's class",
@@ -492,6 +494,8 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess("its address", patched(node_status, {"status": {"addresses": []}}), "status.addresses"),
         Excess("its label by status", patched(node_status, labelled(a="b")), "metadata.labels[a] of nodes/status"),
         Excess("a cordon", patched(card, {"spec": {"unschedulable": True}}), "spec.unschedulable of extendedresources"),
+        Excess("a mark on a card", patched(card, annotated("a")), "metadata.annotations[a] of extendedresources"),
+        Excess("a card that stays", patched(card, {"metadata": {"finalizers": ["a.b/c"]}}), "metadata.finalizers"),
         Excess("a card elsewhere", patched(other_card, {"spec": {"memoryMiB": 1}}), "may not write what is about node"),
         Excess(
             "its move", patched(card, {"spec": {"node": "elsewhere"}}), "may not write what is about node elsewhere"
@@ -503,6 +507,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("free", patched(card_status, {"status": {"freeMiB": 9}}), "status.freeMiB"),
         Excess("terminating", patched(card_status, {"status": {"terminating": TERMINATING}}), "status.terminating"),
+        Excess("classes", patched(card_status, {"status": {"classes": ["a"]}}), "status.classes"),
         Excess("a class", patched(lambda world: paths.resourceclasses(world.automatic_class), {"spec": CLASS})),
         Excess("evict", created(lambda world: world.pod("steady", "eviction"), EVICTION)),
     ],
