@@ -314,7 +314,7 @@ class State:
             return self._placing.score(wanted)[0]
 
     def begin_bind(
-        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int = 0
+        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int
     ) -> Begun | Decided | Refusal:
         """The cards to write, held until `finish_bind`: those of the plan if it is still good, also by the namespace's
         quotas (`Cache.good`), else other cards.

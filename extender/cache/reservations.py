@@ -269,9 +269,7 @@ class Reservations:
         """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""
         self._move(self._of[uid], Phase.RESERVED)
 
-    def begin(
-        self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient = COMMON, term: int = 0
-    ) -> None:
+    def begin(self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, term: int) -> None:
         """A thread posts this from now on, in the term."""
         before = self._of.get(pod.uid)
         load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")

@@ -324,7 +324,7 @@ class World:
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         asked = request.parse(bind.pod)
-        begun = self.state.begin_bind(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack")
+        begun = self.state.begin_bind(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack", term=0)
         if isinstance(begun, Refusal | Decided):
             self.errors.append((name, str(begun)))
             return False

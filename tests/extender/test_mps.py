@@ -185,12 +185,12 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     assert place(world, "a") == [0]
     tell(world, 0, state="Fault")
     asked = request.parse(asking("a", gpu_mem=ROOMY))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
     assert isinstance(begun, Begun)
     assert begun.assignment.indices() == [1]
     tell(world, 0, 1, state="Fault")
     asked = request.parse(asking("b", gpu_mem=ROOMY))
-    assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack") is Refusal.MPS_DOWN
+    assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack", term=0) is Refusal.MPS_DOWN
 
 
 def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
@@ -198,7 +198,7 @@ def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
     assert place(world, "a", "preferred") == [0]
     runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
     asked = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
     assert isinstance(begun, Begun)
     assert begun.assignment.indices() == [0]
 
@@ -208,7 +208,7 @@ def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
     tell(world, 0, 1, mode="card")
     asked = request.parse(saying(asking("a", gpu_count=2), "preferred"))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
     assert begun is Refusal.MPS_SEVERAL
 
 

@@ -63,7 +63,7 @@ def plan(made, name, *containers, nodes=("n1", "n2")):
 
 def bind(made, name, *containers, node="n1"):
     asked = request.parse_mutated(wants(name, *containers))
-    return made.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack")
+    return made.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", term=0)
 
 
 def bound(made, name, *containers, phase="Running", deleting=False):

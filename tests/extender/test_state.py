@@ -58,7 +58,7 @@ def plan(world, name="p", mem=8138, nodes=("n1",)):
 
 def begin(world, name="p", mem=8138, node="n1"):
     asked = request.parse(asking(name, gpu_mem=mem))
-    begun = world.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack")
+    begun = world.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", term=0)
     return begun.assignment if isinstance(begun, Begun) else begun
 
 

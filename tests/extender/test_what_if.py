@@ -167,7 +167,7 @@ def a_pod_whose_plan_is_lost_at_bind():
     index = found.assignment.shares()[0].index
     world.set_card(*as_card(resource(index, node="n1", health="Unhealthy")))
     asked = request.parse(aheadworlds.asking("p", gpu_mem=1000))
-    return world, lambda: world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+    return world, lambda: world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
 
 
 SCENES = [

@@ -226,7 +226,7 @@ def test_a_pod_that_is_bound_already_is_answered_its_node_though_that_is_kept_fo
     made = world(n1=[P100])
     pod = asking("p", gpu_mem=8138)
     assert ask(made, pod).node_names == ["n1"]
-    made.begin_bind(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack")
+    made.begin_bind(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", term=0)
     made.finish_bind("uid-p", Phase.ASSUMED)
     monkeypatch.setattr(made, "reserved", lambda *_: {"n1"})
     assert ask(made, pod).node_names == ["n1"]

@@ -227,7 +227,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
 
     def other(_: Request) -> None:
         asked = request.parse(asking("p", gpu_mem=8138))
-        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
         world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
 
     world.api.before(other, "get")
@@ -267,7 +267,7 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     world = World()
     asked = request.parse(asking("p", gpu_mem=100))
     for i in range(20):
-        world.state.begin_bind(PodRef(f"u{i}", "default", f"p{i}"), asked, "n1", "binpack")
+        world.state.begin_bind(PodRef(f"u{i}", "default", f"p{i}"), asked, "n1", "binpack", term=0)
         world.state.finish_bind(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
@@ -283,7 +283,7 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
     for name in ("first", "second"):
         world.api.put(paths.pods(), asking(name, gpu_mem=100))
         world.state.begin_bind(
-            PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack"
+            PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack", term=0
         )
         world.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
     world.clock.advance(76)
@@ -393,11 +393,11 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
     world = World()
     asked = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):
-        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
         world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
     assert world.state.tick()
-    world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+    world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
     world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
     world.state.looked_up("uid-p", bound=False, exists=True)
     assert mark(world.state, "uid-p") == "unsure"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from cardwise.core.api import names, request
-from cardwise.core.api.mpsprofile import MpsClient
+from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from extender.cache import reservations
 from extender.cache.inventory import Inventory
@@ -57,13 +57,18 @@ def assigned():
     return as_pod(bound("p", 100, 0))
 
 
+def begun(table, shares, *, node="n1", mps_client=COMMON):
+    """A thread posts this for the pod."""
+    table.begin(POD, node, shares, mps_client=mps_client, term=1)
+
+
 def into(table, phase):
     """The pod's reservation is in the phase."""
     shares = assigned().assignment
     if phase in PLANS:
         table.plan(POD, "n1", shares, phase)
     elif phase in POSTED:
-        table.begin(POD, "n1", shares)
+        begun(table, shares)
         if phase is not Phase.BINDING:
             table.posted(POD.uid, phase)
     elif phase is not None:
@@ -110,7 +115,7 @@ def test_the_word_of_the_api_server_comes_at_any_time(table, before):
 
 def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
     seen = assigned()
-    table.begin(POD, "n1", seen.assignment, mps_client=seen.mps_client)
+    begun(table, seen.assignment, mps_client=seen.mps_client)
     table.posted(POD.uid, Phase.ASSUMED)
     table.bound(seen)
     assert (table.get(POD.uid).phase, table.get(POD.uid).holding.mark) == (Phase.BOUND, "")
@@ -177,7 +182,7 @@ GANG = "default/g"
 def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, heard):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     assert {uid: one.node for uid, one in table.planned(GANG).items()} == {POD.uid: "n1"}
-    table.begin(POD, "n1", assigned().assignment)
+    begun(table, assigned().assignment)
     table.posted(POD.uid, heard)
     assert [one.phase for one in table.planned(GANG).values()] == [heard]
     table.bound(assigned())
@@ -186,7 +191,7 @@ def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, hear
 
 def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
-    table.begin(POD, "n1", assigned().assignment)
+    begun(table, assigned().assignment)
     table.posted(POD.uid, None)
     assert [one.phase for one in table.planned(GANG).values()] == [Phase.WAITING]
 
@@ -194,7 +199,7 @@ def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
 def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(table, heard):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
-    table.begin(POD, "n1", assigned().assignment)
+    begun(table, assigned().assignment)
     table.give_up(POD.uid)
     assert (table.planned(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
     table.posted(POD.uid, heard)
@@ -211,7 +216,7 @@ def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, how):
         case "planned alone":
             table.plan(POD, "n1", assigned().assignment, Phase.RESERVED)
         case "elsewhere":
-            table.begin(POD, "n2", assigned().assignment)
+            begun(table, assigned().assignment, node="n2")
         case "gone":
             table.left(POD.uid, ended=False)
         case "dropped":
@@ -232,11 +237,11 @@ def test_what_is_posted_becomes_a_plan_of_filters_never_again(table, before):
 
 
 def begin_plain(world, name="m"):
-    return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack")
+    return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack", term=0)
 
 
 def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
-    table.begin(POD, "n1", None)
+    begun(table, None)
     assert table.unheard() == {POD.uid}
     assert set(table.marks().values()) == {0}
 
@@ -271,7 +276,7 @@ def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_her
     world = with_cards(state(clock), n1=1, n2=1)
     whole = free(world)
     asked = request.parse(asking("p", gpu_mem=8138))
-    world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+    world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
     world.finish_bind("uid-p", Phase.UNCONFIRMED)
     taken = asking("p", gpu_mem=8138)
     taken["metadata"].setdefault("labels", {})[names.GANG] = "g"

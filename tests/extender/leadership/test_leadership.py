@@ -643,7 +643,7 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_i
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
-    two.a.state.begin_bind(PodRef("uid-m", "default", "m"), None, "n1", "binpack")
+    two.a.state.begin_bind(PodRef("uid-m", "default", "m"), None, "n1", "binpack", term=0)
     two.a.state.finish_bind("uid-m", Phase.UNCONFIRMED)
     assert not two.a.leadership.settled()
     member = pod("m", uid="uid-m")

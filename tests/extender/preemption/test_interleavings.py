@@ -293,7 +293,7 @@ class Scheduler:
         yield
         pod = self._pods[name]
         uid = pod["metadata"]["uid"]
-        begun = self._world.state.begin_bind(PodRef(uid, "default", name), request.parse(pod), node, "binpack")
+        begun = self._world.state.begin_bind(PodRef(uid, "default", name), request.parse(pod), node, "binpack", term=0)
         assert isinstance(begun, Begun), begun
         yield
         assert begun.assignment is not None

@@ -505,7 +505,7 @@ def test_a_pod_of_higher_priority_may_have_it(freed):
 
 def test_it_is_kept_in_bind_as_well(freed):
     low = freed.wants("low", 1000, priority=LOW)
-    begun = freed.state.begin_bind(PodRef("uid-low", "default", "low"), request.parse(low), "n1", "binpack")
+    begun = freed.state.begin_bind(PodRef("uid-low", "default", "low"), request.parse(low), "n1", "binpack", term=0)
     assert begun is Refusal.NO_MEMORY
 
 
