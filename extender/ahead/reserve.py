@@ -50,8 +50,7 @@ class Reserve:
         self._looked: dict[str, _Look] = {}  # by gang
         self._rests: dict[str, float] = {}  # until when, by namespace
         self._kept: dict[str, _Kept] = {}  # by namespace
-        self._draft: _Draft | None = None
-        self.half_planned = False  # whether the last turn has ended within the plan of a big gang
+        self._draft: _Draft | None = None  # of the look that the next turn goes on with
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
         """kube-scheduler offers these nodes for members of the shape."""
@@ -72,7 +71,7 @@ class Reserve:
         Returns whether some nodes are not kept any more.
         """
         kept = self._nodes
-        self._now, self.half_planned = now, False
+        self._now = now
         self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
         self._kept = {namespace: each for namespace, each in self._kept.items() if each.until > now}
         if self._gang is not None and now - self._since >= self._gang.patience.keep:
@@ -94,6 +93,11 @@ class Reserve:
         """Why the gang cannot run, whatever else ends; or ""."""
         look = self._looked.get(key)
         return look.problem if look is not None else ""
+
+    @property
+    def half_planned(self) -> bool:
+        """Whether the last turn has ended within the plan of a big gang."""
+        return self._draft is not None and self._draft.half_planned
 
     @property
     def gang(self) -> Gang | None:
@@ -143,9 +147,10 @@ class Reserve:
 
     def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, frozenset[str]]:
         """The first gang that could fit, and its nodes. A call looks at one gang; the next call goes on with the same.
-        Until that look is done its former result counts, and gangs after it may be chosen.
+        Until that look is done its former result counts, and gangs after it may be chosen. A look that no call goes on
+        with ends: the cluster changes.
         """
-        looking = False
+        looking, first, nodes = False, None, frozenset[str]()
         for gang in due:
             if now < self._rests.get(gang.namespace, now):
                 continue
@@ -155,8 +160,11 @@ class Reserve:
                 looking = found is None
                 look = found or look
             if look is not None and look.nodes:
-                return gang, look.nodes
-        return None, frozenset()
+                first, nodes = gang, look.nodes
+                break
+        if not looking:
+            self._draft = None
+        return first, nodes
 
     def _look(self, gang: Gang, policy: str, now: float) -> "_Look | None":
         """The nodes that would do if all pods that hold cards there ended; None: the next call goes on with it."""
@@ -167,9 +175,7 @@ class Reserve:
         headroom = self._cache.headroom(gang.namespace)
         found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), headroom, policy)
         if found is None:
-            self.half_planned = self._draft.half_planned
             return None
-        self._draft = None
         if isinstance(found, Unplanned):
             problem = f"it cannot run whatever else ends: {no_place(found.member)}"
             look = _Look(now, frozenset(), problem)

@@ -3,8 +3,9 @@
 import pytest
 
 from cardwise.core.values.refusals import Refusal
+from extender.ahead import reserve
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_quota
+from tests.extender.worlds import as_card, as_quota, resource
 
 RESERVED = Refusal.GANG_RESERVED.text
 
@@ -178,3 +179,23 @@ def test_cores_count_in_what_it_could_have():
     assert world.schedule("z") == RESERVED
     world.run(2)
     assert {"g0", "g1"} <= set(world.bound())
+
+
+def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its_name_waits_later(monkeypatch):
+    """What the look had copied is as the cluster was then: a card was well that is sick now."""
+    monkeypatch.setattr(reserve, "_AT_ONCE", -1.0)  # a node each turn
+    world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
+    world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
+    world.run(1)
+    world.create(member("g", "g", 1, created=1, whole_gpu=2))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(1)
+    world.delete("g")
+    world.run(1)
+    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+    world.create(member("g", "g", 1, created=90, whole_gpu=2))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(5)
+    assert "whatever else ends" in world.reason("g")
