@@ -84,6 +84,14 @@ def test_workflows_call_targets_that_there_are():
     assert set(called) <= targets
 
 
+def test_actions_of_others_are_pinned_by_their_commits():
+    """Whoever takes over an action's repository can move its tags, and `release` signs what the actions have made."""
+    workflows = [path.read_text() for path in (ROOT / ".github").rglob("*.yaml")]
+    used = [line for text in workflows for line in re.findall(r"\buses: (?!\./)(.+)", text)]
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)] == []
+
+
 @pytest.mark.parametrize("source", sorted(draw.FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_every_picture_is_what_its_text_says(source):
     assert source.with_suffix(".svg").read_text() == draw.drawn(source), "make pictures"
