@@ -233,7 +233,9 @@ class ByLease(Leadership):
         if not self._catch_up(still):
             return False
         if self._elector is not None and self._elector.heir and not self._term:
-            return True  # the former leader ended by itself, with an answer to all that it and those before it had sent
+            # The former leader ended by itself, with an answer to all that it and those before it had sent. This one
+            # has sent nothing yet.
+            return True
         waiting, before = self._waiting(), frozenset[str]()
         if token != self._voided[0]:
             self._voided = token, set()

@@ -260,3 +260,18 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
         world.schedule(name)
         world.settle()
     assert (world.bound(), world.held(), world.phase("a")) == ({}, 0, "Waiting")
+
+
+def test_while_a_member_may_be_bound_the_gang_goes_on_though_another_has_lost_its_place():
+    """It waits for all again only if none is bound; else one alone would sit there while the others do not follow."""
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.create(*(member(f"a{i}", "a", 3, created=i, gpu_mem=P100) for i in range(3)))
+    world.keep()
+    assert [world.schedule(f"a{i}") for i in range(3)] == [""] * 3
+    world.settle(only="a0", lost=True)
+    lost, node = next((bind.pod["metadata"]["name"], bind.node) for bind in world.binding)
+    world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy")))
+    world.settle(only=lost)
+    assert (lost, world.bound(), world.phase("a")) == ("a1", {}, "Binding")
+    world.settle(only="a2")
+    assert list(world.bound()) == ["a2"]

@@ -440,7 +440,7 @@ def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_term_lasts
 def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
-    sends_in_vain(two, "q")
+    sends_in_vain(two.a, "q")
     two.a.cut = True
     two.clock.advance(14.0)
     two.a.look()
@@ -482,7 +482,7 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
     late = binding_of(two.api, "mine")
-    sends_in_vain(two, "mine")
+    sends_in_vain(two.a, "mine")
     full = two.api.fault(Fault(status=500), "update", LEASE, times=math.inf)
     two.clock.advance(80.0)
     two.a.look()
@@ -502,7 +502,7 @@ def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
     late = binding_of(two.api, "mine")
-    sends_in_vain(two, "mine")
+    sends_in_vain(two.a, "mine")
     gone = [two.api.fault(Fault(status=404), verb, LEASE, times=math.inf) for verb in ("get", "update")]
     two.clock.advance(80.0)
     two.a.look()
@@ -521,7 +521,7 @@ def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(
 def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
     """Its books are as those of a standby: what the other has given away is not counted twice."""
     two.api.create_pod("mine", P100)
-    sends_in_vain(two, "mine")
+    sends_in_vain(two.a, "mine")
     two.takes_over(two.b)
     two.clock.advance(80.0)
     two.a.look_up()
@@ -542,12 +542,12 @@ def binding_of(api, name):
     return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
 
 
-def sends_in_vain(two, name):
+def sends_in_vain(extender, name):
     """A Binding of which nobody hears any more."""
-    asked = request.parse(two.api.pods()[name])
-    term = two.a.leadership.term()
-    two.a.state.begin_bind(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", term=term)
-    two.a.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
+    asked = request.parse(extender.api.pods()[name])
+    term = extender.leadership.term()
+    extender.state.begin_bind(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", term=term)
+    extender.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
 
 
 def changed(two):
@@ -633,13 +633,29 @@ def test_who_takes_over_from_one_that_missed_an_answer_and_got_it_at_last_change
 def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_it_was_seen_bound(two, seen):
     two.api.create_pod("p", 100)
     two.api.create_pod("q", 100)
-    sends_in_vain(two, "q")
+    sends_in_vain(two.a, "q")
     if seen:
         bound_ = bound("q", 100, 0)
         two.a.state.set_pod(as_pod(bound_))
     gives_back(two.a)
     takes(two.b)
     assert sorted(changed(two)) == ([] if seen else ["p", "q"])
+
+
+def test_who_has_taken_over_so_and_takes_its_own_lease_again_changes_what_it_has_not_heard_of(two):
+    """That the one before it had heard all answers says nothing of its own Bindings."""
+    gives_back(two.a)
+    takes(two.b)
+    for name in ("p", "q"):
+        two.api.create_pod(name, 100)
+    sends_in_vain(two.b, "q")
+    two.b.cut = True
+    two.clock.advance(14.0)
+    two.b.look()
+    assert two.b.leadership.term() is None
+    two.b.cut = False
+    takes(two.b)
+    assert changed(two) == ["q"]
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
