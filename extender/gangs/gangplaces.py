@@ -53,7 +53,6 @@ class GangPlaces:
         self._known: dict[str, _Known] = {}  # by gang
         self._last_offer: frozenset[str] = frozenset()
         self._vacancies = Vacancies(self._ledger, self._loads)
-        self._freed = 0
 
     # What is known of nodes.
 
@@ -73,10 +72,6 @@ class GangPlaces:
         """Whether kube-scheduler has ever asked for a member."""
         return bool(self._of(gang).offers)
 
-    def freed(self) -> None:
-        """There may be room where there was none."""
-        self._freed += 1
-
     def drop(self, key: str) -> None:
         """The gang is gone."""
         self._known.pop(key, None)
@@ -88,10 +83,7 @@ class GangPlaces:
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
         """These gangs have waited too long, in order. Returns whether nodes that were kept are free for others now."""
-        ended = self._reserve.turn_to(due, self._policy, now)
-        if ended:
-            self._freed += 1
-        return ended
+        return self._reserve.turn_to(due, self._policy, now)
 
     @property
     def half_reserved(self) -> bool:
@@ -276,8 +268,7 @@ class GangPlaces:
 
     def _state(self, gang: Gang, now: float) -> object:
         """A value that changes when a plan that failed might succeed."""
-        freed = self._freed + self._cache.freed + self._loads.freed
-        return freed, self._of(gang).changes, tuple(gang.avoided(now))
+        return self._cache.freed + self._loads.freed, self._of(gang).changes, tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""

@@ -307,7 +307,7 @@ class Gangs:
             self._cache.count_cards()
             now = self._clock.now()
             if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
-                self._queue.move_all()
+                self._cache.free()
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
@@ -490,7 +490,6 @@ class Gangs:
         self._line.put(gang)
         if not reason:
             return
-        self._places.freed()
         if not (gang.ran or gang.forward):
             self._queue.move_all_at(gang.backoff_until)
         hold = self._holds.pop(gang.key, None)
