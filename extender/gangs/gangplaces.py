@@ -268,7 +268,8 @@ class GangPlaces:
 
     def _state(self, gang: Gang, now: float) -> object:
         """A value that changes when a plan that failed might succeed."""
-        return self._cache.freed + self._loads.freed, self._of(gang).changes, tuple(gang.avoided(now))
+        freed = self._cache.freed + self._loads.freed
+        return freed, gang.changes, self._of(gang).changes, tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""

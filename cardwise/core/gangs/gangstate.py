@@ -90,6 +90,7 @@ class Gang:
     evicting: set[str] = field(default_factory=set)
     since: float = 0.0  # of the phase
     reason: str = ""  # of the last end
+    changes: int = 0  # how often its members or its PodGroup have changed
     _progress: float = 0.0
     _backoff_until: float = float("-inf")
     _failures: int = 0
@@ -140,7 +141,7 @@ class Gang:
         if group == self.group:
             return ""
         before, self.group = self.group, group
-        self._asked = self._ranked = None
+        self._has_changed()
         if before.minimum == group.minimum or not self.plan or self.forward:
             return self._settle(now)
         return self.end("the minimum of the gang has changed", now)
@@ -412,6 +413,10 @@ class Gang:
     def _tell(self, before: Member | None, member: Member | None) -> None:
         """A member has changed, come or gone."""
         self._roster.change(before, member)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self.changes += 1
         self._asked = self._ranked = None
 
     def _settle(self, now: float) -> str:

@@ -172,3 +172,26 @@ def test_what_a_gang_without_cards_has_held_is_planned_for_the_next():
     world.delete("a")
     world.keep()
     assert world.phase("b") == "Held"
+
+
+def test_a_gang_that_did_not_fit_is_planned_again_when_it_needs_fewer_pods():
+    """Nothing else happens in the cluster."""
+    world = World({"n1": 2})
+    world.put_group("g", minMember=3)
+    world.create(*(member(f"a{i}", "g", None, created=i, gpu_mem=P100) for i in range(3)))
+    world.run(3)
+    assert world.phase() == "Waiting"
+    world.put_group("g", minMember=2)
+    world.run(1)
+    assert world.phase() == "Running"
+
+
+def test_a_gang_that_did_not_fit_is_planned_again_when_a_smaller_pod_has_taken_the_place_of_a_large_one():
+    world = World({"n1": 2})
+    world.create(member("a0", "g", 2, whole_gpu=2), member("a1", "g", 2, created=1, gpu_mem=P100))
+    world.run(3)
+    assert world.phase() == "Waiting"
+    world.delete("a0")
+    world.create(member("a2", "g", 2, created=2, gpu_mem=P100))
+    world.run(2)
+    assert world.phase() == "Running"
