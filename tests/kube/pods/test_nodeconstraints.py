@@ -17,6 +17,9 @@ def says(key: str, operator: str, *values: str) -> dict:
     return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
 
 
+ZONE_A = {"key": "zone", "operator": "In", "values": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("spec", "allowed"),
     [
@@ -27,6 +30,8 @@ def says(key: str, operator: str, *values: str) -> dict:
         (required(says("zone", "In", "b", "a")), True),
         (required(says("zone", "In", "b")), False),
         (required(says("zone", "In", "b"), says("zone", "Exists")), True),
+        (required({"matchExpressions": [ZONE_A, {"key": "size", "operator": "In", "values": ["9"]}]}), False),
+        (required({"matchExpressions": [ZONE_A, {"key": "size", "operator": "In", "values": ["8"]}]}), True),
         (required(says("zone", "NotIn", "a")), False),
         (required(says("none", "NotIn", "a")), True),
         (required(says("none", "Exists")), False),
@@ -34,6 +39,7 @@ def says(key: str, operator: str, *values: str) -> dict:
         (required(says("size", "Gt", "7")), True),
         (required(says("size", "Gt", "8")), False),
         (required(says("size", "Lt", "9")), True),
+        (required(says("size", "Lt", "8")), False),
         (required(says("zone", "Gt", "7")), False),
         (required(says("none", "Lt", "7")), False),
         (required(says("zone", "Near", "a")), False),
@@ -65,3 +71,9 @@ def test_labels(spec, allowed):
 def test_taints(toleration, tolerated):
     constraints = nodeconstraints.of({"tolerations": [toleration] if toleration else []})
     assert constraints.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
+
+
+@pytest.mark.parametrize(("effect", "away"), [("NoSchedule", True), ("NoExecute", True), ("PreferNoSchedule", False)])
+def test_only_some_effects_keep_pods_away(effect, away):
+    ground = Ground.of({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}})
+    assert nodeconstraints.of({}).allow("n1", ground) is not away
