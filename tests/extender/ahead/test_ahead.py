@@ -139,6 +139,29 @@ def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahea
     assert bool(world.ahead()) == ahead
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]}}},
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]},
+    ],
+    ids=list,
+)
+def test_who_is_to_have_the_one_best_node_is_nominated_whatever_it_prefers(spec):
+    """Filter would answer that node alone, and the scheduler would have nothing to score."""
+    world = World("n1", "n2")
+    pod = world.create("p", HALF)
+    pod["metadata"]["annotations"] = {names.ONE_NODE: "true"}
+    pod["spec"] |= spec
+    world.tell(pod)
+    assert len(world.filter("p", "n1", "n2")) == 1
+    other = world.create("q", HALF)
+    other["metadata"]["annotations"] = {names.ONE_NODE: "true"}
+    other["spec"] |= spec
+    world.tell(other)
+    assert list(world.ahead()) == ["q"]
+
+
 @pytest.mark.parametrize(("settings", "ahead"), [
     (AheadSettings(when=When.NEVER), False),
     (AheadSettings(when=When.AUTO, above=2), False),
