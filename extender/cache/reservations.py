@@ -234,14 +234,21 @@ class Reservations:
         return {*self._in[Phase.BINDING], *self._in[Phase.UNCONFIRMED]}
 
     def marks(self) -> dict[str, int]:
-        """Pods by what they hold their share as."""
-        counts = {MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0}
+        """The shares in the ledger by their marks, those of bound pods by the mark of ASSUMED."""
+        counts = {MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0}
         for phase, there in self._in.items():
-            if there and phase not in (Phase.BOUND, Phase.LAPSED):
+            if there and phase not in (Phase.BOUND, Phase.TERMINATING, Phase.LAPSED):
                 shares = sum(one.holding is not None for one in there.values())
                 counts[MARKS[phase]] = counts.get(MARKS[phase], 0) + shares
-        known = self._in[Phase.BOUND].keys() | self._in[Phase.TERMINATING].keys()
-        counts[REPORTED] = sum(uid not in known for uid in self._reports.held())
+        for gone in self.among(Phase.TERMINATING, Phase.LAPSED):
+            if gone.holding is not None and self._is_reported(gone.holding):
+                counts[REPORTED] += 1
+            elif gone.phase is Phase.TERMINATING:
+                counts[MARKS[gone.phase]] += 1
+        for uid, nodes in self._reports.held().items():  # and those of `stray`
+            one = self._of.get(uid)
+            here = one.node if one is not None and one.holding is not None else ""
+            counts[REPORTED] += sum(node != here for node in nodes)
         return counts
 
     # What this extender decides.

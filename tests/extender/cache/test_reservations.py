@@ -1,6 +1,7 @@
 """The table of reservations: which phase may follow which, and rows that end for good."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -349,7 +350,7 @@ def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(t
 
 def test_each_share_is_counted_once_in_the_metrics(clock):
     world = with_cards(state(clock), n1=1)
-    for name in ("lapsed", "ghost"):
+    for name in ("lapsed", "ghost", "still"):
         world.set_pod(as_pod(bound(name, 10, 0)))
         world.remove_pod(as_pod(bound(name, 10, 0)))
         if name == "lapsed":
@@ -361,5 +362,8 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
         begin(world, name, 10)
         if heard is not None:
             world.finish_bind(f"uid-{name}", heard)
-    world.set_card(*as_card(resource(0, held=[held("uid-a", 10), held("one", 10), held("two", 10)])))
-    assert world.marks() == {"bound": 2, "plan": 1, "binding": 1, "unsure": 1, "ghost": 1, "held": 2}
+    reported = ("uid-a", "uid-still", "one", "two")
+    world.set_card(*as_card(resource(0, held=[held(uid, 10) for uid in reported])))
+    with world.view() as ledger:
+        marks = Counter(holding.mark or "bound" for holding in ledger.holdings())
+    assert world.marks() == marks == {"bound": 2, "plan": 1, "binding": 1, "unsure": 1, "ghost": 1, "held": 3}
