@@ -95,6 +95,64 @@ def test_a_hold_on_one_card_is_charged(held, expected):
 )
 def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
     assert quotas.headroom(entry, used).takes(charge) is takes
+    assert (not quotas.exceeded(entry, used, charge)) is takes, "a limit is told where and only where it refuses"
+
+
+def test_each_limit_is_told_with_what_is_used_and_asked():
+    def told(limits):
+        return {one.field: (one.used, one.hard, one.asked) for one in limits}
+
+    entry, used, asked = Entry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
+    assert told(quotas.limits(entry, used, asked)) == {
+        "shares": (4, 5, 2),
+        "memoryMiB": (40, 50, 9),
+        "cards": (1, 1, 1),
+    }
+    assert told(quotas.exceeded(entry, used, asked)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
+    assert told(quotas.limits(Entry(cards=0), used)) == {"cards": (1, 0, 0)}
+
+
+ENTRIES = [Entry(device_class="big", shares=5, cards=0), Entry(model="Tesla K80", memory=65536), Entry(cards=1)]
+
+
+def test_an_entry_is_written_as_a_quota_has_it():
+    hard = [quotas.selection(entry) | quotas.written(entry) for entry in ENTRIES]
+    assert hard[0] == {"class": "big", "shares": 5, "cards": 0}
+    assert quotas.parse(quota(*hard)).entries == tuple(ENTRIES)
+
+
+def test_each_entry_has_a_title_of_its_own():
+    assert [quotas.title(entry) for entry in ENTRIES[:2]] == ["big", "Tesla K80"]
+    assert quotas.title(ENTRIES[2])
+
+
+def test_what_a_namespace_holds_is_read_from_the_status():
+    held = [Charge(1, 2, 3), Charge(4, 5, 6), Charge()]
+    lines = [
+        quotas.selection(entry) | {"hard": quotas.written(entry)} | quotas.written(used)
+        for entry, used in zip(ENTRIES, held, strict=True)
+    ]
+    assert lines[2] == {"hard": {"cards": 1}, "shares": 0, "memoryMiB": 0, "cards": 0}
+    assert quotas.used_by_status({"status": {"used": lines}}) == {
+        ("big", ""): held[0],
+        ("", "Tesla K80"): held[1],
+        ("", ""): held[2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("obj", "used"),
+    [
+        ({}, {}),
+        ({"status": None}, {}),
+        ({"status": {}}, {}),
+        ({"status": {"used": {"shares": 1}}}, {}),
+        ({"status": {"used": ["shares", {"shares": 1}]}}, {("", ""): Charge(1, 0, 0)}),
+        ({"status": {"used": [{"class": None, "model": "", "shares": "1", "cards": 2}]}}, {("", ""): Charge(0, 0, 2)}),
+    ],
+)
+def test_what_cannot_be_read_of_a_status_counts_as_none(obj, used):
+    assert quotas.used_by_status(obj) == used
 
 
 def test_headroom_below_nothing_is_told():

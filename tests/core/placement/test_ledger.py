@@ -272,3 +272,20 @@ def test_devices_are_nothing_that_quotas_of_cards_count():
     ledger.hold(others.holding("u", 0))
     assert ledger.used("default", EVERY_CARD) == NOTHING
     assert list(ledger.namespaces()) == []
+
+
+def test_a_ledger_like_another_has_its_settings_and_none_of_its_pods():
+    ledger = Ledger(kept_back=100, max_clients=7, core=150)
+    ledger.set_cards("n1", cards(P100))
+    ledger.hold(holding("u", 100, 0))
+    alike = ledger.like()
+    assert (len(alike), list(alike.nodes())) == (0, [])
+    alike.set_cards("n1", cards(P100))
+    node = alike.node("n1")
+    assert (node.free, node.most, node.free_core) == ([P100 - 100], [7], [150])
+
+
+def test_what_a_pod_holds_is_found_by_its_uid(ledger):
+    ledger.hold(holding("u", 100, 0))
+    assert ledger.holding("u") == holding("u", 100, 0)
+    assert ledger.holding("v") is None

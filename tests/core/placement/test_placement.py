@@ -8,7 +8,7 @@ from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import DeviceShare
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.api.quotas import NOTHING, Entry
-from cardwise.core.placement import placement
+from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
@@ -24,6 +24,25 @@ def test_the_node_where_one_card_fits_not_where_the_sum_fits():
 
 def test_the_card_with_the_smallest_free_memory_that_fits():
     assert where(place(ledger_with_free(n1=[12207, 8138, 4069, 16276]), gpu_mem=8138)) == ("n1", [1])
+
+
+ONE, OTHER = container("one", gpu_mem=1), container("other", gpu_mem=1)
+
+
+@pytest.mark.parametrize(
+    ("containers", "several"),
+    [
+        ([ONE], False),
+        ([ONE, OTHER], False),  # they share a card
+        ([container(gpu_mem=2, gpu_count=2)], False),
+        ([container(gpu_count=8)], False),
+        ([ONE, container(gpu_count=1)], True),
+        ([ONE, of_class("k80", gpu_mem=1)], True),
+        ([container(name, gpu_count=1) for name in "abc"], True),
+    ],
+)
+def test_a_request_with_several_claims(containers, several):
+    assert fitting.several(request.parse(pod(containers=containers))) is several
 
 
 def test_spread_takes_the_emptiest_card():

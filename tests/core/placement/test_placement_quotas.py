@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import request
 from cardwise.core.api.quotas import Charge, Entry
-from cardwise.core.placement import placement
+from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, ledger_with_free, pod
@@ -115,6 +115,46 @@ def test_a_limit_of_whole_cards_closes_none_to_shares():
     one = quota(ledger, Entry(device_class="k80", shares=1, cards=0))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
+
+
+def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
+    kinds = typed_ledger(n1=[K80, V100]).kinds
+    k80, v100, every_card = Entry(device_class="k80"), Entry(device_class="v100"), Entry()
+    asked = request.parse(
+        pod(
+            containers=[
+                of_class("k80", gpu_mem=400, gpu_count=2),
+                *(container(name, gpu_mem=mem) for name, mem in (("a", 10), ("b", 20))),
+            ]
+        )
+    )
+    assert fitting.surely(asked, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
+    assert fitting.surely(asked, kinds, v100) == Charge()
+    assert fitting.surely(asked, kinds, every_card) == Charge(4, 430, 0)
+
+
+def test_a_request_of_whole_cards_surely_charges_them():
+    ledger = typed_ledger(n1=[K80, K80, V100])
+    two = request.parse(pod(containers=[of_class("k80", gpu_count=2)]))
+    surely = fitting.surely(two, ledger.kinds, Entry(model="Tesla K80"))
+    assert (surely.shares, surely.cards) == (2, 2)
+    assert 0 < surely.memory <= 2 * 11441, "the smallest card is not looked for"
+
+
+def test_quotas_that_leave_no_cards_for_a_part_of_a_request_exhaust_it():
+    ledger = typed_ledger(n1=[K80, V100])
+    full = quota(ledger, Entry(device_class="k80", shares=0))
+
+    def exhausted(headroom, *containers):
+        return placement.Scorer(request.parse(pod(containers=list(containers))), "binpack", headroom).exhausted(ledger)
+
+    k80, v100, any_card = of_class("k80", gpu_mem=1), of_class("v100", gpu_mem=1), container("any", gpu_mem=1)
+    assert exhausted(full, k80)
+    assert exhausted(full, v100, k80), "a part is enough"
+    assert not exhausted(full, v100)
+    assert not exhausted(full, any_card), "a card that no quota covers is left"
+    assert exhausted(quota(ledger, Entry(shares=0)), any_card), "on every level of priority"
+    assert not exhausted([], k80)
 
 
 def test_what_a_namespace_has_used_of_a_quota():
