@@ -66,7 +66,6 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     namespace: str
     name: str
     container: str
-    key: str = ""
     slots: tuple[str, ...] = ()
     shares: tuple[CardShare, ...] = ()
     pod_shares: tuple[CardShare, ...]

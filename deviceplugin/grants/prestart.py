@@ -103,7 +103,6 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         )
     return msgspec.structs.replace(
         Grant.of(pod.uid, pod.namespace, pod.name, container, assignment),
-        key=key,
         slots=tuple(slots),
         shares=shares,
         devices=tuple(GrantedDevice.of(share) for share in devices),

@@ -13,7 +13,6 @@ def grant(uid: str = "u1", *shares: CardShare, **changes: object) -> Grant:
         "namespace": "default",
         "name": "a",
         "container": "main",
-        "key": "0",
         "slots": ("s001",),
         "shares": shares,
         "pod_shares": shares,
