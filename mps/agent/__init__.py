@@ -4,7 +4,7 @@ Runs in every pod that has it, so it is small: one thread, the standard library,
 reads the node's files.
 
     running     the thread: looks, writes, answers, and ends with the signal
-    podshares   what it reads of its pod and writes for each container
-    endpoint    the HTTP server; `exposition`: its metrics
+    podshares   what it reads of its pod, writes for each container, and tells as metrics
+    endpoint    the HTTP server
     probe       the startup probe's question to the agent
 """

@@ -14,7 +14,7 @@ from cardwise.core.api import shareagent
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import mpsnode
 from cardwise.gpus.mpsnode import CardLook
-from mps.agent import exposition, podshares
+from mps.agent import podshares
 from mps.agent.endpoint import Endpoint, Reply
 from mps.agent.podshares import Told
 
@@ -138,7 +138,7 @@ class ShareAgent:
                 body = podshares.document(self._told.shares[listener], self._enforced[listener])
                 return Reply(200, body + "\n", "application/json")
             case "/metrics":
-                body = exposition.text(self._told, self._enforced, self._looks, ready=self._ready)
+                body = podshares.metrics(self._told, self._enforced, self._looks, ready=self._ready)
                 return Reply(200, body, _METRICS)
             case "/readyz":
                 body = "".join(f"{problem}\n" for problem in self._problems()) or "ok\n"

@@ -11,7 +11,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.mpsnode import CardLook
 from cardwise.share import reading
-from mps.agent import exposition, podshares
+from mps.agent import podshares
 from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
@@ -80,7 +80,7 @@ def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
     asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
     looks = {ONE: CardLook("", MpsState.READY), odd: CardLook("dead", None)}
-    text = exposition.text(asked, {"0": "mps", "1": ""}, looks, ready=True)
+    text = podshares.metrics(asked, {"0": "mps", "1": ""}, looks, ready=True)
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
