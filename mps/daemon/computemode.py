@@ -4,27 +4,29 @@ It survives crashes: what a card's mode was before is on disk before the card is
 mistake serves nobody; one that is open lets a process without MPS past every limit.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import structlog
 
+from cardwise.core.api import mps
 from cardwise.gpus.protocol import CardUnwilling, CardUse, ComputeMode
-from mps.daemon import directories
+from cardwise.runtime import replacing
 
 _log = structlog.get_logger(__name__)
 
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Idempotent. Raises CardUnwilling or OSError."""
-    before = directories.modes(home)
+    before = _noted(home)
     for uuid in uuids:
         mode = use.compute_mode(uuid)
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
             continue
         if before.get(uuid) is not mode:
             before[uuid] = mode
-            directories.write_modes(home, before)
+            _note(home, before)
         use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
         _log.info("card closed to processes without MPS", card=uuid, mode_before=str(mode))
 
@@ -41,7 +43,7 @@ def reopen(home: Path, use: CardUse) -> list[str]:
     """
     left: dict[str, ComputeMode] = {}
     problems = []
-    for uuid, mode in directories.modes(home).items():
+    for uuid, mode in _noted(home).items():
         try:
             use.set_compute_mode(uuid, mode)
         except CardUnwilling as error:
@@ -49,5 +51,22 @@ def reopen(home: Path, use: CardUse) -> list[str]:
             problems.append(f"card {uuid} stays closed: {error}")
         else:
             _log.info("card open again", card=uuid, mode=str(mode))
-    directories.write_modes(home, left)
+    _note(home, left)
     return problems
+
+
+def _noted(home: Path) -> dict[str, ComputeMode]:
+    """Compute modes of before, by UUID, of cards that were closed and not opened again."""
+    try:
+        raw = json.loads((home / mps.MODES).read_text())
+        return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _note(home: Path, found: Mapping[str, ComputeMode]) -> None:
+    """Raises OSError."""
+    if found:
+        replacing.replace(home / mps.MODES, json.dumps(dict(found)).encode())
+    else:
+        (home / mps.MODES).unlink(missing_ok=True)

@@ -1,15 +1,12 @@
 """A daemon's directory on the node: its permissions, so that every user's server works in it, and its files."""
 
-import json
 import shutil
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Status
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus.protocol import ComputeMode
 from cardwise.runtime import replacing
 
 _OPEN = 0o755
@@ -70,20 +67,3 @@ def share(home: Path) -> None:
 def write_status(home: Path, status: Status) -> None:
     """Raises OSError."""
     replacing.replace(home / mps.READY, mps.encode(status).encode())
-
-
-def modes(home: Path) -> dict[str, ComputeMode]:
-    """Compute modes of before, by UUID, of cards that were closed and not opened again."""
-    try:
-        raw = json.loads((home / mps.MODES).read_text())
-        return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-def write_modes(home: Path, found: Mapping[str, ComputeMode]) -> None:
-    """Raises OSError."""
-    if found:
-        replacing.replace(home / mps.MODES, json.dumps(dict(found)).encode())
-    else:
-        (home / mps.MODES).unlink(missing_ok=True)
