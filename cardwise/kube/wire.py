@@ -16,12 +16,15 @@ _T = TypeVar("_T")
 
 
 class ObjectMeta(Struct, rename="camel", frozen=True):
-    """Times are RFC 3339 strings as sent."""
+    """Times are RFC 3339 strings as sent.
+
+    It has no resourceVersion, which each write changes: records of equal content are equal, so a write that changes
+    nothing else is no change to a reflector.
+    """
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
-    resource_version: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     deletion_timestamp: str | None = None
@@ -75,11 +78,10 @@ class List(Struct):
 
 
 class Identity(Struct, rename="camel"):
-    """The part of metadata that every consumer of a watch needs."""
+    """The part of metadata that a reflector reads of each object."""
 
     name: str = ""
     namespace: str = ""
-    uid: str = ""
     resource_version: str = ""
 
 

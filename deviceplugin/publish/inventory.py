@@ -46,9 +46,7 @@ _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
 def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
     found = _decode_resource(content)
-    # Versions change with each of our own writes; equal content must be no change.
-    head = msgspec.structs.replace(found.metadata, resource_version="")
-    return found.metadata.name, msgspec.structs.replace(found, metadata=head)
+    return found.metadata.name, found
 
 
 class NodePublisher:

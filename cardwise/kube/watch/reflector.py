@@ -82,7 +82,7 @@ class Reflector(Generic[T]):
     """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
     `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
 
-    Metrics read the plain counters: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
+    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
     handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
     """
 

@@ -4,7 +4,7 @@ No I/O, no clock and no threads, so that its one promise can be property-tested:
 diffs, played one after the other, rebuild it.
 """
 
-from collections.abc import Collection, ItemsView, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -36,19 +36,12 @@ class Store(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
     def get(self, key: str) -> T | None:
         return self._values.get(key)
 
     def snapshot(self) -> dict[str, T]:
         """A copy of all, taken in one step."""
         return dict(self._values)
-
-    def items(self) -> ItemsView[str, T]:
-        """Live, for the thread that writes; others take a snapshot."""
-        return self._values.items()
 
     def apply(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
         """One event: the object now projects to (key, value), or to nothing (deleted, or no longer of interest)."""
