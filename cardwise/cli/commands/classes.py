@@ -1,20 +1,17 @@
 """`cardwise classes`: what types of cards there are, what is left of each, and who uses it."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import click
 
 from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import visible
 from cardwise.cli.render import devicetable, printing, tables, visibletable
-from cardwise.core.api.classes import DeviceClass
-from cardwise.core.api.quotas import NOTHING, Charge, Entry
-from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement import inventory
+from cardwise.core.placement.inventory import CardClassView
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
-from cardwise.kube.survey import Survey
 
 _NOBODY = "Nobody uses it.\n"
 
@@ -34,7 +31,8 @@ def classes(output: str, name: str | None) -> None:
     printing.warn(seen)
     if name is not None and name not in seen.classes:
         raise _unknown(name, seen.classes)
-    of_cards, of_devices = views(seen, name), devicetable.views(seen, name)
+    of_cards = inventory.classes_of_cards(seen.ledger, seen.classes, name)
+    of_devices = inventory.classes_of_devices(seen.ledger, seen.classes, name)
     if output in ("json", "yaml"):
         printing.dump({"classes": as_json(of_cards), "deviceClasses": devicetable.as_json(of_devices)}, output)
     elif not seen.classes:
@@ -68,47 +66,7 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
     console.say(visibletable.of_types(found, None if output == "wide" else console.columns()), nl=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassView:
-    """A class with its cards added up: `amounts` by the names of `visible.AMOUNTS`. `users`: what each namespace holds
-    on them, the most first.
-    """
-
-    known: DeviceClass
-    amounts: Mapping[str, int]
-    users: tuple[tuple[str, Charge], ...]
-
-
-def views(survey: Survey, only: str | None = None) -> list[ClassView]:
-    """All classes of cards by name, or the one."""
-    ledger = survey.ledger
-    namespaces = sorted({holding.namespace for holding in ledger.holdings()})
-    return [
-        _view(ledger, survey.classes[name], namespaces)
-        for name in sorted(survey.classes)
-        if not survey.classes[name].other and only in (None, name)
-    ]
-
-
-def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> ClassView:
-    of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
-    entry = Entry(device_class=known.name)
-    held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
-    return ClassView(
-        known=known,
-        amounts={
-            "cards": len(of_class),
-            "healthyCards": sum(node.cards[i].healthy for node, i in of_class),
-            "nodes": len({node.name for node, _ in of_class}),
-            "memoryMiB": sum(node.cards[i].mem for node, i in of_class),
-            "usedMiB": sum(node.used[i] for node, i in of_class),
-            "freeMiB": sum(node.free_mib(i) for node, i in of_class),
-        },
-        users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
-    )
-
-
-def table(seen: Sequence[ClassView], columns: int | None = None, *, wide: bool = False) -> str:
+def table(seen: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each. `columns`: of the terminal."""
     rows = visibletable.of_cards(visible.typed(view.known, view.amounts) for view in seen)
     if not wide:
@@ -117,18 +75,18 @@ def table(seen: Sequence[ClassView], columns: int | None = None, *, wide: bool =
     return tables.together([[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users(seen)])
 
 
-def single(view: ClassView, columns: int | None = None) -> str:
+def single(view: CardClassView, columns: int | None = None) -> str:
     """The row of one class and who uses it. `columns`: of the terminal."""
     users = [row[1:] for row in _users([view])]
     return f"{table([view], columns)}\n{tables.aligned(users) if view.users else _NOBODY}"
 
 
-def as_json(seen: Sequence[ClassView]) -> list[Json]:
+def as_json(seen: Sequence[CardClassView]) -> list[Json]:
     """All of it, for programs."""
     return [_object(view) for view in seen]
 
 
-def _object(view: ClassView) -> Json:
+def _object(view: CardClassView) -> Json:
     share = view.known.share
     return {
         "name": view.known.name,
@@ -144,7 +102,7 @@ def _object(view: ClassView) -> Json:
     }
 
 
-def _users(seen: Sequence[ClassView]) -> list[list[str]]:
+def _users(seen: Sequence[CardClassView]) -> list[list[str]]:
     rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-CARDS"]]
     rows += [
         [view.known.name, namespace, str(held.shares), str(held.memory), str(held.cards)]

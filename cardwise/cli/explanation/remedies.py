@@ -9,7 +9,7 @@ from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
-from cardwise.core.placement import fitting
+from cardwise.core.placement import fitting, inventory
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
@@ -164,18 +164,11 @@ def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
     for quota, left in survey.headroom(namespace):
         if explanation.exceeding(claims, left, survey.ledger) is None:
             continue
-        charges = [(one, _charge(survey.ledger, one, left)) for one in survey.ledger.holdings()]
+        charges = [(one, inventory.charge(survey.ledger, one, left.entry).memory) for one in survey.ledger.holdings()]
         here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
         most = sorted(here, key=lambda one: (-one[1], one[0].name))
         by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pod')}" if most else ""
         yield f"GPUQuota {quota.name} left room on {quotas.title(left.entry)}{by}"
-
-
-def _charge(ledger: Ledger, holding: Holding, left: Headroom) -> int:
-    """MiB of the cards that the entry covers."""
-    shares = holding.assignment.shares()
-    covered = [share for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), left.entry)]
-    return quotas.total(map(quotas.charge, covered)).memory
 
 
 def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:

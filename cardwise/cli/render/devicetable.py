@@ -4,14 +4,12 @@ A device is given whole or not at all, so counts are added up and no memory. Wha
 `inspect` and `classes` wait for none of its search.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cardwise.cli.render import tables
-from cardwise.core.api.classes import DeviceClass
-from cardwise.core.placement.devices import Device
+from cardwise.core.placement import inventory
+from cardwise.core.placement.inventory import DeviceClassView
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values import wording
@@ -23,57 +21,6 @@ if TYPE_CHECKING:
 
 _FEW = 10  # nodes named in one line
 _NOBODY = "Nobody uses it.\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceClassView:
-    """A class of devices, counted. `users`: how many of them each namespace has, the most first."""
-
-    known: DeviceClass
-    devices: int
-    healthy: int
-    nodes: int
-    used: int
-    free: int
-    users: tuple[tuple[str, int], ...]
-
-
-def views(survey: Survey, only: str | None = None) -> list[DeviceClassView]:
-    """All classes of devices by name, or the one."""
-    by_device = [(node, _holders(survey.ledger, node)) for node in survey.ledger.nodes() if node.devices]
-    return [
-        _view(survey.classes[name], by_device)
-        for name in sorted(survey.classes)
-        if survey.classes[name].other and only in (None, name)
-    ]
-
-
-def _view(known: DeviceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]) -> DeviceClassView:
-    of_class = [(node, device, held) for node, held in nodes for device in node.devices if known.name in device.classes]
-    users = Counter(holding.namespace for _, device, held in of_class for holding in held.get(device.uuid, ()))
-    return DeviceClassView(
-        known=known,
-        devices=len(of_class),
-        healthy=sum(device.healthy for _, device, _ in of_class),
-        nodes=len({node.name for node, _, _ in of_class}),
-        used=sum(device.uuid in node.taken for node, device, _ in of_class),
-        free=sum(is_free(node, device) for node, device, _ in of_class),
-        users=tuple(sorted(users.items(), key=lambda user: (-user[1], user[0]))),
-    )
-
-
-def is_free(node: NodeState, device: Device) -> bool:
-    """Whether a pod could get it now."""
-    return device.takes and device.uuid not in node.taken
-
-
-def _holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
-    """What pods hold on the node, by the device's UUID."""
-    found: dict[str, list[Holding]] = {}
-    for holding in ledger.holdings(node.name):
-        for share in holding.assignment.device_shares():
-            found.setdefault(share.uuid, []).append(holding)
-    return found
 
 
 # `cardwise classes`.
@@ -122,7 +69,7 @@ def as_json(seen: Sequence[DeviceClassView]) -> list[dict[str, Any]]:
 
 def of_node(ledger: Ledger, node: NodeState) -> str:
     """The table of a node's devices and who holds each; nothing where it has none."""
-    held = _holders(ledger, node)
+    held = inventory.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "HELD-BY"]]
     for device in node.devices:
         by = ", ".join(name(holding) for holding in held.get(device.uuid, ()))
@@ -134,7 +81,7 @@ def of_node(ledger: Ledger, node: NodeState) -> str:
 
 def objects(ledger: Ledger, node: NodeState) -> list[dict[str, Any]]:
     """The devices of the node as objects, for programs."""
-    held = _holders(ledger, node)
+    held = inventory.device_holders(ledger, node)
     return [
         {
             "index": device.index,
@@ -164,7 +111,7 @@ def of_class(name_of_class: str, survey: Survey) -> str:
             f"No device is of class {name_of_class}: see its selector with "
             f"`kubectl get resourceclass {name_of_class} -o yaml`."
         )
-    free = {node.name: sum(is_free(node, one) for one in of_one) for node, of_one in by_node.items()}
+    free = {node.name: sum(inventory.is_free(node, one) for one in of_one) for node, of_one in by_node.items()}
     sick = sum(not device.healthy for device in devices)
     return (
         f"Of class {name_of_class}: {wording.count(len(devices), 'device')} on "

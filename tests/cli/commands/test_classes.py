@@ -6,14 +6,17 @@ import pytest
 import yaml
 
 from cardwise.cli.commands import classes
+from cardwise.core.placement import inventory
+from cardwise.core.placement.inventory import CardClassView
 from cardwise.kube import survey
 from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
 
 K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
 
-def views(api: Cluster, only: str | None = None) -> list[classes.ClassView]:
-    return classes.views(survey.take(api.kube), only)
+def views(api: Cluster, only: str | None = None) -> list[CardClassView]:
+    seen = survey.take(api.kube)
+    return inventory.classes_of_cards(seen.ledger, seen.classes, only)
 
 
 def test_table():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from cardwise.cli.commands import classes
 from cardwise.cli.explanation import sentences
-from cardwise.cli.render import cardtable, devicetable
+from cardwise.cli.render import cardtable
+from cardwise.core.placement import inventory
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
 from tests.cli.worlds import (
@@ -124,8 +124,9 @@ def test_inspect_for_programs(monkeypatch):
 
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
-    (view,) = classes.views(seen(resourceclasses=[loose]))
-    assert (view.amounts["cards"], devicetable.views(seen(resourceclasses=[loose]))) == (4, [])
+    there = seen(resourceclasses=[loose])
+    (view,) = inventory.classes_of_cards(there.ledger, there.classes)
+    assert (view.amounts["cards"], inventory.classes_of_devices(there.ledger, there.classes)) == (4, [])
 
 
 def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():

@@ -5,6 +5,8 @@ import json
 import yaml
 
 from cardwise.cli.render import quotatable
+from cardwise.core.placement import inventory
+from cardwise.core.placement.inventory import EntryView
 from cardwise.kube import survey
 from tests.cli.worlds import K80_CLASS, Cluster, gpu_quota, lists, native_quota
 
@@ -16,9 +18,13 @@ NATIVE = native_quota(
 OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b", onExceed="Refuse")
 
 
-def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:
+def entries(api: Cluster, namespace: str = "") -> list[EntryView]:
     seen = survey.take(api.kube, namespace=namespace, addresses=False)
-    return quotatable.table(quotatable.views(seen, namespace), survey.native_quotas(api.kube, namespace), wide=wide)
+    return inventory.entries(seen.ledger, seen.quotas, seen.missing, namespace)
+
+
+def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:
+    return quotatable.table(entries(api, namespace), survey.native_quotas(api.kube, namespace), wide=wide)
 
 
 def test_both_layers_of_one_namespace():
@@ -73,8 +79,7 @@ def test_what_only_a_node_says_of_a_pod_is_in_no_quota():
 
 def test_for_programs():
     api = lists(resourcequotas=[NATIVE])
-    seen = survey.take(api.kube, namespace="team-a", addresses=False)
-    shown = quotatable.as_json(quotatable.views(seen, "team-a"), survey.native_quotas(api.kube, "team-a"))
+    shown = quotatable.as_json(entries(api, "team-a"), survey.native_quotas(api.kube, "team-a"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     first, second = shown["gpuQuotas"]
     assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "cards": 1})

@@ -1,0 +1,180 @@
+"""The inventory: what there is of each class and of each entry of a quota, what is used of it, and by whom.
+
+Added up from the ledger for people and programs that look; placement never asks it. A device is given whole or not at
+all, so devices are counted, and no memory.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from cardwise.core.api import quotas
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardClassView:
+    """A class with its cards added up: `amounts` by the names of a ResourceClass's status. `users`: what each namespace
+    holds on them, the most first.
+    """
+
+    known: DeviceClass
+    amounts: Mapping[str, int]
+    users: tuple[tuple[str, Charge], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClassView:
+    """A class of devices, counted. `users`: how many of them each namespace has, the most first."""
+
+    known: DeviceClass
+    devices: int
+    healthy: int
+    nodes: int
+    used: int
+    free: int
+    users: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryView:
+    """One entry of a GPUQuota, what its namespace holds of it, and each pod's part of that, the largest first.
+
+    `missing`: why it limits nothing: its class is none.
+    """
+
+    quota: GPUQuota
+    entry: Entry
+    used: Charge
+    holders: tuple[tuple[Holding, Charge], ...]
+    missing: str = ""
+
+
+def classes_of_cards(
+    ledger: Ledger, classes: Mapping[str, DeviceClass], only: str | None = None
+) -> list[CardClassView]:
+    """All classes of cards by name, or the one."""
+    namespaces = sorted({holding.namespace for holding in ledger.holdings()})
+    return [
+        _of_cards(ledger, classes[name], namespaces)
+        for name in sorted(classes)
+        if not classes[name].other and only in (None, name)
+    ]
+
+
+def _of_cards(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> CardClassView:
+    of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
+    entry = Entry(device_class=known.name)
+    held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
+    return CardClassView(
+        known=known,
+        amounts={
+            "cards": len(of_class),
+            "healthyCards": sum(node.cards[i].healthy for node, i in of_class),
+            "nodes": len({node.name for node, _ in of_class}),
+            "memoryMiB": sum(node.cards[i].mem for node, i in of_class),
+            "usedMiB": sum(node.used[i] for node, i in of_class),
+            "freeMiB": sum(node.free_mib(i) for node, i in of_class),
+        },
+        users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
+    )
+
+
+def classes_of_devices(
+    ledger: Ledger, classes: Mapping[str, DeviceClass], only: str | None = None
+) -> list[DeviceClassView]:
+    """All classes of devices by name, or the one."""
+    by_device = [(node, device_holders(ledger, node)) for node in ledger.nodes() if node.devices]
+    return [
+        _of_devices(classes[name], by_device)
+        for name in sorted(classes)
+        if classes[name].other and only in (None, name)
+    ]
+
+
+def _of_devices(known: DeviceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]) -> DeviceClassView:
+    of_class = [(node, device, held) for node, held in nodes for device in node.devices if known.name in device.classes]
+    users = Counter(holding.namespace for _, device, held in of_class for holding in held.get(device.uuid, ()))
+    return DeviceClassView(
+        known=known,
+        devices=len(of_class),
+        healthy=sum(device.healthy for _, device, _ in of_class),
+        nodes=len({node.name for node, _, _ in of_class}),
+        used=sum(device.uuid in node.taken for node, device, _ in of_class),
+        free=sum(is_free(node, device) for node, device, _ in of_class),
+        users=tuple(sorted(users.items(), key=lambda user: (-user[1], user[0]))),
+    )
+
+
+def is_free(node: NodeState, device: Device) -> bool:
+    """Whether a pod could get the device now."""
+    return device.takes and device.uuid not in node.taken
+
+
+def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
+    """What pods hold on the node, by the device's UUID."""
+    found: dict[str, list[Holding]] = {}
+    for holding in ledger.holdings(node.name):
+        for share in holding.assignment.device_shares():
+            found.setdefault(share.uuid, []).append(holding)
+    return found
+
+
+def entries(
+    ledger: Ledger, found: Iterable[GPUQuota], missing: Callable[[str], str], namespace: str = ""
+) -> list[EntryView]:
+    """Every entry of the GPUQuotas of a namespace, or of all, by namespace and name. `missing`: why a class of that
+    name is none, "" where it is one.
+    """
+    by_namespace: dict[str, list[Holding]] = {}
+    for holding in ledger.holdings():
+        if holding.charged:
+            by_namespace.setdefault(holding.namespace, []).append(holding)
+    seen = []
+    for quota in sorted(found, key=lambda quota: (quota.namespace, quota.name)):
+        for entry in quota.entries if namespace in ("", quota.namespace) else ():
+            held = [(one, charge(ledger, one, entry)) for one in by_namespace.get(quota.namespace, ())]
+            holders = sorted(
+                (part for part in held if part[1] != NOTHING), key=lambda part: (-part[1].memory, part[0].name)
+            )
+            seen.append(
+                EntryView(
+                    quota=quota,
+                    entry=entry,
+                    used=ledger.used(quota.namespace, entry),
+                    holders=tuple(holders),
+                    missing=missing(entry.device_class) if entry.device_class else "",
+                )
+            )
+    return seen
+
+
+def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
+    """The entries as the statuses of the GPUQuotas show them, for users who may read no card. A quota that cannot be
+    read limits nothing, and is left out.
+    """
+    seen = []
+    for obj in objects:
+        try:
+            quota = quotas.parse(obj)
+        except InvalidRequest:
+            continue
+        used = quotas.used_by_status(obj)
+        for entry in quota.entries:
+            held = used.get((entry.device_class, entry.model), NOTHING)
+            seen.append(EntryView(quota=quota, entry=entry, used=held, holders=()))
+    return sorted(seen, key=lambda view: (view.quota.namespace, view.quota.name))
+
+
+def charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:
+    """What one pod takes from the entry."""
+    shares = holding.assignment.shares()
+    return quotas.total(
+        quotas.charge(share) for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), entry)
+    )
