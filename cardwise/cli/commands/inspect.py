@@ -1,8 +1,11 @@
-"""`cardwise inspect`: its options. What it shows is imported when it is called: `--help` waits for none of it."""
+"""`cardwise inspect`: cards and who holds how much of them, as `kubectl inspect gpushare` shows it.
+
+What reads and shows them is imported when it is called: `--help` waits for none of it.
+"""
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 
 
 @click.command()
@@ -12,6 +15,28 @@ from cardwise.cli import options
 @click.argument("node", required=False)
 def inspect(details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
-    from cardwise.cli.render import inspection  # noqa: PLC0415 - see above
+    from cardwise.cli.render import cardtable, printing  # noqa: PLC0415 - see above
+    from cardwise.kube import errors, survey  # noqa: PLC0415 - see above
 
-    inspection.show(options.client(), node, output, details=details)
+    client = options.client()
+    try:
+        seen = survey.take(client, own=client.namespace)
+    except errors.Forbidden as error:
+        from cardwise.cli.render import visibletable  # noqa: PLC0415 - who sees the cards does not wait for it
+
+        visibletable.show(client, error, output, [node] if node else [])
+        return
+    shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
+    if node is not None and node not in {one.name for one in shown}:
+        known = ", ".join(one.name for one in shown) or "none"
+        raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
+    if output != "table":
+        printing.dump(cardtable.as_json(seen.ledger, seen.addresses, node), output)
+        return
+    draw = cardtable.details if details else cardtable.summary
+    console.say(draw(seen.ledger, seen.addresses, node), nl=False)
+    if details:
+        from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
+
+        console.say(gangtable.holds_table(gangtable.holds(client), node), nl=False)
+    printing.warn(seen)

@@ -1,9 +1,10 @@
 """Sentences of `explain` about a waiting pod's types, and about the quotas that stand in its way."""
 
-from cardwise.cli.render import devicetable
+from collections.abc import Mapping
+
 from cardwise.core.api import quotas
 from cardwise.core.api.request import PodRequest
-from cardwise.core.placement import fitting
+from cardwise.core.placement import fitting, inventory
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
 from cardwise.kube.survey import Survey
@@ -16,7 +17,7 @@ def types(asked: PodRequest, survey: Survey) -> list[str]:
     named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
     of_devices = dict.fromkeys(one.device_class for one in asked.devices)
     return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [
-        _unknown(name, survey) or devicetable.of_class(name, survey) for name in of_devices
+        _unknown(name, survey) or _of_devices(name, survey) for name in of_devices
     ]
 
 
@@ -34,12 +35,33 @@ def _of_class(name: str, survey: Survey) -> str:
     cards = [card for of_node in nodes.values() for card in of_node]
     if not cards:
         return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
-    on = [f"{node} ({len(of_node)})" for node, of_node in nodes.items() if of_node]
-    shown = wording.few(on, _FEW, "node")
+    shown = _listed({node: len(of_node) for node, of_node in nodes.items()})
     sick = sum(not card.healthy for card in cards)
     return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
         f", {sick} of them unhealthy." if sick else "."
     )
+
+
+def _of_devices(name: str, survey: Survey) -> str:
+    """Which devices are of the class and where some are free."""
+    nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
+    devices = [device for of_node in nodes.values() for device in of_node]
+    if not devices:
+        return f"No device is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
+    there = {node.name: len(of_node) for node, of_node in nodes.items()}
+    free = {node.name: sum(inventory.is_free(node, one) for one in of_node) for node, of_node in nodes.items()}
+    sick = sum(not device.healthy for device in devices)
+    return (
+        f"Of class {name}: {wording.count(len(devices), 'device')} on {_listed(there)}"
+        + (f", {sick} of them unhealthy" if sick else "")
+        + f"; free: {_listed(free) or 'none'}."
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Nodes with a number each, without those that have none."""
+    on = [f"{node} ({count})" for node, count in counts.items() if count]
+    return wording.few(on, _FEW, "node")
 
 
 def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list[str]:

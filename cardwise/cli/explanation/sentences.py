@@ -10,10 +10,10 @@ from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import holdups, obstacles, remedies
 from cardwise.cli.explanation.holdups import Around
-from cardwise.cli.render import devicetable
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _STARTING = ("ContainerCreating", "PodInitializing")
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+_ABOUT_DEVICES = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _UNTOLD = wire.ExtendedResourceStatus()
 
 
@@ -241,8 +242,8 @@ def _waiting(
         if view.refusal is None:
             continue
         lines.append(f"  {view.name}: {view.refusal.text}")
-        if devicetable.is_about_devices(view.refusal):
-            lines += devicetable.shortage(view.devices)
+        if view.refusal in _ABOUT_DEVICES:  # its cards say nothing
+            lines += _shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
             lines += [_card(card, known.get(card.uuid, _UNTOLD)) for card in view.cards]
     away = [name for name in with_cards if name not in nodes]
@@ -274,3 +275,22 @@ def _of_mps(told: wire.MpsStatus | None) -> str:
         return " (the node has no manager)"
     alone = ", one user at a time" * (not told.multi_user)
     return f" ({told.state}{alone}{': ' * bool(told.reason)}{told.reason})"
+
+
+def _shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
+    """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
+    lines = [f"    {_devices(view)}" for view in seen if view.total]
+    if lines and all(view.free >= view.asked for view in seen):
+        lines.append("    each class has enough free, but some of these devices are of several: together too few")
+    return lines
+
+
+def _devices(view: explanation.DevicesView) -> str:
+    short, sick = view.asked - view.free, view.total - view.healthy
+    by = ", ".join(sorted(f"{one.namespace}/{one.marked_name}" for one in view.holders))
+    return (
+        f"{view.device_class}: {view.asked} asked, {view.free} of {wording.count(view.total, 'device')} free"
+        + (f", {short} short" if short > 0 else "")
+        + (f", {sick} unhealthy" if sick else "")
+        + (f", held by {by}" if by else "")
+    )

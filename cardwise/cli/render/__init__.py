@@ -5,11 +5,11 @@ text and JSON.
 
     tables        every table
     printing      every JSON, and what could not be read
-    cardtable     cards, as `kubectl inspect gpushare`; `inspection`: all of `cardwise inspect`
+    cardtable     cards and devices, as `kubectl inspect gpushare`
+    classtable    `classes`, of cards and of devices
     toptable      `top`, one line for each card; `livescreen`: its screen
     visibletable  what users see who may read no card
     quotatable    `quota`
     gangtable     `gangs`
-    devicetable   devices that are not GPUs
     replays       runs of `simulate`; `plotting`: their plots
 """

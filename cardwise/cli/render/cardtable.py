@@ -1,4 +1,4 @@
-"""The tables of `kubectl inspect gpushare`, drawn from a ledger.
+"""The tables and the JSON of `cardwise inspect`, drawn from a ledger: those of `kubectl inspect gpushare`.
 
 Kept to gpushare's layout (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts read it;
 unlike it, cards of different size in one node show their own size, and nodes come in the order of their names. Devices
@@ -7,9 +7,11 @@ that are not GPUs have a table of their own, since nothing of theirs can be adde
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cardwise.cli.render import devicetable, tables
+from cardwise.cli.render import tables
+from cardwise.core.placement import inventory
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.decoded import Json
 
 
 def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
@@ -37,7 +39,7 @@ def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
         head = tables.aligned([*names, *_models(node), *_out_of_use(node)])
         body = [_pods(ledger, node)] if node.cards else []
-        body += [devicetable.of_node(ledger, node).rstrip()] if node.devices else []
+        body += [_devices(ledger, node).rstrip()] if node.devices else []
         parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
     return "".join(parts) + f"\n\nAllocated/Total GPU Memory In Cluster:  {_cluster(nodes)}\n"
 
@@ -54,8 +56,7 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
             position = node.position(share)
             if position is not None:
                 held[position] += share.mem
-        name = f"{holding.name} ({holding.mark})" if holding.mark else holding.name
-        rows.append([name, holding.namespace, *map(str, held)])
+        rows.append([holding.marked_name, holding.namespace, *map(str, held)])
     sums = [
         ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
         ["Total :", str(_total(node))],
@@ -63,6 +64,18 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
     table = tables.aligned(rows) + tables.aligned(sums)
     line = "-" * max(len(row) for row in table.splitlines())
     return f"{table}{line}"
+
+
+def _devices(ledger: Ledger, node: NodeState) -> str:
+    """The devices of the node and who holds each."""
+    held = inventory.device_holders(ledger, node)
+    rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "HELD-BY"]]
+    for device in node.devices:
+        by = ", ".join(f"{one.namespace}/{one.marked_name}" for one in held.get(device.uuid, ()))
+        why = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
+        state = (by or "-") + (f" ({why})" if why and (device.cordoned or not by) else "")
+        rows.append([device.uuid, device.kind, device.model or "-", ",".join(sorted(device.classes)) or "-", state])
+    return tables.together([rows])
 
 
 def with_cards(ledger: Ledger, only: str | None = None) -> list[NodeState]:
@@ -120,3 +133,58 @@ def _percent(part: int, whole: int) -> str:
 def _cluster(nodes: Sequence[NodeState]) -> str:
     used, total = sum(map(_used, nodes)), sum(map(_total, nodes))
     return f"{used}/{total} ({_percent(used, total)})"
+
+
+def as_json(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> Json:
+    """All of it, for programs: of all nodes or of the one."""
+    return {
+        "nodes": [
+            {
+                "name": node.name,
+                "address": addresses.get(node.name, "unknown"),
+                "cards": _card_objects(ledger, node),
+                "devices": _device_objects(ledger, node),
+            }
+            for node in ledger.nodes()
+            if only in (None, node.name)
+        ]
+    }
+
+
+def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
+    holdings = ledger.holdings(node.name)
+    return [
+        {
+            "index": card.index,
+            "uuid": card.uuid,
+            "model": card.model,
+            "healthy": card.healthy,
+            "cordoned": card.cordoned,
+            "totalMiB": card.mem,
+            "usedMiB": node.used[i],
+            "pods": [
+                {"namespace": h.namespace, "name": h.name, "uid": h.uid, "usedMiB": share.mem}
+                for h in holdings
+                for share in h.assignment.shares()
+                if node.position(share) == i
+            ],
+        }
+        for i, card in enumerate(node.cards)
+    ]
+
+
+def _device_objects(ledger: Ledger, node: NodeState) -> list[Json]:
+    held = inventory.device_holders(ledger, node)
+    return [
+        {
+            "index": device.index,
+            "uuid": device.uuid,
+            "kind": device.kind,
+            "model": device.model,
+            "healthy": device.healthy,
+            "cordoned": device.cordoned,
+            "classes": sorted(device.classes),
+            "pods": [{"namespace": h.namespace, "name": h.name, "uid": h.uid} for h in held.get(device.uuid, ())],
+        }
+        for device in node.devices
+    ]

@@ -31,9 +31,8 @@ def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "CARDS-OF", "POD", "NODE", "SHARES", "MIB", "WHOLE-CARDS"]]
     for view in seen:
         for holding, part in view.holders:
-            name = f"{holding.name} ({holding.mark})" if holding.mark else holding.name
             whose = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
-            rows.append([*whose, name, holding.node, *map(str, part)])
+            rows.append([*whose, holding.marked_name, holding.node, *map(str, part)])
     return rows
 
 

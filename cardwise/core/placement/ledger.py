@@ -45,6 +45,11 @@ class Holding:
     mps_client: MpsClient = COMMON
     charged: bool = True
 
+    @property
+    def marked_name(self) -> str:
+        """The pod's name, and its mark in brackets if it has one."""
+        return f"{self.name} ({self.mark})" if self.mark else self.name
+
     def counts_like(self, other: "Holding") -> bool:
         """Whether no count changes if this takes the place of the other."""
         mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
