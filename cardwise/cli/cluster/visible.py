@@ -52,8 +52,9 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """`types` and `shares` are None where they may not be read either."""
+    """`shares` are of pods of the namespace. Both `types` and `shares` are None where they may not be read either."""
 
+    namespace: str
     types: tuple[Type, ...] | None
     shares: tuple[PodShare, ...] | None
 
@@ -98,11 +99,11 @@ def look(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] =
     except errors.Forbidden:
         if known is None:
             raise missing from None
-        return Visible(known, None)
+        return Visible(client.namespace, known, None)
     shares = (
         PodShare(holding.namespace, holding.name, holding.node, share.index, share.mem)
         for holding in held.holdings()
         for share in holding.assignment.shares()
         if not nodes or holding.node in nodes
     )
-    return Visible(known, tuple(sorted(shares, key=lambda one: (one.pod, one.card))))
+    return Visible(client.namespace, known, tuple(sorted(shares, key=lambda one: (one.pod, one.card))))

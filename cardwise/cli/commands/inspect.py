@@ -22,9 +22,11 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     try:
         seen = survey.take(client, own=client.namespace)
     except errors.Forbidden as error:
-        from cardwise.cli.render import visibletable  # noqa: PLC0415 - who sees the cards does not wait for it
+        # Who sees the cards does not wait for it.
+        from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above
+        from cardwise.cli.render import visibletable  # noqa: PLC0415 - see above
 
-        visibletable.show(client, error, output, [node] if node else [])
+        visibletable.show(visible.look(client, error, [node] if node else []), error, output)
         return
     shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
     if node is not None and node not in {one.name for one in shown}:

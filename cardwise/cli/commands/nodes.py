@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster import published, snapshots, visible
 from cardwise.cli.render import cardtable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.nodestate import NodeState
@@ -78,7 +78,7 @@ def nodes(output: str, node: tuple[str, ...]) -> None:
     try:
         seen = survey.take(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
-        visibletable.show(client, error, output, node)
+        visibletable.show(visible.look(client, error, node), error, output)
         return
     known = [one.name for one in cardtable.with_cards(seen.ledger)]
     missing = [name for name in node if name not in known]

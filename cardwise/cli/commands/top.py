@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import usage
+from cardwise.cli.cluster import usage, visible
 from cardwise.cli.cluster.usage import CardUsage
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, toptable, visibletable
@@ -56,7 +56,7 @@ def top(
             return
         look.look()
     except errors.Forbidden as error:
-        visibletable.show(client, error, output, node)
+        visibletable.show(visible.look(client, error, node), error, output)
         return
     if output == "table":
         console.say(look.screen(console.columns()), nl=False)

@@ -1,19 +1,16 @@
 """The tables and the JSON of `cardwise.cli.cluster.visible`."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from cardwise.cli import console, rights
-from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import PodShare
+from cardwise.cli.cluster.visible import PodShare, Visible
 from cardwise.cli.render import classtable, printing, tables
 from cardwise.kube import errors
-from cardwise.kube.client import KubeClient
 
 
-def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Collection[str] = ()) -> None:
-    """Prints it in the place of cards, and the right that is missing. Raises `missing` where nothing may be read."""
-    seen = visible.look(client, missing, nodes)
+def show(seen: Visible, missing: errors.Forbidden, output: str) -> None:
+    """Prints it in the place of cards, and the right that is missing."""
     console.say(f"note: types, and the cards of your own pods: {rights.missing(missing)}", err=True)
     if output in ("json", "yaml"):
         found = {
@@ -27,7 +24,7 @@ def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Coll
     parts += [tables.aligned(_of_pods(seen.shares))] if seen.shares else []
     console.say("\n".join(parts), nl=False)
     if seen.shares is not None and not seen.shares:
-        console.say(f"no pod of namespace {client.namespace!r} holds a card", err=True)
+        console.say(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
 
 
 def _of_pods(found: Iterable[PodShare]) -> list[list[str]]:
