@@ -6,10 +6,11 @@ from typing import Final
 import click
 
 from cardwise.cli import console, options, rights
-from cardwise.cli.cluster import published, snapshots, workloads
-from cardwise.cli.explanation import objects, sentences
+from cardwise.cli.cluster import podgroups, published, snapshots, workloads
+from cardwise.cli.cluster.podgroups import GangView
+from cardwise.cli.explanation import holdups, objects, sentences
 from cardwise.cli.explanation.holdups import Around
-from cardwise.cli.render import gangtable, printing
+from cardwise.cli.render import printing
 from cardwise.core.api import policies
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths, survey
@@ -100,7 +101,7 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tu
 
 
 def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
-    gang = gangtable.of_pod(client, pod)
+    gang = podgroups.of_pod(client, pod)
     seen = None
     try:
         seen = survey.take(client, addresses=False, own=namespace)
@@ -119,11 +120,13 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
         engine = SurveyedEngine(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             console.say(f"note: {note}", err=True)
-    text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang))
+    text = sentences.explain(
+        pod, seen, holdups.gang(gang) if gang is not None else (), told, engine, around=_around(client, pod, seen, gang)
+    )
     return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
 
 
-def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: gangtable.OfPod) -> Around:
+def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None) -> Around:
     """What is known beside cards; of a placed pod nothing is needed."""
     if pod["spec"].get("nodeName"):
         return Around()
@@ -131,11 +134,12 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: gangtable.
         nodes = list(client.objects(paths.nodes()))
     except errors.Forbidden:
         nodes = None
+    waiting, bound = (gang.waiting, frozenset(gang.bound)) if gang is not None else (frozenset(), frozenset())
     metadata = pod["metadata"]
     partners = {
         name: asked
         for namespace, name, asked in (seen.waiting if seen is not None else ())
-        if namespace == metadata["namespace"] and name in gang.waiting and name != metadata["name"]
+        if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
     replicas = workloads.replicas(client, pod)
-    return Around(nodes, replicas.former, replicas.fellows | gang.bound, partners)
+    return Around(nodes, replicas.former, replicas.fellows | bound, partners)

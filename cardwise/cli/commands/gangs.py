@@ -3,6 +3,7 @@
 import click
 
 from cardwise.cli import console, options
+from cardwise.cli.cluster import podgroups
 from cardwise.cli.render import gangtable, printing
 
 
@@ -15,7 +16,7 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
     client = options.client()
     of = "" if all_namespaces else namespace or client.namespace
-    views = gangtable.views(client, of)
+    views = podgroups.views(client, of)
     if output in ("json", "yaml"):
         printing.dump(gangtable.as_json(views), output)
     elif views:

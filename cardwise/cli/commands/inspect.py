@@ -38,7 +38,8 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     draw = cardtable.details if details else cardtable.summary
     console.say(draw(seen.ledger, seen.addresses, node), nl=False)
     if details:
+        from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
-        console.say(gangtable.holds_table(gangtable.holds(client), node), nl=False)
+        console.say(gangtable.holds_table(podgroups.holds(client), node), nl=False)
     printing.warn(seen)

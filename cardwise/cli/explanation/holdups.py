@@ -1,9 +1,10 @@
-"""What keeps a pod waiting before cards matter: its scheduler, its gates, and the nodes that it may be on."""
+"""What keeps a pod waiting before cards matter: its scheduler, its gates, its gang, and the nodes that it may be on."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import wording
@@ -62,6 +63,30 @@ def nobody_places(pod: Json) -> list[str]:
             f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
             f"gets a card. Create it again without spec.schedulerName, or with {_ASKING[0]}."
         )
+    return lines
+
+
+def gang(view: GangView) -> list[str]:
+    """How far it is, and who is missing."""
+    since = f" since {view.since}" if view.since else ""
+    there = f"{len(view.members)} are there, {len(view.bound)} have a node"
+    lines = [f"Its gang {view.name} needs {view.minimum or '?'} pods: {there} ({view.phase}{since})."]
+    if not view.minimum:
+        lines.append(
+            f"Nobody says how many, so it waits for ever: make a PodGroup {view.name} with spec.minMember, or create "
+            f"its pods again with the annotation {names.GROUP_NUM}."
+        )
+    missing = view.minimum - len(view.members)
+    if missing > 0:
+        there = wording.few(view.members, _FEW) or "none"
+        lines.append(f"{missing} more must be created before any of them is scheduled; there are {there}.")
+    elif len(view.bound) < view.minimum and view.waiting_for:
+        lines.append(f"It fits, and waits for {wording.few(view.waiting_for, _FEW)} to be scheduled.")
+    if view.held:
+        on = ", ".join(f"{held.node} ({held.cards})" for held in view.held)
+        lines.append(f"Cards held for it: {view.cards}, on {on}.")
+    if view.reason:
+        lines.append(f"Last said of it: {view.reason}.")
     return lines
 
 

@@ -1,0 +1,143 @@
+"""Gangs as the cluster shows them: by their PodGroups, whose status the extender writes, and by their pods.
+
+How many members are there is counted from the pods themselves, so that it is right also where no extender runs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cardwise.core.api import names
+from cardwise.core.gangs import gangs
+from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+_UNKNOWN = "Unknown"
+_UNTOLD = "no extender has told of it"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHold:
+    """What a gang that is planned holds on one node, for so many of its members."""
+
+    node: str
+    members: int
+    cards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangView:
+    """A gang. `members` are the names of its pods that count, `bound` of those with a node; `minimum` 0: unknown."""
+
+    namespace: str
+    name: str
+    phase: str
+    reason: str
+    minimum: int
+    members: tuple[str, ...]
+    bound: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    held: tuple[NodeHold, ...]
+    created: str
+    since: str
+
+    @property
+    def cards(self) -> int:
+        """Cards that are held for it."""
+        return sum(held.cards for held in self.held)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Its pods without a node."""
+        return frozenset(self.members) - frozenset(self.bound)
+
+
+def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
+    """The gangs of a namespace or of all, or the one of that name. Raises `KubeError`."""
+    groups = {_key(group): group for group in _groups(client, namespace)}
+    pods: dict[tuple[str, str], list[Json]] = {}
+    selector = {"labelSelector": f"{names.GANG}={name}" if name else names.GANG}
+    for pod in client.objects(paths.pods(namespace), selector):
+        pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
+    found = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
+    return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in found if name in ("", key[1])]
+
+
+def of_pod(client: KubeClient, pod: Json) -> GangView | None:
+    """The gang of the pod; None if it is in none. Raises `KubeError`."""
+    name = _gang_of(pod)
+    return next(iter(views(client, pod["metadata"]["namespace"], name)), None) if name else None
+
+
+def holds(client: KubeClient) -> list[GangView]:
+    """The gangs for which cards are held; none where PodGroups are not ours to read, or are not known."""
+    try:
+        return [view for group in _groups(client, "") if (view := _view(_key(group), group, [])).held]
+    except errors.Forbidden:
+        return []
+
+
+def _gang_of(pod: Json) -> str:
+    return str(labels_of(pod).get(names.GANG) or "")
+
+
+def _groups(client: KubeClient, namespace: str) -> Iterator[Json]:
+    try:
+        yield from client.objects(paths.podgroups(namespace))
+    except errors.NotFound:
+        return  # an older installation knows no PodGroups
+
+
+def _key(obj: Json) -> tuple[str, str]:
+    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+
+
+def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
+    status = group.get("status") or {}
+    there = [pod for pod in pods if _is_there(pod)]
+    created = [obj["metadata"].get("creationTimestamp") or "" for obj in (group or {"metadata": {}}, *pods)]
+    told = bool(status.get("phase"))
+    return GangView(
+        namespace=key[0],
+        name=key[1],
+        phase=status["phase"] if told else _UNKNOWN,
+        reason=(status.get("reason") or "") if told else _UNTOLD,
+        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _minimum(there),
+        members=tuple(sorted(_names(there))),
+        bound=tuple(sorted(_names(pod for pod in there if (pod.get("spec") or {}).get("nodeName")))),
+        waiting_for=tuple(status.get("waitingFor") or ()),
+        held=tuple(
+            NodeHold(one["node"], one.get("members", 0), one.get("cards", 0)) for one in status.get("held") or ()
+        ),
+        created=min(filter(None, created), default=""),
+        since=status.get("since") or "",
+    )
+
+
+def _is_there(pod: Json) -> bool:
+    """As the extender counts: it is not being deleted and has not failed."""
+    return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
+
+
+def _is_basic(pods: Sequence[Json]) -> bool:
+    """Whether the PodGroup of Kubernetes that they name has no minimum: the extender has let them go, and keeps no
+    PodGroup of its own for them.
+    """
+    return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.gated(pod) for pod in pods)
+
+
+def _names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+def _minimum(pods: Sequence[Json]) -> int:
+    """What the pods say, where nobody else does."""
+    said = []
+    for pod in pods:
+        try:
+            member = gangs.membership(pod)
+        except InvalidRequest:
+            continue  # made while nobody checked
+        said.append(member.minimum or 0 if member is not None else 0)
+    return max(said, default=0)
