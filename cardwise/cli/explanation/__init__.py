@@ -3,8 +3,7 @@
 Comes in: a pod, a survey, the engine. Goes out: lines for people, objects for programs.
 
     sentences  why a pod waits, or why it is where it is. Read this first
-    holdups    what keeps it waiting before cards matter: scheduler, gates, gang, nodes
-    obstacles  types and quotas in its way
+    holdups    what keeps it waiting before any card is looked at: scheduler, gates, gang, nodes, classes, quotas
     remedies   what would make it run
     objects    the same as JSON
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
-from cardwise.cli.explanation import holdups, obstacles, remedies
+from cardwise.cli.explanation import holdups, remedies
 from cardwise.cli.explanation.holdups import Around
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
@@ -223,8 +223,8 @@ def _waiting(
     views = explanation.explain(survey.ledger, nodes, asked, policy, headroom, ranked=ranked)
     if not with_cards:
         lines.append("No node has a card or a device that Cardwise gives: `cardwise doctor` says why.")
-    lines += obstacles.types(asked, survey)
-    lines += obstacles.quotas_in_the_way(asked, namespace, survey)
+    lines += holdups.types(asked, survey)
+    lines += holdups.quotas_in_the_way(asked, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None and view.roomy]
     starving = [view.name for view in views if view.refusal is None and not view.roomy]
     if starving:
