@@ -63,6 +63,33 @@ class CardUsage:
         return sum(measured) if measured else None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeUsage:
+    """A node and its cards in their order."""
+
+    name: str
+    cards: tuple[CardUsage, ...]
+
+    @property
+    def part(self) -> float:
+        """How much of its memory is granted, from 0 to 1."""
+        return granted_of(self.cards) / max(1, sum(card.total for card in self.cards))
+
+
+def by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
+    """The most used first."""
+    found: dict[str, list[CardUsage]] = {}
+    for card in cards:
+        found.setdefault(card.node, []).append(card)
+    nodes = [NodeUsage(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
+    return sorted(nodes, key=lambda node: (-node.part, node.name))
+
+
+def granted_of(cards: Iterable[CardUsage]) -> int:
+    """MiB that are granted of all of them, as far as that is known."""
+    return sum(card.granted or 0 for card in cards)
+
+
 # Of forty thousand: no part that is not shown, and nothing for the garbage collector to walk through.
 class _Allocated(msgspec.Struct, rename="camel", gc=False):
     memory_mib: int | None = msgspec.field(default=None, name="memoryMiB")

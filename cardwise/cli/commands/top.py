@@ -10,10 +10,9 @@ import click
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import usage, visible
-from cardwise.cli.cluster.usage import CardUsage
+from cardwise.cli.cluster.usage import CardUsage, NodeUsage
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, toptable, visibletable
-from cardwise.cli.render.toptable import NodeUsage
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -98,12 +97,12 @@ class TopView:
         if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
             self._cards = usage.cards(self._client, self._nodes)
             self._all_at = now
-            everything = toptable.by_node(self._cards)
+            everything = usage.by_node(self._cards)
             shown = self._first(everything, most)
         else:
             everything = self._seen.everything
             wanted = [node.name for node in self._first(everything, most)]
-            shown = toptable.by_node(usage.cards(self._client, wanted))
+            shown = usage.by_node(usage.cards(self._client, wanted))
         missing = set(self._nodes) - {node.name for node in everything}
         if missing:
             raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'node')}")

@@ -1,10 +1,9 @@
 """The table of `cardwise top`: one line for each card, those of the most used nodes first; and its JSON."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from cardwise.cli.cluster.usage import CardUsage, Holder
+from cardwise.cli.cluster.usage import CardUsage, Holder, NodeUsage, granted_of
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
@@ -17,32 +16,10 @@ _FEWER = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUsage:
-    """A node and its cards in their order."""
-
-    name: str
-    cards: tuple[CardUsage, ...]
-
-    @property
-    def part(self) -> float:
-        """How much of its memory is granted, from 0 to 1."""
-        return _granted(self.cards) / max(1, sum(card.total for card in self.cards))
-
-
-def by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
-    """The most used first."""
-    found: dict[str, list[CardUsage]] = {}
-    for card in cards:
-        found.setdefault(card.node, []).append(card)
-    nodes = [NodeUsage(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
-    return sorted(nodes, key=lambda node: (-node.part, node.name))
-
-
 def headline(nodes: Sequence[NodeUsage]) -> str:
     """The whole cluster in one line."""
     cards = [card for node in nodes for card in node.cards]
-    granted, total = _granted(cards), sum(card.total for card in cards)
+    granted, total = granted_of(cards), sum(card.total for card in cards)
     sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
     return (
         f"{wording.count(len(cards), 'card')} on {wording.count(len(nodes), 'node')}: {granted} of {total} MiB granted "
@@ -124,16 +101,12 @@ def _known(amount: int | None) -> str:
     return _UNKNOWN if amount is None else str(amount)
 
 
-def _granted(cards: Iterable[CardUsage]) -> int:
-    return sum(card.granted or 0 for card in cards)
-
-
 def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
     """For programs: what is not known is null."""
     cards = [card for node in everything for card in node.cards]
     return {
         "cards": len(cards),
-        "grantedMiB": _granted(cards),
+        "grantedMiB": granted_of(cards),
         "totalMiB": sum(card.total for card in cards),
         "unhealthyCards": sum(not card.healthy for card in cards),
         "cordonedCards": sum(card.cordoned for card in cards),
