@@ -20,10 +20,8 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Project, Reflector, Woken
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
-from webhook.cluster.freshlist import FreshList
-from webhook.cluster.gangnumbers import GangNumbers
 from webhook.cluster.offers import NodeOffer, Offers
-from webhook.cluster.podgroups import PodGroups
+from webhook.cluster.ondemand import FreshList, GangNumbers, PodGroups
 from webhook.pods import defaults, limitranges
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds

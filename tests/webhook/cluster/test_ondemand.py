@@ -1,15 +1,56 @@
-"""What the living members of a gang say of its number, by the API server."""
+"""Look-ups while a review waits: names that are no known class, a gang's number, whether PodGroups are served.
 
+Whoever brings how many pods, the API server is asked a bounded number of times.
+"""
+
+import math
 from typing import Any
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-from webhook.cluster.gangnumbers import GangNumbers
+from tests.webhook.reviews import resource_class
+from webhook.cluster.ondemand import PODGROUPS, FreshList, GangNumbers, PodGroups
+
+
+@pytest.fixture
+def new(api: ApiServer, clock: FakeClock) -> FreshList:
+    return FreshList(api.client(clock=clock), paths.resourceclasses(), clock)
+
+
+def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
+    assert [found for i in range(5000) if (found := new.get(f"none.{i}"))] == []
+    assert [request.verb for request in api.sent()] == ["list"]
+    api.put(paths.resourceclasses(), resource_class("late"))
+    clock.advance(0.9)
+    assert new.get("late") is None
+    clock.advance(0.2)
+    found = new.get("late")
+    assert found is not None
+    assert found["metadata"]["name"] == "late"
+    assert len(api.sent()) == 2
+
+
+def test_an_api_server_that_does_not_answer_is_asked_once_a_second(
+    api: ApiServer, clock: FakeClock, new: FreshList
+) -> None:
+    silence = api.fault(Fault(seconds=math.inf), "list", times=math.inf)
+    for _ in range(100):
+        with pytest.raises(errors.Unreachable):
+            new.get("none")
+    assert len(api.sent()) == 1
+    silence.end()
+    clock.advance(1.1)
+    assert new.get("none") is None
+
+
+def test_without_their_crd_there_are_no_objects(api: ApiServer, new: FreshList) -> None:
+    api.missing.add(paths.resourceclasses())
+    assert new.get("none") is None
 
 
 def member(name: str, number: str | None, **metadata: Any) -> Json:
@@ -49,7 +90,7 @@ def test_nobody_says_another_number(api: ApiServer, seen: GangNumbers, pods: lis
     assert seen.other("default", "slurp", 3) is None
 
 
-def test_an_api_server_that_does_not_answer_holds_nobody_up(
+def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
     api: ApiServer, clock: FakeClock, seen: GangNumbers
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
@@ -91,3 +132,36 @@ def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, 
     for i in range(30):
         api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
     assert seen.other("default", "slurp", 3) is None
+
+
+@pytest.fixture
+def groups(api: ApiServer, clock: FakeClock) -> PodGroups:
+    return PodGroups(api.client(clock=clock), clock)
+
+
+@pytest.mark.parametrize(
+    ("resources", "served"), [([{"name": "podgroups"}, {"name": "workloads"}], True), ([{"name": "workloads"}], False)]
+)
+def test_whether_podgroups_are_served_is_asked_once_in_a_while(
+    api: ApiServer, clock: FakeClock, groups: PodGroups, resources: list[dict[str, str]], served: bool
+) -> None:
+    api.answers[PODGROUPS] = {"resources": resources}
+    assert [groups.served() for _ in range(5)] == [served] * 5
+    assert len(api.sent()) == 1
+    api.answers[PODGROUPS] = {"resources": []}
+    clock.advance(31)
+    assert not groups.served()
+
+
+def test_without_the_api_there_are_no_podgroups(api: ApiServer, groups: PodGroups) -> None:
+    assert not groups.served()
+    assert not groups.served()
+    assert len(api.sent()) == 1
+
+
+def test_an_api_server_that_fails_has_not_said_that_there_are_no_podgroups(api: ApiServer, groups: PodGroups) -> None:
+    silence = api.fault(Fault(status=500), times=math.inf)
+    with pytest.raises(errors.KubeError):
+        groups.served()
+    silence.end()
+    assert not groups.served()

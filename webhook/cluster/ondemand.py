@@ -1,0 +1,179 @@
+"""Look-ups at the API server while a review waits, for what no watch shows.
+
+Each answer counts for a while and each kind of look-up has a bound, so that nobody can make the API server work, or our
+threads wait, by posting pods.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from cardwise.clock import Clock
+from cardwise.core.api import names
+from cardwise.core.gangs import gangs
+from cardwise.core.gangs.gangs import Foreign
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.client import KubeClient
+from cardwise.kube.nesting import bounded
+
+_LIST_SECONDS: Final = 2.0  # that a list may take
+
+_AGREED_SECONDS: Final = 10.0  # for which a gang's number is remembered
+_MOST: Final = 10_000  # gangs that are remembered
+_MOST_LOOKS: Final = 50  # a second
+_FEW: Final = 50  # members that are looked at, where the API server's cache counts them
+_MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
+
+PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
+_SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
+
+_log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
+
+
+class FreshList:
+    """Objects that the watch has not shown yet: one list answers for every name for a while.
+
+    So any number of unknown names, in one pod or in thousands of pods, costs one list call. Methods may be called from
+    any thread: while one lists, the others wait for that list.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        clock: Clock,
+        *,
+        query: Mapping[str, str] | None = None,
+        trusted: float = 1.0,
+    ) -> None:
+        """`trusted`: for how many seconds a list counts, and the API server's refusal of it."""
+        self._client = client
+        self._path = path
+        self._query = query
+        self._trusted = trusted
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = float("-inf")
+        self._found: dict[str, Json] | errors.KubeError = {}
+
+    def get(self, name: str) -> Json | None:
+        """The object as it was `trusted` seconds ago at most, None where there was none. Raises KubeError."""
+        with self._lock:
+            if self._clock.now() >= self._until:
+                self._found = self._list()
+                self._until = self._clock.now() + self._trusted
+            found = self._found
+        if isinstance(found, errors.KubeError):
+            raise found
+        return found.get(name)
+
+    def _list(self) -> dict[str, Json] | errors.KubeError:
+        try:
+            items = self._client.get(self._path, self._query, timeout=_LIST_SECONDS).get("items") or ()
+        except errors.NotFound:
+            return {}  # their CRD is not installed
+        except errors.KubeError as error:
+            return error
+        return {item["metadata"]["name"]: item for item in items}
+
+
+class _Pod(Struct):
+    metadata: dict[str, Any]
+
+
+_decode = bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
+
+
+class GangNumbers:
+    """How many pods a gang needs, as its living members say it.
+
+    Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
+    through. Whoever reaches the webhook can name gangs, so there are `_MOST_LOOKS` a second at most. That a gang says a
+    number is remembered for a while, since its pods come by the hundred. Methods may be called from any thread.
+    """
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._looks = (float("-inf"), 0)  # since when, and how many
+        self._agreed: dict[tuple[str, str, int], float] = {}  # until when
+
+    def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        """A living pod of the gang that says another number, and which; None where none is known."""
+        key, now = (namespace, gang, number), self._clock.now()
+        if self._agreed.get(key, now) > now:
+            return None
+        since, looks = self._looks
+        if now - since >= 1:
+            since, looks = now, 0
+        if looks >= _MOST_LOOKS:
+            return None
+        self._looks = since, looks + 1
+        said = self._said(namespace, gang)
+        found = next(((name, other) for name, other in said.items() if other != number), None)
+        if found is None and said:
+            if len(self._agreed) >= _MOST:
+                self._agreed = {}
+            self._agreed[key] = now + _AGREED_SECONDS
+        return found
+
+    def _said(self, namespace: str, gang: str) -> dict[str, int]:
+        """The numbers by the names of the pods. Nothing where the API server does not answer."""
+        query = {
+            "labelSelector": f"{names.GANG}={gang}",
+            "fieldSelector": "status.phase!=Failed",
+            "resourceVersion": "0",
+            "limit": str(_FEW),
+        }
+        try:
+            path = paths.pods(namespace)
+            found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
+            pods = _decode(found).items or ()
+        except (errors.KubeError, msgspec.DecodeError) as error:
+            _log.warning("a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error))
+            return {}
+        living = (pod.metadata for pod in pods if not pod.metadata.get("deletionTimestamp"))
+        return {metadata["name"]: number for metadata in living if (number := _number(metadata)) is not None}
+
+
+def _number(metadata: dict[str, Any]) -> int | None:
+    try:
+        said = gangs.membership({"metadata": metadata})
+    except InvalidRequest:
+        return None  # made while nobody checked
+    return said.minimum if said is not None else None
+
+
+class PodGroups:
+    """Whether the cluster serves the PodGroups of Kubernetes.
+
+    Where it does not (before 1.37, or without the feature gate GenericWorkload), the API server drops the field
+    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen it. It is asked when a pod names
+    one. Methods may be called from any thread.
+    """
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._known = float("-inf"), False  # until when, and what
+
+    def served(self) -> bool:
+        """Whether the API is served, by discovery, which all known users may ask. Raises KubeError."""
+        until, found = self._known
+        if self._clock.now() >= until:
+            found = self._ask()
+            self._known = self._clock.now() + _SERVED_SECONDS, found
+        return found
+
+    def _ask(self) -> bool:
+        try:
+            resources = self._client.get(PODGROUPS, timeout=2.0).get("resources") or ()
+        except errors.NotFound:
+            return False
+        return any(one.get("name") == "podgroups" for one in resources)
