@@ -105,9 +105,10 @@ integration: binaries ## tests on the real Kubernetes of tests/cluster
 
 # What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
-VERSIONED := $(patsubst %,tests/integration/test_%.py,cluster admission gang_admission agent_admission types articles \
-	articles_inside simulated ahead gangs podgroups preemption mps_places extender deviceplugin pairs podfeatures \
-	other_devices mps kube_client tenant rights gpushare units types_review gpu_operator two_apiservers)
+VERSIONED := $(addprefix tests/integration/,test_cluster.py test_kube_client.py admission security quotas/test_types.py \
+	$(patsubst %,scheduler/test_%.py,articles simulated ahead gangs podgroups preemption mps_places) \
+	$(patsubst %,node/test_%.py,articles_inside deviceplugin pairs podfeatures other_devices mps) \
+	failures/test_extender.py failures/test_two_apiservers.py chart/test_gpushare.py chart/test_gpu_operator.py)
 
 .PHONY: test-versions
 test-versions: env ## cluster tests of scheduler, kubelet and admission on each Kubernetes (VERSIONS="1.34 1.37": on these)
@@ -142,7 +143,7 @@ test-gpu: env ## MPS on a real card, as root: limits, faults, healing (tests/gpu
 soak: env ## the big counts, and property tests with new examples: hours; results go to docs/measured.md
 	CARDWISE_SOAK=1 $(BIN)/pytest -q --numprocesses 2 --ignore tests/integration -m hypothesis --timeout 3600
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration -m soak $(ARGS)
-	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py
+	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/chart/test_chart.py
 
 .PHONY: mutants
 mutants: env ## changes to placement, quotas, grants and the extender's decisions that fast tests must tell of: an hour, then again where it ended; ARGS="extender.*" for some

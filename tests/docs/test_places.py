@@ -110,3 +110,14 @@ def test_tests_lie_in_the_rooms_of_what_they_test(part):
     said = (ROOT / "tests" / "README.md").read_text()
     folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
     assert [path for path in folders if not (product / path).is_dir() and f"`{part}/{path}`" not in said] == []
+
+
+def test_each_test_on_the_cluster_is_in_the_row_of_its_room():
+    said = (ROOT / "tests" / "README.md").read_text()
+    rows = re.findall(r"^\| (?:`(\w+)`|above the rooms) \| .* \| (.*) \|$", said, re.MULTILINE)
+    named = {room: set(re.findall(r"`(test_\w+)`", tests)) for room, tests in rows if "`test_" in tests}
+    there: dict[str, set[str]] = {}
+    base = ROOT / "tests" / "integration"
+    for path in base.rglob("test_*.py"):
+        there.setdefault(path.parent.name if path.parent != base else "", set()).add(path.stem)
+    assert named == there

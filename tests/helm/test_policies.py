@@ -1,6 +1,6 @@
 """What each admission policy is asked about, and what it does with a refusal.
 
-That its CEL is right is tried on the real API server (`integration/test_rights`, `integration/test_tenant`).
+That its CEL is right is tried on the real API server (`test_rights` and `test_tenant` of `integration/security`).
 """
 
 from cardwise.core.api import names

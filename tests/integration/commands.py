@@ -1,6 +1,6 @@
 """`cardwise` as people type it, without its process, which takes a second of a core to start.
 
-That the program starts as it is typed is shown by test_cli.py and test_docs.py.
+That the program starts as it is typed is shown by people/test_cli.py and people/test_docs.py.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Real clusters for the tests of this folder, which files share, and their logs when a test fails.
+"""Real clusters for the tests of these rooms, which files share, and their logs when a test fails.
 
 tests/cluster/README.md, "Clusters that tests share", says how a file uses them.
 """

@@ -19,7 +19,7 @@ from tests.integration.sharing import Space, assigned, deployment, inspect, work
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order]
 
-BIN = Path(__file__).parents[2] / ".venv" / "bin"
+BIN = Path(__file__).parents[3] / ".venv" / "bin"
 
 
 def process(cluster: Cluster, program: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 The operator itself is played: it fills in images and its RuntimeClass, which it does to all texts alike, and labels
 nodes. What needs a driver does not run here; simulated nodes say that it does. What the toolkit does with the settings
-that the operator gives it: test_nvidia_runtime.py.
+that the operator gives it: node/test_nvidia_runtime.py.
 """
 
 import re
@@ -46,7 +46,7 @@ DEPLOYED = (
 )
 LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{one}": "true" for one in DEPLOYED}
 TAINT = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}  # GKE's, and usual elsewhere
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "gpu-operator.md"
+PAGE = Path(__file__).parents[3] / "docs" / "integrations" / "gpu-operator.md"
 TAKEN_OFF = dict.fromkeys(re.findall(r"nvidia\.com/gpu\.deploy\.[a-z-]+(?==false)", PAGE.read_text()), "false")
 
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
 NODE, MANAGER, PLUGIN = "n2", "mps-n2", "deviceplugin-n2"
 P100 = 16276
 BIN = Path(sys.executable).parent
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 # Tells what it was given into a folder that the host can read also while the API server is away.
 TELL = """

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, container
-from tests.integration.attacks_on_cards import FORGED
-from tests.integration.tenancy import (
+from tests.integration.security.attacks_on_cards import FORGED
+from tests.integration.security.tenancy import (
     RBAC_PATH,
     Attack,
     By,

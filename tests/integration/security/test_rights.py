@@ -1,6 +1,6 @@
 """What roles and policies of the chart let each part do, as the real API server judges it; docs/security.md has it too.
 
-That each part can do its work with them is what all other tests of this folder show: the parts run with these accounts.
+That each part can do its work with them is what all other tests on clusters show: the parts run with these accounts.
 """
 
 import re
@@ -20,11 +20,11 @@ from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.cards import DEFAULT
 from tests.cluster.parts import CHART, GIVEN
+from tests.integration.security.writes_of_parts import EXCESS, MAY, Excess, World, of_ours
 from tests.integration.sharing import Space, workload
-from tests.integration.writes_of_parts import EXCESS, MAY, Excess, World, of_ours
 
 pytestmark = [pytest.mark.cluster("sim")]
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ADMISSION = "admissionregistration.k8s.io"

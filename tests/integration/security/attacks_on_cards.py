@@ -7,7 +7,7 @@ looks what came of it.
 
 from cardwise.core.api import names
 from tests.build import container
-from tests.integration.tenancy import (
+from tests.integration.security.tenancy import (
     Attack,
     By,
     Json,

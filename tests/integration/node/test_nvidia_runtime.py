@@ -357,7 +357,7 @@ def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
     cluster: Cluster, team: Space, settings: Path
 ) -> None:
     def found() -> list[tuple[str, str, str]]:
-        program = str(Path(__file__).parents[2] / ".venv" / "bin" / "cardwise")
+        program = str(Path(__file__).parents[3] / ".venv" / "bin" / "cardwise")
         words = ["doctor", "-n", team.name, "--probe-image", images.BUSYBOX, "-o", "json"]
         environment = os.environ | cluster.environment()
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)

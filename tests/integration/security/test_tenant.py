@@ -24,8 +24,14 @@ from cardwise.kube import errors, paths
 from tests.build import P100, container, pod
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE
-from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
-from tests.integration.attacks_on_rules import BIGGER_SHARE, CARDWISE_ITSELF, PAST_THE_SCHEDULER, QUOTAS_AND_RIGHTS
+from tests.integration.security.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
+from tests.integration.security.attacks_on_rules import (
+    BIGGER_SHARE,
+    CARDWISE_ITSELF,
+    PAST_THE_SCHEDULER,
+    QUOTAS_AND_RIGHTS,
+)
+from tests.integration.security.tenancy import Attack, By, Tenant, bound, told_by
 from tests.integration.sharing import (
     Json,
     Space,
@@ -40,13 +46,12 @@ from tests.integration.sharing import (
     workload,
 )
 from tests.integration.since import since
-from tests.integration.tenancy import Attack, By, Tenant, bound, told_by
 from tests.runtime.http.attacking import HELLO, trickling
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS, *CARDWISE_ITSELF)
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 NODE, OTHER = "n1", "n2"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 FORCED = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}

@@ -12,10 +12,10 @@ from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
 from tests.cluster.processes import Process, wait_for
 from tests.integration.conftest import spaces
+from tests.integration.quotas.test_types import K80, K80_CLASS, P100, P100_CLASS
 from tests.integration.replicas import ready, two_extenders, webhooks
 from tests.integration.ruleone import Follower
 from tests.integration.sharing import Space, kill9, wait_for_classes, workload
-from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS
 
 pytestmark = [pytest.mark.cluster("sim")]
 

@@ -23,13 +23,13 @@ from tests.build import P100, container
 from tests.cluster import Cluster, binaries, versions
 from tests.cluster.parts import CHART
 from tests.cluster.processes import run
+from tests.integration.chart.gpushareplugin import GpusharePlugin
 from tests.integration.conftest import SpecOf, started
-from tests.integration.gpushareplugin import GpusharePlugin
 from tests.integration.sharing import Space, assigned, deployment, inspect, where, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
-PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "migration.md"
 MOVED, STAYING = "n1", "n2"
 LABEL = "gpushare"
 SYSTEM = "kube-system"

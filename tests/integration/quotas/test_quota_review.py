@@ -15,8 +15,8 @@ from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.commands import typed
 from tests.integration.conftest import spaces
+from tests.integration.quotas.test_types import K80, K80_CLASS
 from tests.integration.sharing import Space, binding, wait_for_classes, where, workload
-from tests.integration.test_types import K80, K80_CLASS
 
 pytestmark = [pytest.mark.cluster("sim")]
 T4_CLASS = "nvidia.tesla.t4"

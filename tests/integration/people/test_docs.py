@@ -22,28 +22,28 @@ from tests.integration.sharing import Space, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 # What begins so is tried elsewhere.
 ELSEWHERE = {
     "make ": "make demo is test_demo.py, make test is what runs this",
     "docker ": "needs an engine: tests/helm holds the Dockerfile",
-    "helm ": "test_chart.py",
-    "kubectl logs cardwise-test": "helm test leaves that pod: test_chart.py",
+    "helm ": "chart/test_chart.py",
+    "kubectl logs cardwise-test": "helm test leaves that pod: chart/test_chart.py",
     "kubectl logs -n cardwise-system job/cardwise-kubeadm": "of scheduler.mode=kubeadm: tests/helm/test_kubeadm.py",
-    "nvidia-ctk ": "on a node: test_nvidia_runtime.py",
+    "nvidia-ctk ": "on a node: node/test_nvidia_runtime.py",
     "pipx ": "not on each machine: tests/release installs the wheel",
     "cardwise simulate openb": "the trace is not shipped: tests/cli/commands/test_simulate.py",
     "cardwise defrag --fit": "more CPUs than the nodes have here: tests/cli/commands/test_defrag.py",
-    "curl --unix-socket": "in a container: test_agent.py",
+    "curl --unix-socket": "in a container: node/test_agent.py",
     "python -m cardwise.share": "in a container: tests/share",
-    "kubectl -n cardwise-system port-forward": "a Service of the chart: test_chart.py, test_metrics.py",
+    "kubectl -n cardwise-system port-forward": "a Service of the chart: chart/test_chart.py, chart/test_metrics.py",
 }
 ADMINS_COMMAND = (
     "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 )
-OTHER_PAGES = {"migration.md": "test_migration.py types them"}
+OTHER_PAGES = {"migration.md": "chart/test_migration.py types them"}
 
 # What a page names that everybody has under names of one's own, and what it is here.
 HERE = {

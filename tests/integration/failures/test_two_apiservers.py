@@ -21,9 +21,9 @@ from extender.records.podref import PodRef
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
 from tests.integration.conftest import spaces
+from tests.integration.failures.test_failover import Load, Rules
 from tests.integration.replicas import Pair, two_extenders
 from tests.integration.sharing import Space, workload
-from tests.integration.test_failover import Load, Rules
 
 pytestmark = [pytest.mark.cluster("sim")]
 

@@ -10,14 +10,14 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster.cards import TestCard
+from tests.integration.admission.test_admission import Api
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, deployment, workload
-from tests.integration.test_admission import Api
 
 pytestmark = [pytest.mark.cluster("sim")]
 
 
-DEVICES = Path(__file__).parents[2] / "examples" / "devices"
+DEVICES = Path(__file__).parents[3] / "examples" / "devices"
 
 
 def told(space: Space, obj: Json) -> str:

@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_scene_comes_out_and_nothing_is_left():

@@ -1,6 +1,6 @@
 """The figures of Alibaba's articles and the shapes of requests, on the real scheduler.
 
-What a container sees of its share: test_articles_inside.py.
+What a container sees of its share: node/test_articles_inside.py.
 """
 
 import pytest
