@@ -66,6 +66,11 @@ class Reserve:
         if self._gang is not None and self._gang.key == key:
             self._end()
 
+    def forget(self) -> None:
+        """A term is over, or begins: what was seen of the cluster may be old."""
+        self._looked.clear()
+        self._draft = None
+
     def turn_to(self, due: Sequence[Gang], policy: str, now: float) -> bool:
         """Chooses the gang for which nodes are kept from now on. `due`: the gangs that have waited too long, in order.
         Returns whether some nodes are not kept any more.
@@ -89,10 +94,10 @@ class Reserve:
         self._nodes = nodes
         return not kept <= nodes
 
-    def hopeless(self, key: str) -> str:
-        """Why the gang cannot run, whatever else ends; or ""."""
-        look = self._looked.get(key)
-        return look.problem if look is not None else ""
+    def hopeless(self, gang: Gang) -> str:
+        """Why the gang, as it is, cannot run whatever else ends; or ""."""
+        look = self._looked.get(gang.key)
+        return look.problem if look is not None and look.changes == gang.changes else ""
 
     @property
     def half_planned(self) -> bool:
@@ -178,10 +183,10 @@ class Reserve:
             return None
         if isinstance(found, Unplanned):
             problem = f"it cannot run whatever else ends: {no_place(found.member)}"
-            look = _Look(now, frozenset(), problem)
+            look = _Look(now, gang.changes, frozenset(), problem)
             gang.reason = problem
         else:
-            look = _Look(now, found, "")
+            look = _Look(now, gang.changes, found, "")
         self._looked[gang.key] = look
         return look
 
@@ -194,9 +199,12 @@ class _Kept(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The result of a look at a gang: the nodes that it could have, or why there are none."""
+    """The result of a look at a gang: the nodes that it could have, or why there are none. `changes`: how often it had
+    changed until then.
+    """
 
     at: float
+    changes: int
     nodes: frozenset[str]
     problem: str
 

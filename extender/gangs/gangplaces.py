@@ -6,7 +6,7 @@ state locks.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
@@ -78,8 +78,9 @@ class GangPlaces:
         self._reserve.drop(key)
 
     def forget(self) -> None:
-        """Forgets what was heard in an earlier term."""
+        """Forgets what was heard and seen in an earlier term."""
         self._known.clear()
+        self._reserve.forget()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
         """These gangs have waited too long, in order. Returns whether nodes that were kept are free for others now."""
@@ -107,11 +108,12 @@ class GangPlaces:
             return False
         began, members = self._clock.cpu(), gang.missing_in_plan()
         known, state = self._known.setdefault(gang.key, _Known()), self._state(gang, now)
+        seen: _State | None = state
         short, complete = self._short(members)
         if not complete:
             return None
         if short is not None:
-            gang.reason = self._reserve.hopeless(gang.key) or no_place(short)
+            gang.reason = self._reserve.hopeless(gang) or no_place(short)
         else:
             draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
             placed = self.place(gang, members, now, draft)
@@ -122,12 +124,13 @@ class GangPlaces:
                 known.tried = None
                 return True
             # What has changed since the first turn was not seen, or not in time.
-            state = known.drafted if not draft.moved else None
+            seen = known.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
-        known.tried = state
         if cost > CHEAP:
             known.not_before = now + yielding.rest(cost)
-        gang.refused(now)
+        if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
+            gang.refused(now)  # what members do does not count: more of them would have nodes kept sooner
+        known.tried = seen
         return False
 
     def move(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
@@ -156,7 +159,7 @@ class GangPlaces:
         except TurnOver:
             return None
         if isinstance(found, Unplanned):
-            gang.reason = self._reserve.hopeless(gang.key) or no_place(found.member)
+            gang.reason = self._reserve.hopeless(gang) or no_place(found.member)
             return False
         gang.hold(uids, now)
         for uid in uids:
@@ -266,10 +269,9 @@ class GangPlaces:
             draft=draft,
         )
 
-    def _state(self, gang: Gang, now: float) -> object:
-        """A value that changes when a plan that failed might succeed."""
+    def _state(self, gang: Gang, now: float) -> "_State":
         freed = self._cache.freed + self._loads.freed
-        return freed, gang.changes, self._of(gang).changes, tuple(gang.avoided(now))
+        return _State(freed, gang.changes, self._of(gang).changes, tuple(gang.avoided(now)))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""
@@ -306,22 +308,33 @@ class GangPlaces:
         return self._vacancies.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
 
 
+class _State(NamedTuple):
+    """If it has changed, a plan that failed might succeed: how often something became free, how often the gang's
+    members and its offers have changed, and which shape avoids which node.
+    """
+
+    freed: int
+    members: int
+    offers: int
+    avoided: tuple[tuple[str, str], ...]
+
+
 @dataclass(slots=True, eq=False)
 class _Known:
     """What is known of one gang. `offers`: the nodes that kube-scheduler has offered, by shape; `changes`: how often
-    that has changed. `tried`: `_state` of the last plan that failed, after which there is a pause until `not_before`.
-    `draft`: a plan for `members` that takes several turns; `drafted`: `_state` when it was begun.
+    that has changed. `tried`: the state of the last plan that failed, after which there is a pause until `not_before`.
+    `draft`: a plan for `members` that takes several turns; `drafted`: the state when it was begun.
     """
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     changes: int = 0
-    tried: object = None
+    tried: _State | None = None
     not_before: float = float("-inf")
     draft: Draft | None = None
     members: Sequence[Member] = ()
-    drafted: object = None
+    drafted: _State | None = None
 
-    def take_draft(self, members: Sequence[Member], state: object, new: Draft) -> Draft:
+    def take_draft(self, members: Sequence[Member], state: _State, new: Draft) -> Draft:
         """A turn begins: the draft for these members that an earlier turn has begun, or a new one. It is not kept here
         meanwhile, so that an exception leaves none that is half changed.
         """

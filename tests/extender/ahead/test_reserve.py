@@ -199,3 +199,45 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
     world.clock.advance(61)
     world.run(5)
     assert "whatever else ends" in world.reason("g")
+
+
+def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
+    monkeypatch.setattr(reserve, "_AT_ONCE", -1.0)  # a node each turn
+    world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
+    world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
+    world.run(1)
+    world.create(member("g", "g", 1, created=1, whole_gpu=2))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(1)
+    world.state.forget_plans()
+    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+    world.run(5)
+    assert "whatever else ends" in world.reason("g")
+
+
+def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
+    world = World({"n1": 1, "n2": 1})
+    world.create(member("g0", "g", 2, created=1, whole_gpu=2), member("g1", "g", 2, created=2, whole_gpu=1))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(5)
+    assert "whatever else ends: there is no place for g0" in world.reason()
+    world.create(single("x", whole_gpu=1))
+    world.run(1)
+    world.delete("g0")
+    world.create(member("g2", "g", 2, created=3, whole_gpu=1))
+    world.run(3)
+    assert "whatever else ends" not in world.reason()
+
+
+def test_more_members_than_it_needs_keep_no_nodes_for_a_gang_sooner():
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in (1, 2)))
+    for i in range(25):
+        world.create(member(f"more{i}", "g", 2, created=10 + i, gpu_mem=P100))
+        world.run(2)
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") != RESERVED
