@@ -59,7 +59,7 @@ def run(
     code: Sequence[Path], options: tuple[str, ...], *, nodes: int, pods: int, runs: int, plain_http: bool
 ) -> list[Row]:
     """`code`: checkouts whose extenders are measured by turns."""
-    ours = {f"with the extender{f' of {each.name}' if len(code) > 1 else ''}, GPU shares": each for each in code}
+    ours = {f"with the extender{f' of {each}' if len(code) > 1 else ''}, GPU shares": each for each in code}
     with cluster_of(nodes) as cluster:
         bench = Bench(cluster, pods)
         results: dict[str, list[Result]] = {kind: [] for kind in (_STOCK, _SHARES, *ours)}

@@ -1,7 +1,7 @@
 """The output of commands: tables for people, objects for programs.
 
-Comes in: a ledger, or what `cluster` and the inventory of `core.placement` have made of one; nothing here reads a
-cluster (an import contract). Goes out: text and JSON.
+Comes in: a ledger, or what `cluster` and the inventory of `core.placement` have made of one; nothing here
+imports a client of the API server (an import contract). Goes out: text and JSON.
 
     tables        every table
     printing      every JSON, and what could not be read

@@ -211,22 +211,17 @@ def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> Non
 
 
 def test_a_kubelet_shows_its_static_pods_whatever_they_name(api: Api) -> None:
-    """They run all the same; without their mirrors nobody would see them."""
-    node = api.create(
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "static"}, "spec": {"unschedulable": True}}
-    )
-    handler = {
-        "apiVersion": "node.k8s.io/v1",
-        "kind": "RuntimeClass",
-        "metadata": {"name": "nvidia"},
-        "handler": "runc",
-    }
-    api.create(handler)
+    """They run all the same; without their mirrors nobody would see them. Without the mark, at least the volume is
+    refused.
+    """
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "static"}, "spec": {"unschedulable": True}}
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
     try:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "static", "uid": api.create(node)["metadata"]["uid"]}
+        api.create(runtime | {"handler": "runc"})
         pod = build.pod("mirror", gpu_mem=8138, annotations={names.MIRROR: "hash", names.IDX: "0"})
         pod = _with_volume(_with_env(pod, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}), "/dev/nvidia0")
         pod["spec"] |= {"nodeName": "static", "runtimeClassName": "nvidia"}
-        owner = {"apiVersion": "v1", "kind": "Node", "name": "static", "uid": node["metadata"]["uid"]}
         pod["metadata"]["ownerReferences"] = [owner | {"controller": True}]
         kubelet = ["--as=system:node:static", "--as-group=system:nodes"]
         create = functools.partial(api.run, "create", "--dry-run=server", "-f", "-", *kubelet, stdin=pod)
@@ -234,8 +229,8 @@ def test_a_kubelet_shows_its_static_pods_whatever_they_name(api: Api) -> None:
         del pod["metadata"]["annotations"][names.MIRROR]
         assert "gives access to cards past Cardwise" in api.refused("create", "--dry-run=server", "-f", "-", stdin=pod)
     finally:
-        api.ok("delete", "node", "static")
-        api.ok("delete", "runtimeclass", "nvidia")
+        api.ok("delete", "node", "static", "--ignore-not-found")
+        api.ok("delete", "runtimeclass", "nvidia", "--ignore-not-found")
 
 
 def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api) -> None:

@@ -56,11 +56,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A call that must be refused, and what the refusal says."""
+    """A call that must be refused, and what the refusal says. `also`: a policy for everybody that refuses it as well.
+    The API server tells of one of them, now this one, now that one.
+    """
 
     id: str
     act: Act
     says: str = " cannot "  # RBAC
+    also: str = ""
 
 
 def patched(path: Callable[[World], str], change: Json | list[Json], kind: PatchKind = "merge") -> Act:
@@ -165,6 +168,16 @@ def without_gate(name: str) -> Json:
 def capacity(**amounts: str | None) -> Json:
     return {"status": {"capacity": amounts, "allocatable": amounts}}
 
+
+# What a device plugin says of a card, and that its Node owns it, also one that was made anew.
+REPORTED = {
+    "spec": {"memoryMiB": 7, "properties": {"driver": "1"}},
+    "metadata": {
+        "labels": {"model": "other"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "anew", "uid": "anew"}],
+    },
+}
+ANYBODY = "annotations.cardwise.dev"
 
 EVENT = {"metadata": {"generateName": "x"}, "reason": "x", "message": "x", "type": "Normal"}
 
@@ -304,7 +317,7 @@ MAY: dict[str, Sequence[Write]] = {
             "create, patch, delete",
             "ExtendedResources of its node",
             "all but `spec.unschedulable` and `spec.cordon` (which it brings back with a card that comes back)",
-            [resource(lambda world: world.node), patched(card, {"spec": {"memoryMiB": 7}}), deleted(card)],
+            [resource(lambda world: world.node), patched(card, REPORTED), deleted(card)],
         ),
         Write(
             "patch",
@@ -341,8 +354,8 @@ def _pods(account: str) -> list[Excess]:
         Excess("deadline", patched(steady, {"spec": {"activeDeadlineSeconds": 1}}), "spec.activeDeadlineSeconds"),
         Excess("label", patched(steady, labelled(app="other")), "metadata.labels[app] of pods"),
         Excess("annotation", patched(steady, annotated("mine")), "metadata.annotations[mine] of pods"),
-        Excess("placement", patched(steady, annotated(names.IDX, "7")), f"metadata.annotations[{names.IDX}]"),
-        Excess("assignment", patched(steady, annotated(names.ASSIGNMENT, "7")), f"[{names.ASSIGNMENT}]"),
+        Excess("placement", patched(steady, annotated(names.IDX, "7")), f"metadata.annotations[{names.IDX}]", ANYBODY),
+        Excess("assignment", patched(steady, annotated(names.ASSIGNMENT, "7")), f"[{names.ASSIGNMENT}]", ANYBODY),
         Excess("finalizer", patched(steady, {"metadata": {"finalizers": ["a.b/c"]}}), "metadata.finalizers"),
         Excess(
             "owner",
@@ -352,7 +365,6 @@ def _pods(account: str) -> list[Excess]:
             ),
             "metadata.ownerReferences",
         ),
-        Excess("delete a pod", deleted(steady)),
         Excess("create a pod", created(lambda world: world.pod(""), {"metadata": {"name": "x"}, "spec": {}})),
     ]
 
@@ -409,6 +421,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
     ],
     "extender": [
         *_pods(EXTENDER),
+        Excess("delete a pod", deleted(steady), f"{EXTENDER} may delete pods only that ask for cards and have none"),
         *_nodes(EXTENDER),
         Excess(
             "another gate",
@@ -423,6 +436,11 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "phase", patched(steady_status, {"status": {"phase": "Failed"}}), f"{EXTENDER} may not change status.phase"
         ),
+        Excess(
+            "containers",
+            patched(steady_status, {"status": {"containerStatuses": []}}),
+            f"{EXTENDER} may not change status.containerStatuses",
+        ),
         Excess("addresses", patched(steady_status, {"status": {"podIP": "1.2.3.4"}}), "status.podIP"),
         Excess("label by status", patched(steady_status, labelled(app="other")), "metadata.labels[app] of pods/status"),
         Excess("another term", patched(steady_status, annotated(names.TERM)), "the term of waiting pods only"),
@@ -432,7 +450,6 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("held", patched(card_status, {"status": {"held": []}}), "status.held"),
         Excess("mps", patched(card_status, {"status": {"mps": {"mode": "card", "state": "Down"}}}), "status.mps"),
-        Excess("assignment by status", patched(steady_status, annotated(names.ASSIGNMENT, "7")), names.ASSIGNMENT),
         Excess("a card", patched(card, {"spec": {"memoryMiB": 1}})),
         Excess(
             "a person's class",
@@ -469,11 +486,13 @@ EXCESS: dict[str, Sequence[Excess]] = {
     ],
     "deviceplugin": [
         *_pods(PLUGIN),
+        Excess("delete a pod", deleted(steady)),
         *_nodes(PLUGIN),
         Excess(
             "a gate",
             patched(lambda world: world.pod("gated"), without_gate(names.GANG), "strategic"),
-            "only the Cardwise extender takes this gate away",
+            "may not write what is about node",
+            "gangs.cardwise.dev",
         ),
         Excess(
             "a pod elsewhere",
