@@ -135,6 +135,12 @@ def kind_of(node: pytest.Item | pytest.Collector) -> str:
     return str(mark.args[0]) if mark and mark.args else ""
 
 
+def _place(item: pytest.Item) -> tuple[int, ...]:
+    """Where it stands in its file; of a test with parameters, also which one it is of."""
+    of = getattr(item, "callspec", None)
+    return (item.reportinfo()[1] or 0, *(of.indices.values() if of is not None else ()))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only. Files with the same
@@ -144,7 +150,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for _, tests in itertools.groupby(items[:], lambda item: item.path):
         if story := [item for item in tests if item.get_closest_marker("in_order")]:
             first = items.index(story[0])
-            items[first : first + len(story)] = sorted(story, key=lambda item: item.reportinfo()[1] or 0)
+            items[first : first + len(story)] = sorted(story, key=_place)
     ranks = ["", *KINDS]
 
     def rank(item: pytest.Item) -> tuple[bool, int, bool]:
