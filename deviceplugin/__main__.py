@@ -102,9 +102,9 @@ def _thread_failed(thread: str) -> None:
     "--cards",
     metavar="CARD,...",
     callback=_choice,
-    help="Indices or UUIDs of the cards that Cardwise shares; the others are left to whom you like, such as NVIDIA's "
-    "device plugin. UUIDs are safer: indices move when a card is taken out. none: no card, for a node that has other "
-    "devices only. Default: all cards, and none while NVIDIA's device plugin serves the node.",
+    help="Indices or UUIDs of the cards that Cardwise shares; the others are free for other programs, such as "
+    "NVIDIA's device plugin. UUIDs are safer: indices move when a card is taken out. none: no card, for a node that "
+    "has other devices only. Default: all cards, but none while NVIDIA's device plugin serves the node.",
 )
 @option(
     "--devices",
@@ -118,13 +118,13 @@ def _thread_failed(thread: str) -> None:
     "--sysfs",
     type=_FOLDER,
     default=Path("/sys"),
-    help="Where this machine's sysfs is, which says what devices there are.",
+    help="Folder of this machine's sysfs, which lists its devices.",
 )
 @option(
     "--dev",
     type=_FOLDER,
     default=Path("/dev"),
-    help="Where this machine's device nodes are; the container runtime must find them under the same path.",
+    help="Folder of this machine's device nodes; the container runtime must find them under the same path.",
 )
 @option(
     "--kubelet-dir",
@@ -155,7 +155,7 @@ def _thread_failed(thread: str) -> None:
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
     help="How containers get their card. cdi: its device node and no other. env: by environment only, for runtimes "
-    "without CDI; a user can then see the other cards. auto: cdi where the runtime has it.",
+    "without CDI; a user can then see the other cards. auto: cdi where the runtime has it, else env.",
 )
 @option(
     "--slots",
@@ -188,7 +188,7 @@ def _thread_failed(thread: str) -> None:
     envvar="CARDWISE_MPS",
     help="off: the node has no MPS manager, and no container waits for one. preferred: it may have one; once one has "
     "run here, containers wait for their card's MPS. required: it has one, so containers wait also before it first "
-    f"runs. A pod's annotation {mps.MODE} goes before.",
+    f"runs. A pod's annotation {mps.MODE} overrides this.",
 )
 @option(
     "--mps-root",

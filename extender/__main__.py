@@ -52,27 +52,27 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--bind-port-bind",
     type=HOST_PORT,
     default=None,
-    help="A second address with threads of its own, for the verb bind alone: pods may wait there for long, and filter "
-    "never feels it. Without it, bind is served with the others.",
+    help="A second address for the verb bind alone, with threads of its own: calls may wait there for long without "
+    "delaying filter. Without it, --bind serves bind too.",
 )
 @click.option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="Directory of ca.crt, tls.crt and tls.key. An empty one gets a CA of our own, and client.crt and client.key "
-    "for kube-scheduler.",
+    help="Directory of ca.crt, tls.crt and tls.key. If it is empty, the extender makes a CA of its own and writes "
+    "these files there, with client.crt and client.key for kube-scheduler.",
 )
 @click.option(
     "--tls-secret",
     type=OBJECT_NAME,
     default=None,
-    help="Keep a CA of our own in this Secret, which all replicas share; the files go to --tls-dir.",
+    help="Make a CA and keep it in this Secret, which all replicas share; the files are written to --tls-dir.",
 )
 @click.option(
     "--tls-host",
     "tls_hosts",
     multiple=True,
-    help="Name or address that kube-scheduler calls us by, for the certificate; may be given several times. "
+    help="Name or address in the certificate, by which kube-scheduler calls the extender; may be repeated. "
     "Default: the Service's names, this machine's name and the loopback addresses.",
 )
 @click.option("--plain-http", is_flag=True, help="No TLS, as gpushare's configuration has it. On loopback only.")
@@ -80,13 +80,13 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--policy",
     type=click.Choice(sorted(policies.POLICIES)),
     default=policies.DEFAULT,
-    help=f"Placement of pods that name none by the annotation {names.POLICY}.",
+    help=f"Placement policy of pods without the annotation {names.POLICY}.",
 )
 @click.option(
     "--one-best-node/--all-nodes",
     default=True,
-    help="Whether filter answers the one best node, or all that fit for the scheduler to choose from. Pods with soft "
-    f"preferences get all; the annotation {names.ONE_NODE} decides for a pod.",
+    help="Whether filter returns only the best node, or all nodes that fit, for the scheduler to choose. For pods with "
+    f"soft preferences it returns all. A pod's annotation {names.ONE_NODE} overrides both.",
 )
 @click.option(
     "--headroom",
@@ -107,27 +107,27 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--bind-deadline",
     type=DURATION,
     default=None,
-    help="How long after a bind call has come it may still be posted. Must be below httpTimeout of the bind stanza. "
-    "Default: 60s with --bind-port-bind (whose stanza has 300s), else 4s (kube-scheduler's default is 5s).",
+    help="How long after a bind call has come its Binding may still be posted. Must be below httpTimeout of the bind "
+    "stanza. Default: 60s with --bind-port-bind (whose stanza has 300s), else 4s (kube-scheduler's default is 5s).",
 )
 @click.option(
     "--hold-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="How long filter's choice is held for a pod whose bind does not come.",
+    help="How long the cards that filter has chosen are held for a pod whose bind call does not come.",
 )
 @click.option(
     "--nominate-ahead",
     type=click.Choice([when.value for when in When]),
     default=When.AUTO.value,
-    help="Decide about waiting pods before kube-scheduler comes to them, and name the node in their status, so that it "
-    "tries that one first and alone. auto: in clusters of more nodes than --nominate-above-nodes.",
+    help="Name a node in the status of waiting pods before kube-scheduler comes to them. It then tries this node "
+    "first, and no other if the pod fits there. auto: in clusters of more nodes than --nominate-above-nodes.",
 )
 @click.option(
     "--nominate-above-nodes",
     type=click.IntRange(min=0),
     default=NODES,
-    help="Where auto begins.",
+    help="With --nominate-ahead=auto: nodes are named in clusters of more nodes than this.",
 )
 @click.option(
     "--gang-seconds",
@@ -140,25 +140,25 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--gang-seconds-limit",
     type=click.FloatRange(min=1),
     default=300.0,
-    help="The most that a PodGroup can say there; what says more, --gang-seconds too, counts as this.",
+    help="The most that timeoutSeconds of a PodGroup and --gang-seconds can be; more counts as this.",
 )
 @click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
     default=60.0,
-    help="After a gang has waited so long, cards that it could use are kept from pods that come after it.",
+    help="Once a gang has waited this long, cards that it could use are kept from pods that come after it.",
 )
 @click.option(
     "--gang-reserve-refusals",
     type=click.IntRange(min=1),
     default=20,
-    help="The same after so many times that it did not fit.",
+    help="Once a gang has been refused this many times, cards are kept for it too.",
 )
 @click.option(
     "--gang-reserve-limit-seconds",
     type=click.FloatRange(min=1),
     default=600.0,
-    help="How long the gangs of a namespace may keep cards from others; for as long after that they may not.",
+    help="How long the gangs of a namespace may keep cards from others. For the same time after that they may not.",
 )
 @click.option(
     "--gang-rollback-seconds",
@@ -169,8 +169,8 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 @click.option(
     "--preempt-fragmented",
     is_flag=True,
-    help="Evict pods of lower priority, by the Eviction API, for one that has room in a node's sums and on no card of "
-    "it: kube-scheduler's own preemption does not begin there.",
+    help="Evict pods of lower priority, by the Eviction API, for a pod that fits into what is free on a node's cards "
+    "together, but on none of them; kube-scheduler's own preemption does nothing then.",
 )
 @click.option(
     "--inspect-unit",
@@ -182,14 +182,14 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--ghost-seconds",
     type=click.FloatRange(min=0),
     default=30.0,
-    help="How long the share of a pod that vanished while it ran counts, for its node to report it.",
+    help="How long the share of a pod whose object vanished while it ran still counts if its node does not report it.",
 )
 @click.option(
     "--lease-namespace",
     default=names.NAMESPACE,
     help="Namespace of the Lease that decides which of several extenders answers.",
 )
-@click.option("--lease-name", default=names.LEASE, help="Its name. It is created where it does not exist.")
+@click.option("--lease-name", default=names.LEASE, help="Name of this Lease, which is created if it does not exist.")
 @click.option(
     "--lease-duration",
     type=click.FloatRange(min=3),
@@ -200,13 +200,13 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--pod",
     type=OBJECT_NAME,
     default=None,
-    help=f"The pod that this is. It has the label {names.LEADER} while it answers, for a Service to find it. "
-    "Default: none is labelled.",
+    help=f"The pod that this extender runs in. It gets the label {names.LEADER} while it answers, so that a Service "
+    "finds it. Default: no pod is labelled.",
 )
 @click.option(
     "--no-lease",
     is_flag=True,
-    help="Answer without a Lease. Only where there surely is one extender: two would give the same card twice.",
+    help="Answer without a Lease. Only if there is surely a single extender: two would give the same card twice.",
 )
 def main(
     *,

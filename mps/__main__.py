@@ -83,8 +83,8 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    help="Folder of the node for pipes and states, shared with the device plugin. Short: MPS opens no path of more "
-    f"than {mps.LONGEST_PIPE} bytes.",
+    help="Folder of the node for pipes and states, shared with the device plugin. Keep it short: MPS opens no path of "
+    f"more than {mps.LONGEST_PIPE} bytes.",
 )
 @option(
     "--scope",
@@ -120,7 +120,7 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
     type=click.Choice(["idle", "always", "never"]),
     default="idle",
     envvar="CARDWISE_MPS_STOP_DAEMONS",
-    help="Which daemons end with the manager. idle: those whose cards nobody holds; the next manager takes the others "
+    help="Which daemons end with the manager. idle: those whose cards no pod holds; the next manager takes the others "
     "over, and running pods notice nothing. always: all, with their clients (uninstall).",
 )
 @option(
@@ -128,7 +128,7 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="CARDWISE_MPS_DAEMON_CGROUP",
     help="The node's cgroup file system, such as /host/sys/fs/cgroup: daemons then live in a cgroup of their own, so "
-    "that the container runtime does not end them with the manager's container. Default: the manager's own.",
+    "that the container runtime does not end them with the manager's container. Default: that of the manager.",
 )
 @pace_options
 @option(

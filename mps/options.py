@@ -53,7 +53,7 @@ def _duration(name: str, default: float, text: str, into: str = "", **more: Any)
 pace_options = grouped(
     "pace",
     DaemonPace,
-    _duration("probe-interval", _PACE.probe, "Between two questions to each daemon.", "probe", callback=_interval),
+    _duration("probe-interval", _PACE.probe, "Time between two probes of each daemon.", "probe", callback=_interval),
     _duration(
         "probe-timeout",
         _PACE.answer,
@@ -62,7 +62,7 @@ pace_options = grouped(
         callback=_above_zero,
     ),
     _duration("start-timeout", _PACE.start, "Time until a new daemon answers and has its settings.", "start"),
-    _duration("server-timeout", _PACE.warm, "Time until its server is active.", "warm"),
+    _duration("server-timeout", _PACE.warm, "Time until the server of a new daemon is active.", "warm"),
     _duration(
         "fault-grace",
         _PACE.fault_grace,
@@ -74,7 +74,9 @@ pace_options = grouped(
         "Time for clients that are being detached to be gone, before their daemon ends all the same.",
         "drain",
     ),
-    _duration("quit-grace", _PACE.quit_grace, "Time that `quit` leaves the server before it forces it."),
+    _duration(
+        "quit-grace", _PACE.quit_grace, "Time that `quit` gives the server to end by itself before it forces it."
+    ),
     _duration(
         "orphan-grace",
         _PACE.orphan_grace,
@@ -111,16 +113,16 @@ audit_options = grouped(
         "--audit/--no-audit",
         default=True,
         envvar="CARDWISE_MPS_AUDIT",
-        help="Whether what processes really use of the cards is compared with what their pods were given. What "
-        "differs is told in events, metrics and the log.",
+        help="Whether to compare what processes really use of the cards with what their pods were given. Differences "
+        "are reported in events, metrics and the log.",
     ),
-    _duration("audit-interval", _AUDIT.interval, "Between two looks.", callback=_above_zero),
+    _duration("audit-interval", _AUDIT.interval, "Time between two looks at the cards.", callback=_above_zero),
     option(
         "--audit-looks",
         type=click.IntRange(min=1),
         default=_AUDIT.looks,
         envvar="CARDWISE_MPS_AUDIT_LOOKS",
-        help="How many looks in a row must find the same before it is told.",
+        help="How many looks in a row must find the same difference before it is reported.",
     ),
     option(
         "--audit-tolerance",
@@ -137,12 +139,12 @@ audit_options = grouped(
         help="Whether a pod that goes on using more than its share, or another card than its own, is evicted, as its "
         "disruption budget allows.",
     ),
-    _duration("audit-evict-after", _EVICT_AFTER, "With --audit-evict: how long it must have gone on."),
+    _duration("audit-evict-after", _EVICT_AFTER, "With --audit-evict: how long a pod must have gone on with it."),
     option(
         "--audit-evict-per-hour",
         type=click.IntRange(min=1),
         default=_AUDIT.evict_per_hour,
         envvar="CARDWISE_MPS_AUDIT_EVICT_PER_HOUR",
-        help="With --audit-evict: how many pods of the node may go in an hour, one at a time. The others are told.",
+        help="With --audit-evict: the most pods of the node that are evicted in an hour, one at a time.",
     ),
 )

@@ -105,7 +105,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--tls-hosts",
     type=_CommaList(),
     default="",
-    help="Names and addresses that the API server calls us by, for the certificate. "
+    help="Names and addresses in the certificate, by which the API server calls the webhook. "
     "Default: those of the Service and the loopback addresses; with --tls-dir also this machine's name.",
 )
 @option(
@@ -118,35 +118,35 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="Keep them in this directory and not in a Secret. One that holds tls.crt, tls.key and ca.crt of somebody else "
-    "(cert-manager) is used as it is, and read again when it changes.",
+    help="Keep CA and certificate in this directory and not in a Secret. If somebody else (cert-manager) has put "
+    "tls.crt, tls.key and ca.crt there, they are used as they are, and read again when they change.",
 )
 @option(
     "--tls-rotate-every",
     type=DURATION,
     default=None,
-    help="Renew the certificate after so long, and the CA after twice so long. Default: certificates after nine "
-    "months, the CA after eight years. Those of somebody else are left alone.",
+    help="Renew the certificate after this time, and the CA after twice this time. Default: certificates after nine "
+    "months, the CA after eight years. Files that somebody else has put into --tls-dir are never renewed.",
 )
 @option(
     "--client-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
-    help="PEM file of the authority of the API server's client certificate for webhooks: nobody else is answered. "
-    "Default: everybody is, so refusals do not say what a namespace has and uses.",
+    help="PEM file of the CA of the API server's client certificate: the webhook then answers no other caller. "
+    "Default: it answers every caller, and refusals do not say what a namespace has and uses.",
 )
 @option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
-    help="Name of the mutating and the validating configuration whose caBundle we write.",
+    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle.",
 )
-@option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: leave them.")
+@option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(
     "--tolerated-taints",
     type=_Taints(),
     default="nvidia.com/gpu:NoSchedule",
-    help="Taints of nodes that pods which ask for cards are to tolerate: KEY:EFFECT, with any value, or "
-    "KEY=VALUE:EFFECT. The chart's webhook.toleratedTaints, which decides what is brought to us, must say the same.",
+    help="Pods that ask for cards get a toleration of these taints: KEY:EFFECT, with any value, or KEY=VALUE:EFFECT. "
+    "The chart's webhook.toleratedTaints decides which pods the API server sends, and must say the same.",
 )
 @option(
     "--oversize",
@@ -159,23 +159,23 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--least-share",
     type=click.IntRange(min=0),
     default=256,
-    help="MiB of a card: who asks for a smaller share is warned, since hardly any program starts with it and often a "
-    "unit is missing (8 for 8Gi). 0: nobody is.",
+    help="A share smaller than this (MiB of a card) gets a warning; often a unit is missing (8 for 8Gi). 0: no "
+    "warning.",
 )
 @option(
     "--headroom",
     type=click.IntRange(min=0),
     default=0,
-    help="MiB that the extender keeps back on each card. Its --headroom must say the same: a whole card counts in "
-    "GPUQuotas as what is left of it.",
+    help="MiB that the extender keeps back on each card; the extender's --headroom must say the same. In GPUQuotas a "
+    "whole card counts without them.",
 )
 @option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
-    help="What nvidia.com/gpu means. leave: it is of NVIDIA's own device plugin, and none of ours. take: whole cards "
-    "of ours, in pods, workload templates and ResourceQuotas, for clusters without that plugin. The chart's "
-    "webhook.nvidiaGpu, which decides what is brought to us, must say the same.",
+    help="What nvidia.com/gpu means. leave: it belongs to NVIDIA's device plugin, and the webhook leaves it as it is. "
+    "take: whole cards of ours, in pods, workload templates and ResourceQuotas, for clusters without that plugin. The "
+    "chart's webhook.nvidiaGpu decides which objects the API server sends, and must say the same.",
 )
 @option(
     "--exempt-namespaces",
@@ -187,65 +187,66 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--gang-schedulers",
     type=_CommaList(),
     default=gangs.DEFAULT_SCHEDULER,
-    help="Schedulers that ask the extender: gangs of their pods are gated and bound whole. Pods for others (Volcano, "
-    "coscheduling) are in no gang. The chart's webhook.gangSchedulers, which decides what is brought to us, must say "
-    "the same.",
+    help="Schedulers that ask the extender. Gangs of their pods are gated and bound whole. Pods of other schedulers "
+    "(Volcano, coscheduling) are in no gang. The chart's webhook.gangSchedulers decides which objects the API server "
+    "sends, and must say the same.",
 )
 @option(
     "--scheduler",
     default="",
-    help="Name of the scheduler that pods which ask for cards are given, where they name none: one that asks the "
-    "extender beside a kube-scheduler that does not. Name it in --gang-schedulers too. Default: they are left to "
-    "Kubernetes' own.",
+    help="Scheduler for pods that ask for cards and name none: a second scheduler, which asks the extender, beside a "
+    "kube-scheduler that does not. Name it in --gang-schedulers too. Default: Kubernetes' own.",
 )
 @option(
     "--mps",
     "mps_mode",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.PREFERRED),
-    help=f"What holds for pods with a share that have no annotation {names.MPS}, in namespaces that have none. off: "
-    "they do without MPS. preferred: they go through MPS where the node has it. required: they wait for a node that "
+    help=f"MPS for pods with a share, if neither the pod nor its namespace has the annotation {names.MPS}. off: they "
+    "do without MPS. preferred: they go through MPS where the node has it. required: they wait for a node that "
     "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
 )
 @option(
     "--least-mps",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.OFF),
-    help=f"The least that a pod with a share may say by {names.MPS}; one that says less is refused. A namespace's "
-    f"annotation {names.LEAST_MPS} can ask for more. off: pods may do without MPS, which closes their card to all that "
-    "want it. Pods of whole cards are free.",
+    help=f"The least that a pod with a share may say by the annotation {names.MPS}; a pod that says less is refused. A "
+    f"namespace can ask for more by the annotation {names.LEAST_MPS}. off: pods may do without MPS; their card then "
+    "takes no pod that wants it. Pods of whole cards may say anything.",
 )
 @option(
     "--sm-percent",
     type=click.Choice([str(each) for each in SmPercent]),
     default=str(SmPercent.CORE),
-    help=f"What limits the SMs of pods with MPS that have no annotation {names.SM_PERCENT}, in namespaces that have "
-    f"none. core: {names.GPU_CORE}, where they ask for it. memory: where they do not, their part of the card's memory.",
+    help="What limits the SMs of pods with MPS, if neither the pod nor its namespace has the annotation "
+    f"{names.SM_PERCENT}. core: only {names.GPU_CORE}, if they ask for it. memory: if they do not, their part of the "
+    "card's memory.",
 )
 @option(
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
-    help="Which pods get the share agent: all that have a share of a card, those that want MPS (by preferred only "
-    f"where some node has it), or none. A pod's annotation {names.SHARE_AGENT} goes before, and the frameworks' hook "
-    "brings it along.",
+    help="Which pods get the share agent. always: all with a share of a card. mps: those whose MPS is required, and "
+    "those whose MPS is preferred if some node has it. never: none. A pod's annotation "
+    f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook get the agent unless that says never.",
 )
 @option(
     "--share-agent-image",
     default="",
-    help="Its image, Cardwise's own. Without one no pod gets the agent.",
+    help="Image of the share agent, which is Cardwise's own. Without one no pod gets the agent.",
 )
 @option(
     "--share-agent-user",
     type=click.IntRange(min=0),
     default=agent.USER,
-    help="User that it runs as. 0: it names none, for clusters that give each namespace a range (OpenShift).",
+    help="User that the share agent runs as. 0: none is set, for clusters that give each namespace a range "
+    "(OpenShift).",
 )
 @option(
     "--share-agent-resources",
     type=_Resources(),
     default="cpu=50m,memory=64Mi",
-    help="What it asks for in pods whose containers all name cpu or memory.",
+    help="What the share agent asks for in pods whose containers all name cpu or memory.",
 )
 def main(
     *,

@@ -14,10 +14,10 @@ from cardwise.core.api import names
 @options.cluster
 @options.namespace
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.option("--probe/--no-probe", default=True, show_default=True, help="Create probe pods, and delete them again.")
 @click.option(
-    "--probe/--no-probe", default=True, show_default=True, help="Send pods that try it, and delete them again."
+    "--probe-image", default="", help="Image of the probe pods, with a shell. Default: that of the device plugin."
 )
-@click.option("--probe-image", default="", help="With a shell. Default: the image of the device plugin.")
 @options.plain_output
 def doctor(namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str) -> None:
     """Say what would not work, or does not, with a remedy for each finding.

@@ -10,7 +10,7 @@ from cardwise.cli.render import gangtable, printing
 @click.command()
 @options.cluster
 @options.namespace
-@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
 @options.output
 def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""

@@ -11,7 +11,7 @@ from cardwise.kube import errors, paths, survey
 @click.command()
 @options.cluster
 @options.namespace
-@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
 @options.output
 def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""

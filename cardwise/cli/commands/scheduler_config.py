@@ -11,8 +11,10 @@ from cardwise.core.api import schedulerconfig
 
 @click.command("scheduler-config")
 @click.option("--filter-url", required=True, help="Where kube-scheduler reaches the fast verbs, https://HOST:PORT.")
-@click.option("--bind-url", required=True, help="Where it reaches bind (the same URL for a single port).")
-@click.option("--tls-dir", type=click.Path(path_type=Path), help="Folder with ca.crt, client.crt, client.key there.")
+@click.option("--bind-url", required=True, help="Where kube-scheduler reaches bind (the same URL for a single port).")
+@click.option(
+    "--tls-dir", type=click.Path(path_type=Path), help="Folder of ca.crt, client.crt and client.key on its machine."
+)
 def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> None:
     """Print the KubeSchedulerConfiguration that makes kube-scheduler ask Cardwise."""
     files = {} if tls_dir is None else {

@@ -27,8 +27,10 @@ _BIG = 2000  # cards from which on a cluster is big
 @click.command()
 @options.cluster
 @click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
-@click.option("--interval", type=DURATION, default="3s", show_default=True, help="Between two looks, at least 1s.")
-@click.option("--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Nodes; 0: all.")
+@click.option("--interval", type=DURATION, default="3s", show_default=True, help="Time between two looks, at least 1s.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="How many nodes to show; 0: all."
+)
 @options.plain_output
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
 @click.argument("node", nargs=-1)
@@ -43,7 +45,7 @@ def top(
 ) -> None:
     """Cards, what is granted of each and to whom, and what that really uses: the most used nodes first, or NODE…
 
-    Use is what the MPS managers measure; "-" where nobody has.
+    Use is what the MPS managers measure; "-" where none measures.
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")

@@ -44,7 +44,7 @@ def test_the_program_answers_the_script():
     [
         (["unc"], ["uncordon\tGive a cordoned card back", ":4"]),
         (["quota", "-o", ""], ["table", "wide", "json", "yaml", ":4"]),
-        (["top", "--int"], ["--interval\tBetween two looks, at least 1s.", ":4"]),
+        (["top", "--int"], ["--interval\tTime between two looks, at least 1s.", ":4"]),
         (["top", "--kubeconfig", "x"], [":0"]),
     ],
 )
