@@ -1,4 +1,4 @@
-"""What sysfs says of a machine's devices. Pure over a root folder: nothing is asked but files.
+"""Reads a machine's devices from sysfs. Pure: it reads only files below a root folder.
 
 Layouts: Documentation/ABI/stable/sysfs-class-infiniband, ABI/testing/sysfs-bus-pci and ABI/testing/sysfs-dev of the
 kernel. A file that is not there, or that a driver in trouble does not answer for, counts as empty: a device that goes

@@ -86,9 +86,9 @@ def manager_lives(root: Path) -> bool:
 
 
 def silent(root: Path, uuid: str) -> bool:
-    """Whether nobody stands for what was last said of the card's MPS: no manager lives, or none that looks at it.
+    """Whether the last MPS state of the card is stale: no manager runs, or none that checks this card.
 
-    A state in which nothing starts is not looked at again and again, and need not be.
+    A state in which no container starts is never stale by its age: nobody needs to check it again.
     """
     if not manager_lives(root):
         return True

@@ -25,10 +25,10 @@ _NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-schedu
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What else is known beside cards. `nodes` are decoded Nodes, None where they may not be read. `former`: names of
-    pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would not help,
-    since each would be made anew and wait beside this one: of its own gang, or of the controller that made it too.
-    `partners`: by name what the other waiting pods of its gang ask for.
+    """Facts about a waiting pod besides cards. `nodes` are decoded Nodes, None where they may not be read. `former`:
+    names of pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would
+    not help, since each would be made anew and wait beside this one: of its own gang, or of the controller that made it
+    too. `partners`: by name what the other waiting pods of its gang ask for.
     """
 
     nodes: Sequence[Json] | None = None

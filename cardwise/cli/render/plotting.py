@@ -34,7 +34,7 @@ def prepare(folder: Path) -> None:
 
 
 def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[RefusedPods]]) -> dict[str, bytes]:
-    """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` says what how far is."""
+    """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` is the label of the x axis."""
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
     return {

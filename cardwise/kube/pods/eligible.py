@@ -11,7 +11,7 @@ from cardwise.kube.pods.nodeconstraints import REQUIRED, Ground
 
 
 def bound_otherwise(pod: Json) -> str:
-    """What else than its nodes decides where the pod may be, in a few words; "" where nothing does."""
+    """What besides its nodes decides where the pod may be, in a few words; "" where nothing does."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
     if any((affinity.get(kind) or {}).get(REQUIRED) for kind in ("podAffinity", "podAntiAffinity")):

@@ -73,7 +73,7 @@ class Checks(ABC):
         self._loop.start()
 
     def check(self) -> None:
-        """Once more, and soon, in the thread: somebody has seen a sign that what we know is not the newest."""
+        """Wakes the thread for another check, because a certificate may have changed."""
         self._loop.wake()
 
     def stop(self) -> None:
