@@ -1,5 +1,8 @@
 """Cardwise: what its parts share. The parts themselves are webhook, extender, deviceplugin and mps.
 
+Comes in: objects of the API server, and what a node's hardware says. Goes out: values and decisions of the domain, and
+clients, watches and servers that parts are made of. Read first: `core`.
+
 The modules:
 
     core        the domain, pure: requests, placement, gangs, preemption

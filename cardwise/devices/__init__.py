@@ -1,5 +1,8 @@
 """Devices that are not GPUs: which of them a node offers, and what sysfs says of them.
 
+Comes in: an admin's file, and sysfs. Goes out: the devices that are offered, and what is wrong with the
+sick ones.
+
 The modules:
 
     protocol   what devices there are

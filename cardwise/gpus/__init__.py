@@ -1,5 +1,8 @@
 """The physical cards of a node, behind one protocol with two implementations: NVML and a YAML file.
 
+Comes in: answers of the driver or the file, and files of the MPS manager. Goes out: cards, their health, and whether a
+card's MPS takes a container.
+
 The modules:
 
     protocol   what cards there are, and how they are

@@ -1,5 +1,7 @@
 """What every part is started with: settings, logs, loops, certificates, an HTTP server, health.
 
+Comes in: a part's command line, its WSGI application, checks of its health. Goes out: answers over TLS, logs, metrics.
+
 The modules:
 
     settings   the options that every part has

@@ -1,5 +1,8 @@
 """What a container learns about its share, and the hook that makes Python frameworks keep to it.
 
+Comes in: a container's environment and the share agent's file. Goes out: the share as a value, and
+limits of memory for the frameworks.
+
 These files are mounted into users' images and run there with their Python. So they import the standard library only,
 nothing of Cardwise, and keep to the syntax of Python 3.7.
 

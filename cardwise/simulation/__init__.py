@@ -1,5 +1,7 @@
 """What a cluster would do with other pods, other policies or other nodes, by the engine that places the real ones.
 
+Comes in: nodes and pods, of a cluster or of a trace. Goes out: by policy, what was placed, refused and left in pieces.
+
 The modules:
 
     cluster    a simulated cluster around the real engine

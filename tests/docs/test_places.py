@@ -76,6 +76,12 @@ def test_the_sign_of_a_room_names_its_modules(sign):
     assert [name for name in inside if not re.search(rf"`{name}`|^ *{name}  ", said, re.MULTILINE)] == []
 
 
+@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: str(sign.parent.relative_to(ROOT)))
+def test_the_sign_of_a_room_says_what_comes_in_and_what_goes_out(sign):
+    said = ast.get_docstring(ast.parse(sign.read_text()))
+    assert [word for word in ("Comes in: ", "Goes out: ") if word not in re.sub(r"\s+", " ", said)] == []
+
+
 def test_workflows_call_targets_that_there_are():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yaml")]

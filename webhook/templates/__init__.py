@@ -1,5 +1,7 @@
 """Names as users write them, in the templates of workloads and everywhere else.
 
+Comes in: a workload with names in any spelling. Goes out: the workload with the names that the other parts know.
+
 The modules:
 
     templates   rewrites a workload. Read this first

@@ -1,5 +1,7 @@
 """`cardwise doctor`: what would not work, or does not, with a remedy for each finding.
 
+Comes in: a client. Goes out: findings, and for a while probe pods.
+
 `facts` reads the cluster, the checks are pure functions of what was read, `probing` and `exposure` try what only a try
 can tell.
 

@@ -1,5 +1,7 @@
 """Pods as kube-scheduler and the disruption controller see them.
 
+Comes in: decoded pods, nodes and budgets. Goes out: loads, names of nodes, evictions.
+
 The modules:
 
     loads     cpu, memory and pods that pods take and nodes have; `resizes`: of pods that are resized in place

@@ -1,5 +1,8 @@
 """Certificates of a part: made, stored, renewed, and told to the API server.
 
+Comes in: names for the certificate, and what a Secret or a directory holds. Goes out: files for servers, the CA in
+webhook configurations.
+
 The modules:
 
     tls        renews certificates, and puts them where servers read them

@@ -1,5 +1,7 @@
 """Policies that compare all nodes by what the workload could still use of them; see docs/design/0008-policies.md.
 
+Comes in: the ledger's nodes, the pods that came before, a request. Goes out: the best node and its cards.
+
 The only part of the core that imports numpy, with `defrag.fragmentation`: it is imported only where such a policy is
 used, or where somebody asks how fragmented the cards are.
 
