@@ -106,16 +106,27 @@ def test_every_picture_is_what_its_text_says(source):
 @pytest.mark.parametrize("part", [path.name for path in (ROOT / "tests").iterdir() if package(path.name)])
 def test_tests_lie_in_the_rooms_of_what_they_test(part):
     tests, product = ROOT / "tests" / part, package(part)
-    rooms = {path.stem: path.parent for path in product.glob("*/*.py")}
-    flat = {path.stem for path in product.glob("*.py")}
-    assert [
-        f"{path.name} belongs to {rooms[path.stem.removeprefix('test_')].relative_to(ROOT)}"
-        for path in tests.glob("test_*.py")
-        if path.stem.removeprefix("test_") in rooms.keys() - flat
-    ] == []
     said = (ROOT / "tests" / "README.md").read_text()
-    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
-    assert [path for path in folders if not (product / path).is_dir() and f"`{part}/{path}`" not in said] == []
+    rooms: dict[str, set[Path]] = {}
+    for path in product.rglob("*.py"):
+        room = path.parent.relative_to(product)
+        rooms.setdefault(path.parent.name if path.stem == "__init__" else path.stem, set()).add(room)
+    wrong = []
+    for path in tests.rglob("test_*.py"):
+        room, name = path.parent.relative_to(tests), path.stem.removeprefix("test_")
+        named = name if name in rooms else name.replace("_", "")
+        if not (product / room).is_dir():  # about one thing in all rooms
+            wrong += [] if f"`{part}/{room}`" in said else [f"tests/{part}/{room} is no room, nor in tests/README.md"]
+        elif named in rooms and (named != name or room not in rooms[named]):
+            wrong += [f"{path.relative_to(ROOT)}: {named} is in {sorted(map(str, rooms[named]))}"]
+    assert wrong == []
+
+
+def test_other_folders_of_tests_are_in_their_table():
+    said = (ROOT / "tests" / "README.md").read_text()
+    rows = {name for row in re.findall(r"^\| (`[^|]+`) \|", said, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))}
+    assert {name for name in folders if not package(name) and not (ROOT / name).is_dir()} <= rows
 
 
 def test_each_test_on_the_cluster_is_in_the_row_of_its_room():

@@ -3,8 +3,11 @@
 import pytest
 from structlog.testing import capture_logs
 
+from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
+from cardwise.gpus import mpsnode
+from mps.manager import Lock, RootTaken
 from tests.mps.worlds import P100, uuid_of
 
 
@@ -151,3 +154,20 @@ def test_an_option_that_the_program_does_not_take_is_left_out(node, monkeypatch)
     node.start(driver="580.95.05")
     node.wait_ready()
     assert not node.status().multi_user
+
+
+def test_there_is_one_manager_for_a_root(folder):
+    first, second = Lock(folder), Lock(folder)
+    first.take()
+    with pytest.raises(RootTaken):
+        second.take()
+    assert mpsnode.manager_lives(folder)
+    first.release()
+    assert not mpsnode.manager_lives(folder), "and asking held nothing"
+    second.take()
+    assert not second.lost()
+    (folder / mps.LOCK).unlink()
+    assert second.lost()
+    Lock(folder).release()
+    assert second.lost(), "another one's is there"
+    second.release()

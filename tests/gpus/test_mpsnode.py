@@ -1,8 +1,10 @@
 """Whether the node's files are believed: only while everything says so, and manager and daemon live."""
 
-import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +14,18 @@ from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from cardwise.gpus.mpsnode import CardLook
-from mps.daemon import directories
-from mps.manager import Lock, RootTaken
 from tests.mps.agent.pods import ONE, TWO, Card
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 NEED = MiB(8138)
+
+
+@pytest.fixture
+def folder():
+    """Short, because the paths of pipes end at 87 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="cwmps-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -103,30 +111,3 @@ def test_a_damaged_file_is_no_word(folder, card, content):
 def test_the_daemon_of_a_whole_node(folder, card):
     card.home = card.home.rename(folder / mps.NODE)
     assert seen(folder).problem == ""
-
-
-def test_there_is_one_manager_for_a_root(folder):
-    first, second = Lock(folder), Lock(folder)
-    first.take()
-    with pytest.raises(RootTaken):
-        second.take()
-    assert mpsnode.manager_lives(folder)
-    first.release()
-    assert not mpsnode.manager_lives(folder), "and asking held nothing"
-    second.take()
-    assert not second.lost()
-    (folder / mps.LOCK).unlink()
-    assert second.lost()
-    Lock(folder).release()
-    assert second.lost(), "another one's is there"
-    second.release()
-
-
-def test_folders_are_open_to_all_whatever_the_umask(folder):
-    before = os.umask(0o077)
-    try:
-        directories.prepare(folder / "a" / "b")
-    finally:
-        os.umask(before)
-    for path in (folder / "a", folder / "a" / "b", folder / "a" / "b" / "pipe"):
-        assert path.stat().st_mode & 0o777 == 0o755

@@ -16,7 +16,7 @@ from cardwise.core.placement.scored.rows import SAMPLE, Row
 from cardwise.core.placement.scored.scoring import Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scoredworlds import CARD, fill, knows, load, share, warm, world
+from tests.core.placement.scored.scoredworlds import CARD, fill, knows, load, share, warm, world
 
 
 def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():

@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.scoring import Known, Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scoredworlds import CARD, Loads, knows, load, share, whole, world
+from tests.core.placement.scored.scoredworlds import CARD, Loads, knows, load, share, whole, world
 
 
 def cards_of(placed):
