@@ -33,9 +33,9 @@ from cardwise.runtime.settings import (
     option,
     simulated_cards_option,
 )
-from deviceplugin.agent import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
+from deviceplugin.process import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.publish import metrics
 from deviceplugin.sources.containers import Containers
 from deviceplugin.sources.kubelet import Kubelet

@@ -21,9 +21,9 @@ from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from deviceplugin.agent import NodeAgent, NodeAgentSettings
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
+from deviceplugin.process import NodeAgent, NodeAgentSettings
 from deviceplugin.sources.containers import Containers
 from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime

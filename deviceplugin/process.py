@@ -36,7 +36,7 @@ from deviceplugin.sources.containers import Containers, RuntimeSilent
 from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
 from deviceplugin.sources.pods import Pods
 
-_log = structlog.get_logger(__name__)
+_log = structlog.get_logger("deviceplugin.agent")  # as lines of the log have called it
 
 COMPONENT = "cardwise-deviceplugin"
 _RELEASE_SECONDS = 1.0
