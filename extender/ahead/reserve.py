@@ -17,10 +17,10 @@ from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, shapes
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.cache import Cache
@@ -220,7 +220,7 @@ class _Draft:
         self._free = _Freed(cache.loads)
         self._busy: dict[str, int] = {}  # MiB that others hold, by node
         self._left = sorted(cache.ledger.by_name(), reverse=True)
-        self._vacancies: Vacancies | None = None
+        self._capacities: Capacities | None = None
         self._names: list[str] = []  # the emptiest first
         self._count = 1  # how many of them were tried last
         self._growing: Draft | None = None  # the plan on these, if it takes several turns
@@ -261,11 +261,11 @@ class _Draft:
         all nodes. None: the next call goes on.
         """
         until = self._clock.cpu() + _AT_ONCE
-        if self._vacancies is None:
-            self._vacancies = Vacancies(self._empty, self._free)
+        if self._capacities is None:
+            self._capacities = Capacities(self._empty, self._free)
             self._names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
         for shape, members in shapes(gang.wanted()).items():
-            most, complete = self._vacancies.most(shape)
+            most, complete = self._capacities.most(shape)
             if not complete:
                 return None
             if most < len(members):
@@ -314,10 +314,10 @@ class _Draft:
         return gangplan.plan(self._empty, self._free, wanted, terms)
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
-        if self._vacancies is None:
+        if self._capacities is None:
             return None
         shape = MemberShape(request, load)
-        return self._vacancies.nodes(shape) if self._vacancies.most(shape)[1] else None
+        return self._capacities.nodes(shape) if self._capacities.most(shape)[1] else None
 
 
 class _Freed:

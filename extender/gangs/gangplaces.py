@@ -12,10 +12,10 @@ from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, shapes
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant, shapes
 from cardwise.core.placement import fitting
 from extender.ahead.ahead import Ahead
 from extender.ahead.reserve import Reserve, no_place
@@ -52,7 +52,7 @@ class GangPlaces:
         self._clock = clock
         self._known: dict[str, _Known] = {}  # by gang
         self._last_offer: frozenset[str] = frozenset()
-        self._vacancies = Vacancies(self._ledger, self._loads)
+        self._capacities = Capacities(self._ledger, self._loads)
 
     # What is known of nodes.
 
@@ -219,7 +219,7 @@ class GangPlaces:
         whether all were known before.
         """
         known = True
-        while not all(self._vacancies.most(shape)[1] for shape in shapes(members)):
+        while not all(self._capacities.most(shape)[1] for shape in shapes(members)):
             known = False
             if self._clock.cpu() >= until:
                 break
@@ -277,7 +277,7 @@ class GangPlaces:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""
         known, until = True, self._clock.cpu() + TURN
         for shape, some in shapes(members).items():
-            most, complete = self._vacancies.most(shape)
+            most, complete = self._capacities.most(shape)
             if complete and most < len(some) and most + self._given_way(shape) < len(some):
                 return some[-1], True
             known &= complete
@@ -302,10 +302,10 @@ class GangPlaces:
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
         shape = MemberShape(request, load)
-        if not self._vacancies.most(shape)[1]:
+        if not self._capacities.most(shape)[1]:
             return None
         # Pods that hold cards ahead may lose them.
-        return self._vacancies.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
+        return self._capacities.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
 
 
 class _State(NamedTuple):

@@ -6,5 +6,5 @@ Comes in: pods and PodGroups, times handed in. Goes out: how far a gang is, and 
     gangstate  the phases of one gang, and its back-off
     gangplan   nodes and cards for all members of a gang, or for none
     roster     the members of one gang, counted
-    vacancy    an upper bound of how many members fit, so that most gangs that cannot fit are not planned
+    capacity   an upper bound of how many members fit, so that most gangs that cannot fit are not planned
 """

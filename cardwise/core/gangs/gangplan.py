@@ -19,8 +19,8 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.capacity import Vacant
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState

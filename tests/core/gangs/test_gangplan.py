@@ -6,9 +6,9 @@ from cardwise.core.api import quotas, request
 from cardwise.core.api.quotas import Entry
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import Vacant
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.vacancy import Vacant
 from cardwise.core.placement import placement, searching
 from tests.build import P100, container, pod
 from tests.core.placement.placing import K80, V100, typed_ledger

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.gangs.vacancy import Vacancies
+from cardwise.core.gangs.capacity import Capacities
 from extender.gangs import gangplaces
 from extender.gangs.gangplaces import CHEAP
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
@@ -75,7 +75,7 @@ def test_where_it_is_not_known_which_nodes_have_room_a_member_that_moves_gets_no
     world.keep()
     assert world.filter("a")[0] == ["n1"]
     world.offered = lambda _: ["n2"]
-    monkeypatch.setattr(Vacancies, "most", lambda *_: (0, False))
+    monkeypatch.setattr(Capacities, "most", lambda *_: (0, False))
     assert world.filter("a")[0] == []
     assert world.phase("a") == "Waiting"
 

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.vacancy import LOOKS, Vacancies
+from cardwise.core.gangs.capacity import LOOKS, Capacities
 from extender.gangs import gangplaces
 from extender.gangs.gangplaces import TURN
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -117,7 +117,7 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
 @pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
 def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch, costs, shapes):
     looks = []
-    most = Vacancies.most
+    most = Capacities.most
 
     def costly(*args):
         looks.append(args)
@@ -127,7 +127,7 @@ def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch
     world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
     world.create(*(member(f"g0{i}", "g0", 4, gpu_mem=1000 + i) for i in range(4)))
     world.keep()
-    monkeypatch.setattr(Vacancies, "most", costly)
+    monkeypatch.setattr(Capacities, "most", costly)
     assert world.schedule("g00") is not None
     assert len(looks) == shapes
     for _ in range(4):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.gangs.vacancy import LOOKS, Vacancies
+from cardwise.core.gangs.capacity import LOOKS, Capacities
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.gangs import gangplaces
@@ -371,7 +371,7 @@ def test_each_plan_is_a_turn_at_the_state(monkeypatch):
 
 
 def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
-    most = Vacancies.most
+    most = Capacities.most
 
     def costly(*args):
         world.clock.worked += TURN
@@ -379,7 +379,7 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
 
     world = Full(**{f"n{i}": [LOW] for i in range(2 * LOOKS)})
     gang(world, 2)
-    monkeypatch.setattr(Vacancies, "most", costly)
+    monkeypatch.setattr(Capacities, "most", costly)
     pauses = world.meanwhile(0, lambda: None)
     assert len(world.asks("g0")) == 1
     assert len(pauses) > 3

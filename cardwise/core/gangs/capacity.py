@@ -1,4 +1,4 @@
-"""Vacancy: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
+"""Capacity: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
 It counts the memory, the kinds and the number of free cards, and the cpu and memory that nodes have left. It ignores
 what kube-scheduler offers, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
@@ -106,7 +106,7 @@ class _Counted:
         self.total += self.vacant.put(node, most)
 
 
-class Vacancies:
+class Capacities:
     """Not thread-safe."""
 
     def __init__(self, ledger: Ledger, nodes: WatchedNodes) -> None:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.vacancy import MemberShape, Vacancies, Vacant
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
@@ -68,24 +68,24 @@ class World:
             self.loads.remove_pod(f"u{one}")
 
 
-def most(vacancies, shape, looks=100):
+def most(capacities, shape, looks=100):
     while True:
-        total, complete = vacancies.most(shape, looks)
+        total, complete = capacities.most(shape, looks)
         if complete:
-            return total, dict(vacancies.nodes(shape).most)
+            return total, dict(capacities.nodes(shape).most)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
 @given(steps=steps, which=asks, cpu=st.integers(0, 2))
 def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everything_were(steps, which, cpu):
     world = World()
-    kept = Vacancies(world.ledger, world.loads)
+    kept = Capacities(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
             kept.most(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
     shape = MemberShape(asked(which), Load(cpu, 1, 1))
-    assert most(kept, shape, 2) == most(Vacancies(world.ledger, world.loads), shape)
+    assert most(kept, shape, 2) == most(Capacities(world.ledger, world.loads), shape)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -95,7 +95,7 @@ def test_no_plan_finds_places_for_more(steps, which, cpu, count):
     for step in steps:
         world.do(*step)
     shape = MemberShape(asked(which), Load(cpu, 1, 1))
-    total, there = most(Vacancies(world.ledger, world.loads), shape)
+    total, there = most(Capacities(world.ledger, world.loads), shape)
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
     ]
