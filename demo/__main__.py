@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import yaml
 
-from cardwise.cli.render import cardtable
+from cardwise.cli.render import inspecttable
 from cardwise.core.api.policies import BY_CARDS
 from cardwise.kube import survey
 from cardwise.kube.errors import KubeError
@@ -110,7 +110,7 @@ def _live_table(cluster: Cluster) -> Iterator[None]:
 def _cards(cluster: Cluster) -> str:
     """The summary, then each holder."""
     seen = survey.take(cluster.api)
-    lines = [cardtable.summary(seen.ledger, seen.addresses)]
+    lines = [inspecttable.summary(seen.ledger, seen.addresses)]
     for node in seen.ledger.nodes():
         for holding in seen.ledger.holdings(node.name):
             on = ", ".join(f"card {share.index}: {share.mem} MiB" for share in holding.assignment.shares())

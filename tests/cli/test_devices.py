@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cardwise.cli.explanation import sentences
-from cardwise.cli.render import cardtable
+from cardwise.cli.render import inspecttable
 from cardwise.core.placement import inventory
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
@@ -110,7 +110,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
         "rdma-n2-0  rdma  MT4119  rdma     - (unhealthy)\n"
         in run(monkeypatch, lists_with_devices(), "inspect", "-d", "n2").output
     )
-    without = cardtable.details(survey.take(lists(pods=seen_pods()).kube).ledger, {})
+    without = inspecttable.details(survey.take(lists(pods=seen_pods()).kube).ledger, {})
     assert "DEVICE" not in without
 
 

@@ -15,7 +15,7 @@ from cardwise.cli import console, options
 @click.argument("node", required=False)
 def inspect(details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
-    from cardwise.cli.render import cardtable, printing  # noqa: PLC0415 - see above
+    from cardwise.cli.render import inspecttable, printing  # noqa: PLC0415 - see above
     from cardwise.kube import errors, survey  # noqa: PLC0415 - see above
 
     client = options.client()
@@ -28,14 +28,14 @@ def inspect(details: bool, output: str, node: str | None) -> None:
 
         visibletable.show(visible.look(client, error, [node] if node else []), error, output)
         return
-    shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
+    shown = (inspecttable.with_any if details or output != "table" else inspecttable.with_cards)(seen.ledger)
     if node is not None and node not in {one.name for one in shown}:
         known = ", ".join(one.name for one in shown) or "none"
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
     if output != "table":
-        printing.dump(cardtable.as_json(seen.ledger, seen.addresses, node), output)
+        printing.dump(inspecttable.as_json(seen.ledger, seen.addresses, node), output)
         return
-    draw = cardtable.details if details else cardtable.summary
+    draw = inspecttable.details if details else inspecttable.summary
     console.say(draw(seen.ledger, seen.addresses, node), nl=False)
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs

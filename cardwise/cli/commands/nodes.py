@@ -12,7 +12,7 @@ import click
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import published, snapshots, visible
-from cardwise.cli.render import cardtable, printing, tables, visibletable
+from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -80,7 +80,7 @@ def nodes(output: str, node: tuple[str, ...]) -> None:
     except errors.Forbidden as error:
         visibletable.show(visible.look(client, error, node), error, output)
         return
-    known = [one.name for one in cardtable.with_cards(seen.ledger)]
+    known = [one.name for one in inspecttable.with_cards(seen.ledger)]
     missing = [name for name in node if name not in known]
     if missing:
         there = ", ".join(known) or "none"
@@ -102,7 +102,7 @@ def views(client: KubeClient, seen: Survey) -> ClusterSummary:
     left, without_left = snapshots.read_left(client)
     asks, typical, without_asks = _asks(client, seen)
     fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
-    states = cardtable.with_cards(seen.ledger)
+    states = inspecttable.with_cards(seen.ledger)
     for state in states:
         fragments.set(state.name, state, left.get(state.name, UNLIMITED))
     mps: dict[str, set[str]] = {}

@@ -5,7 +5,7 @@ imports a client of the API server (an import contract). Goes out: text and JSON
 
     tables        every table
     printing      every JSON, and what could not be read
-    cardtable     cards and devices, as `kubectl inspect gpushare`
+    inspecttable  cards and devices, as `kubectl inspect gpushare`
     classtable    `classes`, of cards and of devices
     toptable      `top`, one line for each card; `livescreen`: its screen
     visibletable  what users see who may read no card (`cluster.visible`)

@@ -1,6 +1,6 @@
 """The screens as golden output, beside what gpushare's own program prints for the same cluster."""
 
-from cardwise.cli.render import cardtable
+from cardwise.cli.render import inspecttable
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Ledger
 from tests.build import cards, holding, ledger_with_free
@@ -10,7 +10,7 @@ ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 
 def test_summary():
     ledger = ledger_with_free(n1=[15252, 16276], n2=[16276, 16276])
-    assert cardtable.summary(ledger, ADDRESSES) == (
+    assert inspecttable.summary(ledger, ADDRESSES) == (
         "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(MiB)\n"
         "n1    10.0.0.1   1024/16276             0/16276                1024/32552\n"
         "n2    10.0.0.2   0/16276                0/16276                0/32552\n"
@@ -24,7 +24,7 @@ def test_a_node_with_fewer_cards_shows_none_and_a_node_without_address_is_unknow
     ledger = Ledger()
     ledger.set_cards("a", cards(100, 200, node="a"))
     ledger.set_cards("b", cards(300, node="b"))
-    rows = cardtable.summary(ledger, {}).splitlines()
+    rows = inspecttable.summary(ledger, {}).splitlines()
     assert rows[1].split() == ["a", "unknown", "0/100", "0/200", "0/300"]
     assert rows[2].split() == ["b", "unknown", "0/300", "0/0", "0/300"]
 
@@ -32,38 +32,38 @@ def test_a_node_with_fewer_cards_shows_none_and_a_node_without_address_is_unknow
 def test_a_card_stands_under_its_own_index():
     ledger = Ledger()
     ledger.set_cards("a", cards(100, 200)[1:])
-    assert cardtable.summary(ledger, {}).splitlines()[1].split() == ["a", "unknown", "0/0", "0/200", "0/200"]
+    assert inspecttable.summary(ledger, {}).splitlines()[1].split() == ["a", "unknown", "0/0", "0/200", "0/200"]
 
 
 def test_details_name_the_pods():
     ledger = ledger_with_free(n1=[16276, 16276])
     ledger.hold(holding("web", 8138, 1))
-    text = cardtable.details(ledger, ADDRESSES, "n1")
+    text = inspecttable.details(ledger, ADDRESSES, "n1")
     assert "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)\nweb   default    0                8138\n" in text
     assert "Allocated :  8138 (25%)\nTotal :      32552\n" in text
     assert text.endswith("Allocated/Total GPU Memory In Cluster:  8138/32552 (25%)\n")
 
 
 def test_an_empty_cluster_has_a_table_too():
-    assert "0/0 (0%)" in cardtable.summary(Ledger(), {})
+    assert "0/0 (0%)" in inspecttable.summary(Ledger(), {})
 
 
 def test_details_show_the_models_once_where_they_are_alike():
     ledger = Ledger()
     ledger.set_cards("a", [Card(index=i, uuid=f"u{i}", mem=100, model="Tesla K80") for i in range(2)])
     ledger.set_cards("b", [Card(index=i, uuid=f"v{i}", mem=100, model=m) for i, m in enumerate(("Tesla K80", "A100"))])
-    text = cardtable.details(ledger, {})
+    text = inspecttable.details(ledger, {})
     assert "NAME:       a\nIPADDRESS:  unknown\nMODEL:      Tesla K80\n\n" in text
     assert "NAME:       b\nIPADDRESS:  unknown\nGPU0:       Tesla K80\nGPU1:       A100\n\n" in text
-    assert "Tesla" not in cardtable.summary(ledger, {})
+    assert "Tesla" not in inspecttable.summary(ledger, {})
 
 
 def test_sick_cards_are_marked():
     ledger = Ledger()
     ledger.set_cards("a", [Card(index=i, uuid=f"u{i}", mem=100, healthy=i == 0) for i in range(3)])
     ledger.set_cards("b", cards(100, node="b"))
-    assert cardtable.summary(ledger, {}).endswith("\nUnhealthy, so without new shares: a GPU1, a GPU2\n")
-    text = cardtable.details(ledger, {})
+    assert inspecttable.summary(ledger, {}).endswith("\nUnhealthy, so without new shares: a GPU1, a GPU2\n")
+    text = inspecttable.details(ledger, {})
     assert text.count("UNHEALTHY:") == 1
     assert "UNHEALTHY:  GPU1, GPU2\n" in text
 
@@ -72,7 +72,7 @@ def test_cordoned_cards_are_marked_beside_sick_ones():
     ledger = Ledger()
     made = [Card(index=i, uuid=f"u{i}", mem=100, healthy=i > 0, cordoned=i < 2) for i in range(3)]
     ledger.set_cards("a", made)
-    assert cardtable.summary(ledger, {}).endswith(
+    assert inspecttable.summary(ledger, {}).endswith(
         "\nUnhealthy, so without new shares: a GPU0\nCordoned, so without new shares: a GPU0, a GPU1\n"
     )
-    assert "UNHEALTHY:  GPU0\nCORDONED:   GPU0, GPU1\n" in cardtable.details(ledger, {})
+    assert "UNHEALTHY:  GPU0\nCORDONED:   GPU0, GPU1\n" in inspecttable.details(ledger, {})
