@@ -1,7 +1,7 @@
 """Fragmentation: how much idle room on cards no expected pod can use, by node and by kind of card.
 
 One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
-`fgd` decides (`scored.fragmentation`). What is idle on a card is a fragment to a pod that cannot have that card; of all
+`fgd` decides (`scored.fgd`). What is idle on a card is a fragment to a pod that cannot have that card; of all
 pods that come it is the mean, each counted as often as it comes. Imports numpy, as all do that ask `scored`.
 """
 
@@ -15,7 +15,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
 from cardwise.core.placement.scored.scoring import Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
@@ -102,7 +102,7 @@ class Fragments:
 
     def learn(self, pods: Sequence[Weighted]) -> None:
         """From now on these come."""
-        self._measure = Fragmentation(Market(pods, yardstick=1.0, prices={}))
+        self._measure = Fgd(Market(pods, yardstick=1.0, prices={}))
         self._stale = True
 
     def set(self, name: str, node: NodeState | None, left: Load | None) -> None:

@@ -9,7 +9,7 @@ used, or where somebody asks how fragmented the cards are.
     scoring        the protocol of a scored policy
     pricing        the policy `priced`; `prices` (of rests of a card), `pressure` (of scarce models) and `vacancy` (of
                    nodes whose pods end) are its parts
-    fragmentation  the policy `fgd`
+    fgd            the policy `fgd`
     workload       how often which pod comes
     shapes         what a pod asks, as plain numbers
     candidates     where a shape fits, and which cards it could take

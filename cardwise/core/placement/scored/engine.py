@@ -20,7 +20,7 @@ from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.placement.scored.candidates import fit
-from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
@@ -39,7 +39,7 @@ _BEHIND: Final = 1024  # changed nodes; with more the table is too old to decide
 _TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
 Score = Callable[[Market], Scoring]
-SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fragmentation, "priced": Pricing}
+SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fgd, "priced": Pricing}
 
 
 class FreeLoads(Protocol):

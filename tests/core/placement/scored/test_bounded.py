@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
@@ -151,7 +151,7 @@ def row_of(fitting, nodes):
     for name in sorted(loads):
         table.set(name, ledger.node(name), loads.left(name))
     shape = Shape(Ask(1, 500, 0, "", 0, 0))
-    scoring = Fragmentation(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
+    scoring = Fgd(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
     return table, loads, ledger, Row(table, NodeFeatures(table, scoring), shape)
 
 

@@ -7,7 +7,7 @@ from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, Pod
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import NodeTable, order_of
 from cardwise.core.placement.scored.scoring import Known, Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
@@ -26,7 +26,7 @@ def cards_of(placed):
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
     weighted = [Weighted(Shape(ask), weight / total) for ask, weight in workload]
-    return Fragmentation(Market(weighted, yardstick=float(CARD), prices={}))
+    return Fgd(Market(weighted, yardstick=float(CARD), prices={}))
 
 
 def lines(**nodes):
@@ -75,7 +75,7 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
 
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
-    big = Fragmentation(Market([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
+    big = Fgd(Market([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
     assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
     assert big.useful(lines(n=[1000])).sum() == 0.0
 

@@ -30,7 +30,7 @@ _STEEP: Final = 50.0  # cards, beyond which there is nothing to tell apart
 _TYPICAL: Final = 0.95  # of the workload, the most frequent first
 
 
-class Fragmentation(Nearsighted):
+class Fgd(Nearsighted):
     """FGD for one workload."""
 
     def __init__(self, market: Market) -> None:
