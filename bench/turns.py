@@ -27,7 +27,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
-from extender.gangs import gangwords
+from extender.gangs import gangtypes
 from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
@@ -39,7 +39,7 @@ PREEMPTED = 500  # nodes on which kube-scheduler would preempt: a tenth of all a
 def full_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     world = World(scale)
     state = State(
-        clock=_OwnTime(), of_gangs=gangwords.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000)
+        clock=_OwnTime(), of_gangs=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000)
     )
     for name, record in map(nodeinfo.node, world.nodes):
         state.set_node(name, record)

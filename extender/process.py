@@ -40,7 +40,7 @@ from extender.controllers.loops import Loops, Step
 from extender.controllers.overfull import Overfull
 from extender.controllers.unplaced import Unplaced
 from extender.controllers.workloadcontroller import WorkloadController
-from extender.gangs import gangwords
+from extender.gangs import gangtypes
 from extender.informers import Informers
 from extender.leadership import leadership
 from extender.leadership.fence import Fence
@@ -335,7 +335,7 @@ def _of_ahead(settings: ExtenderSettings) -> ahead.AheadSettings:
     )
 
 
-def _of_gangs(settings: ExtenderSettings, max_waiting: int) -> gangwords.GangSettings:
+def _of_gangs(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
     patience = gangs.GangPatience(
         hold=settings.gang_seconds,
         most=settings.gang_seconds_limit,
@@ -344,4 +344,4 @@ def _of_gangs(settings: ExtenderSettings, max_waiting: int) -> gangwords.GangSet
         refusals=settings.gang_reserve_refusals,
         keep=settings.gang_reserve_limit_seconds,
     )
-    return gangwords.GangSettings(patience=patience, policy=settings.policy, max_waiting=max_waiting)
+    return gangtypes.GangSettings(patience=patience, policy=settings.policy, max_waiting=max_waiting)

@@ -36,7 +36,7 @@ from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
-from extender.gangs import gangwords
+from extender.gangs import gangtypes
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.preemption import Preemption
@@ -64,7 +64,7 @@ class State:
         core: int = FULL_CORE,
         patience: Patience | None = None,
         clock: Clock = SYSTEM,
-        of_gangs: gangwords.GangSettings | None = None,
+        of_gangs: gangtypes.GangSettings | None = None,
         of_ahead: ahead.AheadSettings | None = None,
     ) -> None:
         self.patience = patience or Patience()
@@ -76,7 +76,7 @@ class State:
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
         self._loads, self._queue = cache.loads, cache.queue
         self.policies = Policies(self._lock, self._ledger, self._loads, cache.count_cards)
-        settings = of_gangs or gangwords.GangSettings()
+        settings = of_gangs or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)

@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from extender.gangs.gangwords import Hold
+from extender.gangs.gangtypes import Hold
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ for the binds that wait. How far one gang is, and where it fits, is decided in `
     gangplaces  plans: what was offered, what was tried in vain, the rows that hold cards
     line        the order in which waiting gangs are planned
     bindturns   whose gang may wait in bind where threads are too few
-    gangwords   types: settings, `Hold` (the outcome that binds wait for), what is to be written
+    gangtypes   types: settings, `Hold` (the outcome that binds wait for), what is to be written
     gangviews   how far a gang is, for PodGroups, events and metrics
     podgroups   PodGroups: what they ask for, and what their statuses should say
 

@@ -20,8 +20,8 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
 from extender.gangs.bindturns import BindTurns
 from extender.gangs.gangplaces import CHEAP, TURN, GangPlaces
+from extender.gangs.gangtypes import GangSettings, Hold, Work
 from extender.gangs.gangviews import View, view, waiter
-from extender.gangs.gangwords import GangSettings, Hold, Work
 from extender.gangs.line import Line, Walk
 
 _TOLD_AT_ONCE: Final = 50  # gangs

@@ -10,7 +10,7 @@ from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Patience
-from extender.gangs import gangwords
+from extender.gangs import gangtypes
 from extender.records import nodeinfo
 from extender.records.nodeinfo import Placed
 from extender.records.wire import FilterArgs, FilterResult
@@ -30,7 +30,7 @@ class World:
         self, *nodes: str, settings: AheadSettings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
     ) -> None:
         self.clock = FakeClock()
-        of_gangs = gangwords.GangSettings(max_waiting=8)
+        of_gangs = gangtypes.GangSettings(max_waiting=8)
         self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
         self.outcomes: list[NominationOutcome] = []
         self.state.ahead.observe = self.outcomes.append

@@ -15,7 +15,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
-from extender.gangs.gangwords import GangSettings, Hold
+from extender.gangs.gangtypes import GangSettings, Hold
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podinfo import PodRecord

@@ -8,7 +8,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun
-from extender.gangs.gangwords import GangSettings
+from extender.gangs.gangtypes import GangSettings
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State

@@ -11,7 +11,7 @@ from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
 from extender.binding.binder import Binder, Failed
 from extender.binding.permit import WaitingBinds
-from extender.gangs.gangwords import GangSettings, Hold
+from extender.gangs.gangtypes import GangSettings, Hold
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
