@@ -147,6 +147,9 @@ def test_the_workflow_makes_the_release_of_the_makefile_and_both_images() -> Non
     built = [step["with"] for step in steps if str(step.get("uses", "")).startswith("docker/build-push-action@")]
     assert {one["target"] for one in built} == {"cardwise", "agent"} <= stages().keys()
     assert {one["platforms"] for one in built} == {"linux/amd64,linux/arm64"}
+    number = next(step["run"] for step in steps if step.get("id") == "version")
+    assert "number=${GITHUB_REF_NAME#v}" in number, "the tag v0.1.0; the chart asks for the image 0.1.0"
+    assert {one["tags"].partition(":")[2] for one in built} == {"${{ steps.version.outputs.number }}"}
 
 
 def imports(start: str) -> Iterator[tuple[str, str]]:
