@@ -28,6 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 # What begins so is tried elsewhere.
 ELSEWHERE = {
     "make ": "make demo is test_demo.py, make test is what runs this",
+    "git clone ": "what runs this is a clone",
     "docker ": "needs an engine: tests/helm holds the Dockerfile",
     "helm ": "chart/test_chart.py",
     "kubectl logs cardwise-test": "helm test leaves that pod: chart/test_chart.py",
@@ -44,6 +45,9 @@ ADMINS_COMMAND = (
     "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 )
 OTHER_PAGES = {"migration.md": "chart/test_migration.py types them"}
+
+# What the reader of a page leaves behind, in the way of other pages.
+LEFT = {"README.md": ["kubectl delete pod notebook --wait=false"]}
 
 # What a page names that everybody has under names of one's own, and what it is here.
 HERE = {
@@ -175,6 +179,6 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
 
 @pytest.mark.parametrize("page", sorted(TYPED))
 def test_every_command_of_the_page_works(page, shell):
-    for line in TYPED[page]:
+    for line in TYPED[page] + LEFT.get(page, []):
         said = shell.type(line)
         assert said.returncode == 0, f"{page}: {line}\n{said.stdout}{said.stderr}"
