@@ -40,7 +40,7 @@ demo: env ## bring a real cluster up and watch pods share cards (ARGS=--once: wi
 	$(BIN)/python -m demo $(ARGS)
 
 .PHONY: test
-test: env binaries ## everything that CI runs
+test: env binaries ## check, documents, unit and cluster tests
 	@# Most of these run on one core; and what is compiled now, each worker would compile for itself.
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check compiled docs
 	$(BIN)/pytest -q -p no:randomly --numprocesses 4 --dist loadgroup --durations 10 tests/integration tests $(ARGS)
