@@ -15,6 +15,7 @@ from cardwise.cli.main import cli
 from deviceplugin.__main__ import main as deviceplugin
 from extender.__main__ import main as extender
 from mps.__main__ import main as mps
+from mps.agent.__main__ import USAGE as AGENT
 from webhook.__main__ import main as webhook
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +49,9 @@ def settings() -> str:
         "cardwise-mps": mps,
     }
     said = [f"## {name}\n\n{_help(command, name)}\n" for name, command in parts.items()]
-    intro = "# Settings of the parts\n\nFor admins. The chart sets them; each part says them by `--help`.\n"
-    return "\n".join([intro, *said])
+    said.append(f"## cardwise-agent\n\n```text\n{AGENT}```\n")
+    intro = "For admins. The chart sets them, except the agent's; each part says them by `--help`."
+    return "\n".join([f"# Settings of the parts\n\n{intro}\n", *said])
 
 
 def kinds() -> str:

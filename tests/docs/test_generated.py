@@ -1,5 +1,7 @@
 """The reference pages that are made of code, CRDs and chart: nothing that a reader may ask for is missing in them."""
 
+import tomllib
+
 import click
 import pytest
 import yaml
@@ -16,6 +18,14 @@ def test_every_command_is_there_with_its_options(name):
     if not isinstance(command, click.Group):
         assert [option for option in options if option not in section] == []
     assert section.startswith("\n```text\nUsage: ")
+
+
+def test_every_program_that_the_package_brings_is_there():
+    scripts = tomllib.loads((generated.ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    said = generated.commands() + generated.settings()
+    assert [
+        name for name in scripts if name.startswith("cardwise") and f"## {name}\n\n```text\nUsage: {name} " not in said
+    ] == []
 
 
 def test_every_value_of_the_chart_is_there_with_its_default():
