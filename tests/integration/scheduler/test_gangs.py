@@ -3,12 +3,14 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
@@ -201,37 +203,60 @@ def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster
     "how", ["kill", pytest.param("stop", marks=pytest.mark.soak), pytest.param("freeze", marks=pytest.mark.soak)]
 )
 def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, space, how):
-    """A part of the gang is bound then. The rest follows, and before that nobody else gets its cards.
-
-    All of this holds for each gang. Another one comes if the signal was so late that all members were bound.
-    """
-    size = 40
-    for attempt in "abcd":
-        at_death = _die_while_it_binds(cluster, space, how, attempt, size)
-        space.delete(*(f"{attempt}-{i}" for i in range(size)))
-        if 0 < at_death < size or how == "stop":  # who stops finishes what has begun
-            return
-    pytest.fail("the gang was always bound as a whole before the extender was dead")
-
-
-def _die_while_it_binds(cluster: Cluster, space: Space, how: str, gang: str, size: int) -> int:
-    """How many were bound when it died."""
+    """A part of the gang is bound then: one member's Binding is refused until then. The rest follows."""
+    size, withheld = 20, "g-7"
     extender = cluster.process("extender")
     die = {"kill": lambda: kill9(extender), "stop": extender.stop, "freeze": extender.pause}[how]
-    with Witness(space, gang, die) as witness:
-        create_at_once(space, [member(f"{gang}-{i}", gang, size, gpu_mem=500) for i in range(size)])
-        assert witness.died.wait(PATIENCE), witness.failed
-    at_death = len(bound(space, gang))
-    print(f"{at_death} of {size} were bound when it died")
+    with no_binding(space, withheld):
+        with Witness(space, "g", die) as witness:
+            create_at_once(space, [member(f"g-{i}", "g", size, gpu_mem=500) for i in range(size)])
+            assert witness.died.wait(PATIENCE), witness.failed
+        at_death = bound(space, "g")
+        print(f"{len(at_death)} of {size} were bound when it died")
+        assert at_death
+        assert withheld not in at_death
     if how == "freeze":
         outlive_lease(cluster)
         extender.resume()
     else:
         extender.restart()
     cluster.parts.wait_ready("extender")
-    space.wait(lambda: len(bound(space, gang)) == size, f"the rest is bound; {at_death} were when it died")
-    space.wait(lambda: phase(space, gang) == "Running", "the PodGroup says so")
-    return at_death
+    space.wait(lambda: len(bound(space, "g")) == size, f"the rest is bound; {len(at_death)} were when it died")
+    space.wait(lambda: phase(space, "g") == "Running", "the PodGroup says so")
+
+
+@contextmanager
+def no_binding(space: Space, name: str) -> Iterator[None]:
+    """The API server refuses Bindings of this pod meanwhile."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}
+    policy = f"withheld-{space.name}"
+    spec = {
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space.name}},
+            "resourceRules": [rule],
+        },
+        "validations": [{"expression": f"object.metadata.name != '{name}'", "message": "withheld"}],
+    }
+    extender = KubeClient.load(space.cluster.state_dir / "kubeconfig" / "cardwise-extender")
+
+    def refused() -> bool:
+        target = {"kind": "Node", "name": space.own_nodes[0]}
+        asked = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": name}, "target": target}
+        try:
+            extender.create(paths.pods(space.name, name, "binding"), asked, query={"dryRun": "All"})
+        except errors.KubeError as error:
+            return "withheld" in str(error)
+        return False
+
+    with ExitStack() as stack:
+        stack.callback(extender.close)
+        bound_to = {"policyName": policy, "validationActions": ["Deny"]}
+        for kind, one in (("policies", spec), ("policybindings", bound_to)):
+            path = f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}"
+            space.cluster.api.create(path, {"metadata": {"name": policy}, "spec": one})
+            stack.callback(space.cluster.api.delete, f"{path}/{policy}")
+        space.wait(refused, "the API server knows the policy")
+        yield
 
 
 def test_members_without_cards_are_tried_again_when_a_node_gets_more_cpu(cluster, space):
