@@ -165,11 +165,16 @@ def test_a_podgroup_says_how_many_and_more_follow(space):
     for i in range(2):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: groups(space)["g"].get("members") == 2, "two are there")
+    for i in range(2):
+        space.refused(f"g-{i}")
+    space.wait(lambda: "waiting for 1 of 3 members" in space.reasons("g-0"), "the extender has looked at them")
+    space.put(workload("fits", gpu_mem=1))
     assert phase(space, "g") == "Pending"
-    assert bound(space) == {}
+    assert bound(space, "g-") == {}
+    space.delete("fits")
     for i in range(2, 5):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
-    space.wait(lambda: len(bound(space)) == 5, "all five are bound")
+    space.wait(lambda: len(bound(space, "g-")) == 5, "all five are bound")
     told = lambda: [groups(space)["g"].get(key) for key in ("phase", "members", "bound")]  # noqa: E731
     space.wait(lambda: told() == ["Running", 5, 5], "its status says so")
     heads, row = (line.split()[:5] for line in space.kubectl("get", "gang").splitlines())
