@@ -4,7 +4,6 @@ That each part can do its work with them is what all other tests on clusters sho
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -368,10 +367,8 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
         spec = {"node": node, "index": index, "uuid": f"GPU-{node}-{index}", "model": model, "memoryMiB": 1024}
         return of_ours("ExtendedResource", f"gpu-{node}-{index}", spec)
 
-    def made() -> dict[str, str]:
-        """When each of the classes was."""
-        found = [one["metadata"] for one in api.get(paths.resourceclasses())["items"]]
-        return {one["name"]: one["creationTimestamp"] for one in found if one["name"] in {*invented, real}}
+    def made() -> set[str]:
+        return {one["metadata"]["name"] for one in api.get(paths.resourceclasses())["items"]} & {*invented, real}
 
     invented, real = [f"nvidia.invented-{i:02}" for i in range(count)], "nvidia.tesla.t4"
     with Space(accounts, "invented") as space, ExitStack() as stack:
@@ -382,8 +379,8 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
             stack.callback(client.delete, paths.extendedresources(f"gpu-{liar}-{100 + i}"))
         api.create(paths.extendedresources(), card(honest, 100, "Tesla T4"))
         stack.callback(api.delete, paths.extendedresources(f"gpu-{honest}-100"))
-        space.wait(lambda: len(made()) == count + 1, "each model has its class")
-        assert max(Counter(made().values()).values()) <= 16, "in one second, of which two looks may be part"
+        # How few of one node come before it is for a unit test: tests/extender/reporting/test_classcontroller.py.
+        space.wait(lambda: len(made()) == count + 1, "each model has its class, the other node's too")
         stack.close()
         space.wait(lambda: not made(), "what is invented no more is gone")
 
