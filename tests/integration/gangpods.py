@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -153,13 +153,15 @@ class Holds(Follower):
 
 
 @contextmanager
-def extender_in_trouble(cluster: Cluster, draw: random.Random, every: float) -> Iterator[list[tuple[float, float]]]:
-    """Kills or stops it again and again. Yields the times when nobody led; whole only after the end."""
+def extender_in_trouble(
+    cluster: Cluster, draw: random.Random, goes_on: Callable[[threading.Event], bool]
+) -> Iterator[list[tuple[float, float]]]:
+    """Kills or stops it each time that `goes_on` lets it. Yields when nobody led; whole only after the end."""
     over, outages = threading.Event(), []
     extender = cluster.process("extender")
 
     def torment() -> None:
-        while not over.wait(every):
+        while goes_on(over):
             began = time.monotonic()
             if draw.random() < 0.5:
                 kill9(extender)
@@ -170,17 +172,16 @@ def extender_in_trouble(cluster: Cluster, draw: random.Random, every: float) -> 
                 extender.resume()
             renewed = _renewal(cluster)
             cluster.parts.wait_ready("extender")
-            wait_for(lambda renewed=renewed: _renewal(cluster) != renewed)
+            assert wait_for(lambda renewed=renewed: _renewal(cluster) != renewed), "the extender does not come back"
             outages.append((began, time.monotonic()))
 
-    tormentor = threading.Thread(target=torment)
-    tormentor.start()
-    try:
-        yield outages
-    finally:
-        over.set()
-        tormentor.join(2 * PATIENCE)
-        assert not tormentor.is_alive(), "the extender does not come back"
+    with ThreadPoolExecutor(1) as pool:
+        tormented = pool.submit(torment)
+        try:
+            yield outages
+        finally:
+            over.set()
+        tormented.result()
 
 
 def _renewal(cluster: Cluster) -> str:
@@ -208,22 +209,31 @@ def many_gangs(
     seed: int,
     limit: float = PATIENCE,
     half: float = math.inf,
-    every: float = 10,
+    every: float = 0,
 ) -> None:
     """Mixed sizes in random order, pods that end at random, and an extender that is killed or stopped all the time.
 
     Seconds: in `arrive` the pods come, in `limit` all have run, `half` a gang may be bound in part under one leader,
-    `every` one leads. kube-scheduler tries a pod again after up to 10 s, which may be another leader's time.
+    `every` one leads; if that is 0, until there were some more events of pods, however long that takes. kube-scheduler
+    tries a pod again after up to 10 s, which may be another leader's time.
     """
     print(f"seed {seed}", flush=True)
     draw = random.Random(seed)
     sizes = {f"g{k}": draw.randint(2, largest) for k in range(gangs)}
     pods = mixed(draw, sizes, cards, (2, 6) if gangs < 20 else (10, 30))
-    began = time.monotonic()
+    began, trouble = time.monotonic(), random.Random(seed)
+
+    def goes_on(over: threading.Event) -> bool:
+        if every:
+            return not over.wait(every)
+        enough = bindings.events + trouble.randint(20, 40)
+        wait_for(lambda: over.is_set() or bindings.events >= enough)
+        return not over.is_set()
+
     with (
         Bindings(space, sizes) as bindings,
         Holds(space) as holds,
-        extender_in_trouble(space.cluster, random.Random(seed), every) as outages,
+        extender_in_trouble(space.cluster, trouble, goes_on) as outages,
     ):
         for pod in pods:
             space.create(pod)
