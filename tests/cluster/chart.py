@@ -12,11 +12,13 @@ from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import binaries, node, partsimage
-from tests.cluster.processes import run
+from tests.cluster.processes import PATIENCE, run
 
 RELEASE = "cardwise"
 CHART = Path(__file__).parents[2] / "helm" / "cardwise"
 EXTENDER_ADDRESS = "10.96.0.50"
+WAITS = ("--wait", f"--timeout={PATIENCE:.0f}s")  # flags of Helm's verbs
+_MARGIN = 30  # seconds for Helm to say what was not ready
 GPU_LABEL = "nvidia.com/gpu.present"  # by which the chart knows nodes with cards
 
 # What differs from the defaults: images without a registry, cards without hardware, and no DNS.
@@ -46,11 +48,11 @@ class Chart:
         """The same with values changed, which stay so."""
         return self._apply("upgrade", CHART, flags, values)
 
-    def helm(self, *args: str, timeout: float = 510, check: bool = True) -> str:
+    def helm(self, *args: str, check: bool = True) -> str:
         """Run Helm in the namespace of the release. Raises CommandFailed."""
         program = str(binaries.helm(lambda _: None) / "helm")
         where = [f"--kubeconfig={self._kubeconfig}", f"--namespace={names.NAMESPACE}"]
-        return run([program, *args, *where], timeout=timeout, check=check)
+        return run([program, *args, *where], timeout=PATIENCE + _MARGIN, check=check)
 
     def stanzas(self, client: KubeClient) -> list[dict[str, Any]]:
         """What an admin gives kube-scheduler, with the certificates that the extender has made."""
@@ -73,7 +75,7 @@ class Chart:
             self._values = yaml.safe_load(file.read_text())
         self._values = merged(self._values, values)
         file.write_text(yaml.safe_dump(json.loads(json.dumps(self._values))))
-        return self.helm(verb, RELEASE, str(chart), f"--values={file}", "--wait", "--timeout=480s", *flags)
+        return self.helm(verb, RELEASE, str(chart), f"--values={file}", *WAITS, *flags)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

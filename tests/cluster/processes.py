@@ -110,8 +110,8 @@ class Process:
     def kill(self, *, wait: bool = True) -> None:
         """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
         self._signal_group(signal.SIGKILL)
-        if wait:
-            self._gone(5)
+        if wait and not self._gone(PATIENCE):
+            raise NotReady(f"{self.name} lives on after SIGKILL")
 
     def stop(self, timeout: float = 10) -> None:
         """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""

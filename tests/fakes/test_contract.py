@@ -20,6 +20,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.eviction import evict
 from tests.cluster.controlplane import ETCD, ControlPlane
 from tests.cluster.parts import CHART
+from tests.cluster.processes import PATIENCE
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
@@ -77,7 +78,7 @@ def real(plane: ControlPlane) -> Iterator[Server]:
     def compact() -> None:
         def ask(what: str, body: Json) -> Json:
             url = f"http://127.0.0.1:{plane.ports[ETCD]}/v3/kv/{what}"
-            with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=30) as answer:
+            with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE) as answer:
                 return json.load(answer)
 
         ask("compaction", {"revision": ask("range", {"key": "AA=="})["header"]["revision"]})

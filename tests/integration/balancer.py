@@ -6,6 +6,8 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from tests.cluster.processes import PATIENCE
+
 
 class Balancer:
     """Listens on `port` (0: any) of loopback until closed; a replica that refuses is skipped."""
@@ -26,7 +28,8 @@ class Balancer:
         self._listener.close()
         for each in list(self._open):
             _end(each)
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it goes on taking connections"
 
     def _accept(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, former, node, partsimage, pki, processes
+from tests.cluster.chart import WAITS
 from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import IDLE
 from tests.integration.conftest import SOAK, SpecOf, started
@@ -93,7 +94,8 @@ class Churn(threading.Thread):
 
     def stop(self) -> None:
         self._enough.set()
-        self.join(30)
+        self.join(processes.PATIENCE)
+        assert not self.is_alive(), "the churn does not end"
 
 
 def deployments(cluster: Cluster) -> list[str]:
@@ -142,7 +144,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
 @pytest.mark.skipif(not SOAK, reason="a rollback is shown at the end too; that to the former commit: make soak")
 def test_a_rollback_takes_our_scheduler_away_and_no_pod(cluster: Cluster, space: Space) -> None:
     before = space.get("half")
-    cluster.chart.helm("rollback", "cardwise", "1", "--wait", "--timeout=480s")
+    cluster.chart.helm("rollback", "cardwise", "1", *WAITS)
     after = space.get("half")
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
     assert deployments(cluster) == ["cardwise-extender", "cardwise-webhook"]
@@ -276,7 +278,7 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     space.running("plain-again")
     said = cluster.chart.helm("test", "cardwise", "--logs", check=False)
     assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in said
-    cluster.chart.helm("rollback", "cardwise", "--wait", "--timeout=480s")
+    cluster.chart.helm("rollback", "cardwise", *WAITS)
     assert yaml.safe_load(manifest.read_text()) == wired
 
 
@@ -287,7 +289,7 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     light.start()
     heavy.start()
     try:
-        cluster.chart.helm("uninstall", "cardwise", "--wait", "--timeout=480s")
+        cluster.chart.helm("uninstall", "cardwise", *WAITS)
         meanwhile = len(light.made)
         space.wait(lambda: len(light.made) > meanwhile + few, "others come afterwards")
     finally:

@@ -127,7 +127,7 @@ class Load:
             asked = [container()] if plain else [container(gpu_mem=draw.choice(self._sizes))]
             pod = workload(name, asked, annotations={RUN_SECONDS: "1"})
             try:
-                self._space.cluster.api.create(paths.pods(self._space.name), pod, query=self._query, timeout=30)
+                self._space.cluster.api.create(paths.pods(self._space.name), pod, query=self._query, timeout=PATIENCE)
             except errors.KubeError as error:
                 self.failed.append(f"{name}: {error}")
             else:

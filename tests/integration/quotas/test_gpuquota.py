@@ -124,7 +124,7 @@ def never_above(space: Space, second: Process, unit: str, *, pods: int, shares: 
 def kill_twice(ledger: "Ledger", processes: Sequence[Process]) -> None:
     """First one extender, then the other, while pods get their shares; each is started again."""
     for some, process in zip((5, 15), processes, strict=True):
-        wait_for(lambda some=some: ledger.shares >= some)
+        assert wait_for(lambda some=some: ledger.shares >= some), f"{some} shares are held"
         kill9(process)
         process.restart()
         ready(process)
