@@ -16,7 +16,7 @@ from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, assigned, inspect, kill9, scheduler_tls, workload
 
-pytestmark = [pytest.mark.cluster("sim")]
+pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 CARDS = 8  # of the nodes below
 

@@ -31,7 +31,7 @@ from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
 from tests.integration.sharing import Space, kill9, where, workload
 
-pytestmark = [pytest.mark.cluster("sim")]
+pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 LIMIT = 60  # shares of the namespace
 SIZES = (1024, 2048, 4069, 8138)  # MiB

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.processes import PATIENCE
 from tests.integration.sharing import deployment, kill9, workload
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
+pytestmark = [pytest.mark.cluster("nodes", last=True), pytest.mark.node]
 
 
 def test_pods_without_gpu_live_while_every_part_is_down(cluster, space):

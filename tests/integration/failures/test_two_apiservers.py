@@ -25,7 +25,7 @@ from tests.integration.failures.test_failover import Load, Rules
 from tests.integration.replicas import Pair, two_extenders
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("sim")]
+pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("sim")]
+pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 
 @pytest.fixture
