@@ -144,6 +144,14 @@ def test_a_member_hears_who_is_missing(monkeypatch):
     assert "1 more must be created before any of them is scheduled; there are slurp-0, slurp-1.\n" in text
 
 
+def test_a_member_of_a_gang_of_which_nobody_says_how_many_hears_what_to_make(monkeypatch):
+    alone = member("g", "alone")
+    del alone["metadata"]["annotations"][names.GROUP_NUM]
+    text = explained(monkeypatch, world([], alone), "alone")
+    assert "Nobody says how many, so it waits for ever: make a PodGroup g with spec.minMember, or create " in text
+    assert names.GROUP_NUM in text
+
+
 def test_a_member_hears_whom_the_gang_waits_for_and_what_is_held(monkeypatch):
     text = explained(monkeypatch, world([HELD], *SLURP), "slurp-0")
     assert "It fits, and waits for slurp-2 to be scheduled.\n" in text

@@ -185,14 +185,6 @@ def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> Non
     known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/web"), "they run")
 
 
-def test_a_gang_of_which_nobody_says_how_many_pods_it_has_is_explained(known: Space) -> None:
-    """No warning when it is created: the webhook may not read PodGroups."""
-    known.create(workload("alone", gpu_mem=100, annotations={names.GROUP_NAME: "g"}))
-    said = explained(known, "alone")
-    assert "Nobody says how many, so it waits for ever: make a PodGroup g" in said
-    assert names.GROUP_NUM in said
-
-
 def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
     for name in ("one", "two"):
         known.put(workload(name, gpu_mem=10000))
@@ -202,35 +194,6 @@ def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
     cheapest, dearer = "it asked for at most 6276 MiB: that runs now, on card", "these ended"
     assert said.index(cheapest) < said.index(dearer)
     assert known.put(workload("advised", gpu_mem=6276)) is not None
-
-
-def test_explain_says_who_keeps_a_pod_from_its_card(known: Space) -> None:
-    api = Api(known.cluster)
-    for name, spec, says in (
-        (
-            "hub",
-            {"schedulerName": "jupyterhub-user-scheduler"},
-            "It is left to the scheduler jupyterhub-user-scheduler",
-        ),
-        ("kueue", {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "Kueue has not admitted it yet"),
-        ("away", {"nodeSelector": {"accelerator": "none-such"}}, "It keeps away from every node with cards"),
-    ):
-        api.ok("create", "-n", known.name, "-f", "-", stdin=mine(build.pod(name, gpu_mem=4000), **spec))
-        said = explained(known, name)
-        assert says in said
-        assert "that fit are free" not in said
-    api.ok("create", "-n", known.name, "-f", "-", stdin=naming("aliyun.com/gpu-memory"))
-    assert f"which no node offers; did you mean {names.GPU_MEM}?" in explained(known, "named")
-
-
-def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
-    made = deployment("own", 2, gpu_mem=10000)
-    known.apply(made)
-    known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/own"), "they run")
-    made["spec"]["template"]["metadata"]["annotations"]["changed"] = "1"
-    made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    known.apply(made)
-    known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")
 
 
 def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None:
