@@ -20,15 +20,6 @@ def test_every_name_of_our_domain_is_in_names(render: Render) -> None:
     assert not unknown
 
 
-def test_the_policy_on_annotations_is_the_rule_of_names(render: Render) -> None:
-    rule = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
-    listed = re.search(r"k\.startsWith\('cardwise\.dev/'\) && !\(k in \[([^]]*)]\)", rule)
-    assert listed
-    assert set(re.findall(r"'([^']*)'", listed[1])) == names.USER_ANNOTATIONS
-    for prefix in (names.GPUSHARE_PREFIX, names.GPUSHARE_ALLOCATION):
-        assert f"k.startsWith('{prefix}')" in rule
-
-
 def test_pods_without_a_share_may_name_no_runtime_class_of_ours_either(render: Render) -> None:
     def listed(*values: str) -> str:
         policy = one(render(*values), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")

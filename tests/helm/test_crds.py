@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values import amounts
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import Render, conditions, one
+from tests.helm.rendering import Render, one
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLURALS = ("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
@@ -95,28 +95,6 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
     assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MOST_MEMBERS
     assert group["status"]["properties"]["held"]["maxItems"] == gangs.MOST_MEMBERS
     assert group["status"]["properties"]["phase"]["enum"] == [str(phase) for phase in gangs.GangPhase]
-
-
-def test_a_group_has_a_name_that_a_label_takes(render: Render) -> None:
-    (name,) = schema(render, "podgroups")["x-kubernetes-validations"]
-    pattern = re.search(r"matches\('([^']*)'\)", name["rule"])
-    assert pattern
-    assert "size() <= 63" in name["rule"]
-    assert re.match(pattern[1], "slurp-2")
-    assert not re.match(pattern[1], "a.b")
-
-
-def test_a_class_has_no_name_that_means_something_else(render: Render) -> None:
-    length, meaning = schema(render, "resourceclasses")["x-kubernetes-validations"]
-    assert "size() <= 48" in length["rule"]
-    refused = set(re.findall(r"'([^']*)'", meaning["rule"]))
-    assert refused >= {resource.removeprefix(names.CLASS_PREFIX) for resource in names.OWN_RESOURCES}
-    # What is no bare name to the webhook could never be asked for.
-    entries = one(render(), "MutatingWebhookConfiguration", names.WEBHOOK_CONFIGURATION)["webhooks"]
-    (quotas,) = (hook for hook in entries if hook["name"] == "quotas.cardwise.dev")
-    bare = conditions(quotas)["names-what-we-rewrite"]
-    bare = bare[bare.index("!k.contains('/')") : bare.index("object.spec.limits.exists")]
-    assert refused >= set(re.findall(r"'([^']*)'", bare)) - {"/"}
 
 
 @pytest.mark.parametrize("amount", ["8138", "8Gi", "8GiB", "64Ti", "0.5Gi", ".5Gi", "8k", "1", "0100"])

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from cardwise.core.api import names, policies
+from cardwise.core.api import classes, names, policies
 from cardwise.core.api.assignment import Assignment, encode
-from cardwise.kube import paths
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, paths
 from cardwise.runtime.tls import certs, filesets
 from tests import build
 from tests.cluster import Cluster
@@ -200,6 +201,86 @@ def test_a_running_pod_takes_annotations_of_others_and_the_policies_that_there_a
     unknown = api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=random")
     assert f"write {' or '.join(sorted(policies.POLICIES))}" in unknown
     api.ok("delete", "pod", "steady", "--force", "--grace-period=0")
+
+
+WRITTEN_BY_USERS = {
+    names.POLICY: "spread",
+    names.ONE_NODE: "true",
+    names.DEFAULTS_OPT_OUT: "disabled",
+    names.CLASS: classes.name_of_model("Tesla P100"),
+    names.QUEUE_PRIORITY: "1",
+    names.MPS: "preferred",
+    names.SM_PERCENT: "core",
+    names.SHARE_AGENT: "never",
+    names.FRAMEWORKS: "off",
+    names.NO_DEFRAG: "true",
+}
+
+
+def test_annotations_of_ours_are_written_by_cardwise_but_for_those_of_users(api: Api) -> None:
+    """The policy has a list of its own. What the webhook refuses does not come before it, so the values are good."""
+    assert WRITTEN_BY_USERS.keys() == names.USER_ANNOTATIONS
+
+    def create(annotations: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return api.run("create", "--dry-run=server", "-f", "-", stdin=annotated(annotations))
+
+    # The class comes a moment after its first card.
+    assert wait_for(lambda: create(WRITTEN_BY_USERS).returncode == 0), create(WRITTEN_BY_USERS).stderr
+    ours = (
+        names.ASSIGNMENT,
+        names.TERM,
+        f"{names.GROUP}/new",
+        f"{names.GPUSHARE_PREFIX}NEW",
+        names.GPUSHARE_ALLOCATION,
+    )
+    for key in ours:
+        assert f"metadata.annotations[{key}]: only Cardwise writes" in create({key: "x"}).stderr
+
+
+def annotated(annotations: dict[str, str]) -> dict[str, Any]:
+    made = build.pod("annotated")
+    made["metadata"]["annotations"] = annotations
+    return made
+
+
+def of_ours(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+# What quotas and limits call by a bare name, and our own resources.
+TAKEN = (
+    *("cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps"),
+    *("persistentvolumeclaims", "replicationcontrollers", "resourcequotas"),
+    *("services.loadbalancers", "services.nodeports", "hugepages-2mi", "requests.new", "limits.new"),
+    *(resource.removeprefix(names.CLASS_PREFIX) for resource in names.OWN_RESOURCES),
+)
+
+
+def test_a_class_has_a_short_name_that_means_nothing_else(api: Api) -> None:
+    def create(name: str) -> object:
+        made = of_ours("ResourceClass", name, {"selector": {"matchLabels": {"model": "new"}}})
+        return api.cluster.api.create(paths.resourceclasses(), made, query={"dryRun": "All"})
+
+    for name in ("nvidia.new", "n" * 48):
+        classes.check_name(name)
+        create(name)
+    for name, says in (("n" * 49, "at most 48 characters"), *((name, "means something else") for name in TAKEN)):
+        with pytest.raises(InvalidRequest):
+            classes.check_name(name)
+        with pytest.raises(errors.Invalid, match=says):
+            create(name)
+
+
+def test_a_podgroup_has_a_name_that_a_label_takes(api: Api) -> None:
+    def create(name: str) -> object:
+        made = of_ours("PodGroup", name, {"minMember": 2})
+        return api.cluster.api.create(paths.podgroups("default"), made, query={"dryRun": "All"})
+
+    for name in ("slurp-2", "g" * 63):
+        create(name)
+    for name in ("a.b", "g" * 64):
+        with pytest.raises(errors.Invalid, match="pods name the gang in a label"):
+            create(name)
 
 
 def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> None:
