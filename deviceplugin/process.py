@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import DEFAULT_ROOT, Mode
 from cardwise.devices.protocol import Devices, OtherDevice
@@ -79,6 +79,7 @@ class NodeAgent:
         containers: Containers,
         events: EventRecorder,
         clock: Clock = SYSTEM,
+        mps_clock: Clock = BOOT,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -105,7 +106,7 @@ class NodeAgent:
             delivery=self._delivery,
             on_change=self._held_changed,
         )
-        mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock)
+        mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock, mps_clock)
         self._inventory = NodePublisher(
             client,
             settings.node,
@@ -119,7 +120,7 @@ class NodeAgent:
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
             split=settings.cards is not None,
-            mps=StaleMpsStatus(settings.mps, settings.mps_root, mps_wait.has_manager, clock),
+            mps=StaleMpsStatus(settings.mps, settings.mps_root, mps_wait.has_manager, clock, mps_clock),
             core=settings.core_overcommit,
             clock=clock,
         )

@@ -85,15 +85,16 @@ def manager_lives(root: Path) -> bool:
         os.close(descriptor)
 
 
-def silent(root: Path, uuid: str) -> bool:
+def silent(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
     """Whether the last MPS state of the card is stale: no manager runs, or none that checks this card.
 
-    A state in which no container starts is never stale by its age: nobody needs to check it again.
+    A state in which no container starts is never stale by its age: nobody needs to check it again. `clock`: as for
+    `problem`.
     """
     if not manager_lives(root):
         return True
     _, status = find(root, uuid)
-    return status is None or mps.stale(status, BOOT.now())
+    return status is None or mps.stale(status, clock.now())
 
 
 def answers(folder: Path) -> bool:

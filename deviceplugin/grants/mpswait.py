@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mps import Mode, MpsState
@@ -39,13 +39,16 @@ class Readiness:
 class MpsWait:
     """`wait` before a container starts, `confirm` right before its grant is delivered."""
 
-    def __init__(self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM) -> None:
-        """`state_dir` must survive reboots. Raises OSError."""
+    def __init__(
+        self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
+    ) -> None:
+        """`state_dir` must survive reboots; `mps_clock` is the manager's. Raises OSError."""
         self._setting = setting
         self._root = root
         self._seen = state_dir / _SEEN
         self._managed = False
         self._clock = clock
+        self._mps_clock = mps_clock
         if setting is Mode.OFF:
             self._seen.unlink(missing_ok=True)
         self.has_manager()  # also where nothing starts before the next reboot
@@ -154,7 +157,10 @@ class MpsWait:
         return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
 
     def _problem(self, shares: Sequence[CardShare], wanted: MpsState) -> str:
-        problems = (mpsnode.problem(self._root, share.uuid, wanted=wanted, need=share.mem) for share in shares)
+        problems = (
+            mpsnode.problem(self._root, share.uuid, wanted=wanted, need=share.mem, clock=self._mps_clock)
+            for share in shares
+        )
         return next(filter(None, problems), "")
 
 

@@ -8,7 +8,7 @@ manager lives; the device plugin reads them.
 from collections.abc import Callable
 from pathlib import Path
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.mps import MANAGER_GONE, Mode, MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsnode
@@ -18,13 +18,21 @@ PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by th
 
 
 class StaleMpsStatus:
-    """For one thread. `setting` and `root` as MpsWait has them, `managed` is its `has_manager`."""
+    """For one thread. `setting`, `root` and `mps_clock` as MpsWait has them, `managed` is its `has_manager`."""
 
-    def __init__(self, setting: Mode, root: Path, managed: Callable[[], bool], clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        setting: Mode,
+        root: Path,
+        managed: Callable[[], bool],
+        clock: Clock = SYSTEM,
+        mps_clock: Clock = BOOT,
+    ) -> None:
         self._setting = setting
         self._root = root
         self._managed = managed
         self._clock = clock
+        self._mps_clock = mps_clock
         self._silent_since: dict[str, float] = {}  # by UUID
 
     def correction(self, found: ExtendedResource) -> Json:
@@ -35,7 +43,7 @@ class StaleMpsStatus:
         if said is None:
             silent = self._managed() and not mpsnode.manager_lives(self._root)
         else:
-            silent = said.state != MpsState.DOWN and mpsnode.silent(self._root, uuid)
+            silent = said.state != MpsState.DOWN and mpsnode.silent(self._root, uuid, clock=self._mps_clock)
         if not silent:
             self._silent_since.pop(uuid, None)
             return {}

@@ -47,13 +47,14 @@ def card_uuid(index: int) -> str:
 class Rig:
     """A node with two cards and the agent of it, whose threads are not started: `settle` does their work.
 
-    Its clock is the test's, so that what waits in the test's thread only moves it. tests/deviceplugin/served.py has the
-    same node with all threads and sockets.
+    Its clock is the test's, so that what waits in the test's thread only moves it. That of the MPS manager stands still
+    meanwhile. tests/deviceplugin/served.py has the same node with all threads and sockets.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = FakeClock()
+        self.mps_clock = FakeClock()
         self.cards_file = folder / "cards.yaml"
         self.cards = [
             {"index": i, "uuid": card_uuid(i), "model": "Tesla-P100", "memoryMiB": P100, "device": self.device(i)}
@@ -117,6 +118,7 @@ class Rig:
             containers=containers,
             events=self.told,
             clock=self.clock,
+            mps_clock=self.mps_clock,
         )
         return self.agent
 

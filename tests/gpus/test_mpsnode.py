@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.clock import BOOT
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from cardwise.gpus.mpsnode import CardLook
+from tests.fakes.clock import FakeClock
 from tests.mps.agent.pods import ONE, TWO, Card
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 NEED = MiB(8138)
+CLOCK = FakeClock()  # the manager's; it stands still
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def folder():
 def card(folder):
     """Its files say Ready, and its daemon listens."""
     (folder / mps.LOCK).touch()
-    made = Card(folder).runs().says()
+    made = Card(folder, clock=CLOCK).runs().says()
     yield made
     made.dies()
 
@@ -46,22 +47,26 @@ def manager(folder):
 
 
 def seen(folder) -> CardLook:
-    return mpsnode.look(folder, ONE, need=NEED)
+    return mpsnode.look(folder, ONE, need=NEED, clock=CLOCK)
+
+
+def problem(folder, uuid=ONE, **asked) -> str:
+    return mpsnode.problem(folder, uuid, clock=CLOCK, **asked)
 
 
 def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
-    assert "no MPS manager runs" in mpsnode.problem(folder, ONE)
+    assert "no MPS manager runs" in problem(folder)
     held = manager(folder)
-    assert mpsnode.problem(folder, ONE) == ""
-    assert "does not serve card GPU-2" in mpsnode.problem(folder, TWO)
+    assert problem(folder) == ""
+    assert "does not serve card GPU-2" in problem(folder, TWO)
     card.dies()
-    assert "takes no connection" in mpsnode.problem(folder, ONE)
-    assert "is Ready, not Off" in mpsnode.problem(folder, ONE, wanted=MpsState.OFF)
+    assert "takes no connection" in problem(folder)
+    assert "is Ready, not Off" in problem(folder, wanted=MpsState.OFF)
     card.says(state=MpsState.OFF)
-    assert mpsnode.problem(folder, ONE, wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
+    assert problem(folder, wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
     held.kill()
     held.communicate()
-    assert "no MPS manager runs" in mpsnode.problem(folder, ONE, wanted=MpsState.OFF)
+    assert "no MPS manager runs" in problem(folder, wanted=MpsState.OFF)
 
 
 def test_asking_does_not_trouble_the_daemon(card):
@@ -86,9 +91,9 @@ def test_no_other_state_will_do(folder, card, state):
 
 
 def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
-    card.says(checked=BOOT.now() - 30, valid_seconds=12.0)
+    card.says(checked=CLOCK.now() - 30, valid_seconds=12.0)
     assert "has not looked at card GPU-1 for over" in seen(folder).problem
-    card.says(checked=BOOT.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
+    card.says(checked=CLOCK.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
     assert "allows 8000 MiB, and 8138 MiB are needed" in seen(folder).problem
     card.says(uuids=(TWO,), ceilings={TWO: NEED})
     assert "does not serve card GPU-1" in seen(folder).problem

@@ -62,6 +62,7 @@ class HealthServer:
         """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
         self._checks = {"/readyz": ready, "/healthz": alive}
         self._registry = registry
+        self._clock = clock
         self._config = config or {}
         listening = _listening(bind)
         self.port = int(listening.getsockname()[1])
@@ -78,7 +79,7 @@ class HealthServer:
         """Frees the port. Calls under way are answered."""
         self._server.stop()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._clock.join(self._thread, 5.0)
 
     def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         status, body, kind = self._said(environ)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from cardwise.clock import BOOT
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState, Scope
 from cardwise.gpus import mpsnode
@@ -16,11 +15,11 @@ AGES = 5000.0  # seconds, in which nobody has looked
 
 
 class Seen:
-    """The device plugin's looks at one card, by a clock of ours."""
+    """The device plugin's looks at one card, by clocks of ours: the manager's stands still."""
 
     def __init__(self, root, setting=Mode.PREFERRED, *, managed=False) -> None:
-        self.clock = FakeClock()
-        self.said = StaleMpsStatus(setting, root, lambda: managed, self.clock)
+        self.clock, self.mps_clock = FakeClock(), FakeClock()
+        self.said = StaleMpsStatus(setting, root, lambda: managed, self.clock, self.mps_clock)
 
     def after(self, seconds, state="Ready", *, index=0):
         self.clock.advance(seconds)
@@ -52,7 +51,7 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
 @pytest.mark.parametrize("state", [MpsState.READY, MpsState.OFF])
 def test_a_manager_that_hangs_is_told(world, state):
     seen = Seen(world.root)
-    world.cards[0].says(state=state, checked=BOOT.now() - AGES)
+    world.cards[0].says(state=state, checked=seen.mps_clock.now() - AGES)
     seen.after(0, state)
     seen.after(0, state, index=1)
     assert seen.after(stalemps.PATIENCE, state)["state"] == "Down"
@@ -62,7 +61,7 @@ def test_a_manager_that_hangs_is_told(world, state):
 @pytest.mark.parametrize("state", [MpsState.STARTING, MpsState.FAULT, MpsState.DRAINING])
 def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
     seen = Seen(world.root)
-    world.cards[0].says(state=state, checked=BOOT.now() - AGES)
+    world.cards[0].says(state=state, checked=seen.mps_clock.now() - AGES)
     seen.after(0, state)
     assert seen.after(AGES, state) == "stays"
 

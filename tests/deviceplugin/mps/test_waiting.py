@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cardwise.clock import BOOT
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
@@ -15,7 +14,7 @@ ILL = {
     "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
     "fault": (lambda world: world.cards[0].says(state=MpsState.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
     "off": (lambda world: world.cards[0].says(state=MpsState.OFF), "is Off, not Ready"),
-    "stale": (lambda world: world.cards[0].says(checked=BOOT.now() - 5000), "has not looked at card"),
+    "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not looked at card"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
     "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve card"),
@@ -35,7 +34,8 @@ def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, 
         start(rig, bound(rig, "b", [(1, 8138)]))
     if what == "unmanaged":
         world.begin()
-    world.cards[0].runs().says(state=MpsState.READY, reason="", checked=BOOT.now(), ceilings={card_uuid(0): MiB(P100)})
+    card = world.cards[0].runs()
+    card.says(state=MpsState.READY, reason="", checked=rig.mps_clock.now(), ceilings={card_uuid(0): MiB(P100)})
     rig.kubelet.pre_start(slot)
     assert rig.env(slot)[LIMIT_ENV] == "0=8138M"
 

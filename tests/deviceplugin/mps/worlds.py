@@ -25,7 +25,7 @@ class World:
         self.root.mkdir()
         self.lock: int | None = None
         self.begin()
-        self.cards = [Card(self.root, card_uuid(index)).runs().says() for index in range(2)]
+        self.cards = [Card(self.root, card_uuid(index), rig.mps_clock).runs().says() for index in range(2)]
 
     def begin(self) -> None:
         """The manager lives."""

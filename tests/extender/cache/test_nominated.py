@@ -4,7 +4,6 @@ from types import MappingProxyType
 
 import pytest
 
-from cardwise.clock import SYSTEM
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.ledger import Ledger
@@ -15,6 +14,7 @@ from extender.cache.nominations import NominatedPlace
 from extender.cache.reservations import Patience
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
+from tests.fakes.clock import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from extender.records.podref import PodRef
     [(["n1"], {"u1@n1"}), (["n2"], {"u2@n2"}), (["n1", "n2"], {"u1@n1", "u2@n2"}), (None, {"u1@n1", "u2@n2"})],
 )
 def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(asked, kept):
-    cache = Cache(Ledger(), Patience(), SYSTEM)
+    cache = Cache(Ledger(), Patience(), FakeClock())
     for number in (1, 2):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))
         share = CardShare(0, f"GPU-{number}", MiB(100), Percent(0), MiB(16000), whole=False)
