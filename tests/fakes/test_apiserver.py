@@ -129,7 +129,7 @@ def test_a_policy_refuses_what_would_be_carried_out(api, client):
     assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
 
 
-def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client):
+def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client, clock):
     watch, lines, _, thread = watching(client, api)
     api.put(PODS, pod("a"))
     api.until(lambda: len(lines) == 1)
@@ -137,9 +137,11 @@ def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client):
     api.put(PODS, pod("b"))
     api.put(paths.nodes(), node())
     assert len(client.get(PODS)["items"]) == 2
-    assert len(lines) == 1
-    api.let_through(PODS)
+    clock.advance(60)
     api.until(lambda: len(lines) == 2)
+    api.let_through(PODS)
+    api.until(lambda: len(lines) == 3)
+    assert [line["type"] for line in lines] == ["ADDED", "BOOKMARK", "ADDED"], "nothing between hold and let_through"
     watch.close()
     thread.join(60)
 

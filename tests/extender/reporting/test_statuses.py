@@ -404,6 +404,7 @@ def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):
 def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
     """The watch's threads write while the loop reads."""
     stop = threading.Event()
+    has_changed = threading.Event()
 
     def watch():
         i = 0
@@ -415,12 +416,16 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
             else:
                 world.api.remove(er_path(uuid))
             world.api.show()
+            has_changed.set()
 
     thread = threading.Thread(target=watch)
     world.active = False  # the fake API itself is for one thread
     thread.start()
     try:
-        for _ in range(3000):
+        for step in range(3000):
+            if not step % 10:
+                has_changed.clear()
+                assert has_changed.wait(60), "the other thread writes all the while"
             world.writer.step()
             world.clock.advance(0.25)
     finally:

@@ -125,6 +125,7 @@ def test_set_of_files_is_replaced_whole(tmp_path):
     """A reader in a loop sees only whole sets."""
     filesets.write(tmp_path, {"a": b"0", "b.key": b"0"})
     stop = threading.Event()
+    has_read = threading.Event()
     torn: list[dict] = []
 
     def read() -> None:
@@ -132,14 +133,19 @@ def test_set_of_files_is_replaced_whole(tmp_path):
             seen = filesets.read(tmp_path)
             if len(set(seen.values())) != 1 or len(seen) != 2:
                 torn.append(seen)
+            has_read.set()
 
     thread = threading.Thread(target=read)
     thread.start()
-    for number in range(1, 30):
-        assert filesets.write(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
-        assert (tmp_path / "a").read_bytes() == b"%d" % number
-    stop.set()
-    thread.join()
+    try:
+        for number in range(1, 30):
+            has_read.clear()
+            assert has_read.wait(60), "the reader reads between two writes"
+            assert filesets.write(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
+            assert (tmp_path / "a").read_bytes() == b"%d" % number
+    finally:
+        stop.set()
+        thread.join()
     assert not torn
     assert not filesets.write(tmp_path, {"a": b"29", "b.key": b"29"})
     filesets.write(tmp_path, {"a": b"30"})
