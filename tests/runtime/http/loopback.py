@@ -5,6 +5,7 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,18 @@ def answer(line: socket.socket) -> bytes:
         said.begin()
         assert said.status == 200
         return said.read()
+
+
+def until(ready: Callable[[], bool], what: str) -> None:
+    """Returns when it is so, of which nobody tells."""
+    deadline = time.monotonic() + PATIENCE
+    while not ready():
+        assert time.monotonic() < deadline, f"{what} has not come true"
+
+
+def until_refused(port: int) -> None:
+    """Returns when nobody listens there any more."""
+    until(lambda: not accepts(port), f"that nobody listens on port {port}")
 
 
 def accepts(port: int) -> bool:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import HostPort
+from tests.cluster import ports
 from tests.runtime.http.attacking import HEAD, trickling
 
 
@@ -77,14 +78,15 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
 
 
 def test_all_addresses_by_default_and_port_free_after_stop(healthy):
-    server = healthy(bind=HostPort("", 0))
+    (port,) = ports.free(1)  # the kernel gives it to nobody meanwhile
+    server = healthy(bind=HostPort("", port))
     assert ask(server, "/healthz")[0][0] == 200
     if socket.has_dualstack_ipv6():
         assert ask(server, "/healthz", host="::1")[0][0] == 200
     server.stop()
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", server.port), 1)
-    healthy(bind=HostPort("127.0.0.1", server.port))
+        socket.create_connection(("127.0.0.1", port), 1)
+    healthy(bind=HostPort("127.0.0.1", port))
 
 
 def test_taken_port_is_an_error_at_once(healthy):

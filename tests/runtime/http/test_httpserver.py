@@ -12,7 +12,7 @@ import pytest
 from cardwise.runtime.http.httpserver import Bound, Threads
 from cardwise.runtime.http.serving import server_context
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
-from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, accepts, answer, asks, client
+from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, answer, asks, client, until, until_refused
 
 
 def tls(certificates: Path, *, client_ca: bool = True) -> Contexts:
@@ -248,12 +248,10 @@ def test_those_for_whom_one_client_calls_take_turns(serve):
     for line in many:
         asks(line, "/wait?many")
     assert server.waiting.acquire(timeout=PATIENCE)
-    while server.pool._waiting < 19:  # all but the one that the thread has
-        pass
+    until(lambda: server.pool._waiting == 19, "that all wait but the one that the thread has")
     one = server.connect()
     asks(one, "/one?one")
-    while server.pool._waiting < 20:
-        pass
+    until(lambda: server.pool._waiting == 20, "that this one waits too")
     server.released.set()
     assert answer(one) == b"ok"
     assert server.paths.index("/one") <= 2, "after one more of the other, not after twenty"
@@ -268,8 +266,7 @@ def test_threads_are_busy_once_what_comes_would_wait():
     pool.submit(done.set)
     go_on.set()
     assert done.wait(PATIENCE)
-    while pool.busy:  # until the thread has come back
-        pass
+    until(lambda: not pool.busy, "that the thread has come back")
 
 
 def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
@@ -344,8 +341,7 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     asks(busy, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     server.server.stop()
-    while accepts(server.port):
-        pass
+    until_refused(server.port)
     asks(idle)  # it was on its way when the stop began
     said = http.client.HTTPResponse(idle)
     said.begin()

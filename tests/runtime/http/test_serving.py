@@ -19,7 +19,7 @@ import pytest
 from cardwise.runtime.http import serving
 from cardwise.runtime.settings import HostPort
 from tests.cluster import ports
-from tests.runtime.http.loopback import PATIENCE, accepts, answer, asks, client, get
+from tests.runtime.http.loopback import PATIENCE, answer, asks, client, get, until_refused
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
 IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH]
@@ -151,8 +151,7 @@ def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answ
         server.until("app", "start", "waits")
         early.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
         server.process.send_signal(signal.SIGTERM)
-        while accepts(server.port):  # or others would wait in a queue that nobody looks at
-            pass
+        until_refused(server.port)  # or others would wait in a queue that nobody looks at
         assert server.process.poll() is None
         early.sendall(b"x" * length)
         for line in (early, waiting):  # what is waited for comes with the stop
