@@ -75,7 +75,7 @@ pictures: env ## draw the pictures of the documents from their texts, and record
 
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
-	$(BIN)/pytest -q --numprocesses 3 --ignore tests/integration -m "not cluster" --durations 10 $(ARGS)
+	$(BIN)/pytest -q -p tests.integration.progress --numprocesses 3 --ignore tests/integration -m "not cluster" --durations 10 $(ARGS)
 
 .PHONY: test-pythons
 test-pythons: | $(filter .uv/bin/uv,$(UV)) ## unit tests on other Pythons that this machine has (PYTHONS="3.12 3.13")

@@ -19,7 +19,7 @@ from cardwise.core.api.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec, binaries
 from tests.cluster.controlplane import APISERVER, ETCD, ControlPlane
 from tests.integration import untouched
-from tests.integration.progress import Progress
+from tests.integration.progress import pytest_configure  # noqa: F401 - a hook
 from tests.integration.scheduling import NONE, ByCluster, group
 from tests.integration.sharing import Space
 
@@ -170,13 +170,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster | None:
     return ByCluster(config, log) if config.getvalue("dist") == "loadgroup" else None
-
-
-@pytest.hookimpl(trylast=True)  # once there is a reporter
-def pytest_configure(config: pytest.Config) -> None:
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress(reporter))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,7 @@
-"""How far a long run is: how many tests have ended, how long the last one took, and what runs beside it."""
+"""How far a long run is: how many tests have ended, how long the last one took, and what runs beside it.
+
+A plugin of pytest, for runs with tests of this folder and for `make unit`.
+"""
 
 from collections import defaultdict
 
@@ -54,3 +57,10 @@ class Progress:
 def _short(nodeid: str) -> str:
     file, _, test = nodeid.partition("::")
     return f"{file.rpartition('/')[2]}::{test.rpartition('@')[0] or test}"
+
+
+@pytest.hookimpl(trylast=True)  # once there is a reporter
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(reporter))
