@@ -8,7 +8,7 @@ import os
 import ssl
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,7 @@ def _plain(found: Kubeconfig) -> Credentials:
     if found.server.startswith("https"):
         # Around the certificates there may be text, which need not be ASCII.
         ca = found.ca.decode("ascii", "ignore") or None
-        tls = _tls(ssl.create_default_context(cadata=ca), verify=found.verify)
+        tls = _tls(cadata=ca, verify=found.verify)
         if found.certificate is not None:
             # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
             with tempfile.TemporaryDirectory() as folder:
@@ -165,13 +165,34 @@ def _tls_of(configuration: Any) -> ssl.SSLContext | None:
     """None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
-    context = _tls(ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl)
+    context = _tls(cafile=configuration.ssl_ca_cert, verify=configuration.verify_ssl)
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
 
 
-def _tls(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
+class _SharedContext(ssl.SSLContext):
+    """The TLS of a client whose threads connect at the same time.
+
+    urllib3 sets the protocols anew for each connection. Another thread may be copying them, from memory that is freed
+    meanwhile: the API server refuses such a handshake, or worse (https://github.com/python/cpython/issues/141012). So
+    they are set once, in `_tls`.
+    """
+
+    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+        """Nothing: they are set."""
+
+
+def _tls(*, cafile: str | None = None, cadata: str | None = None, verify: bool) -> ssl.SSLContext:
+    """As `ssl.create_default_context`, with its defaults: certificates are verified, by the machine's authorities where
+    none is given.
+    """
+    context = _SharedContext(ssl.PROTOCOL_TLS_CLIENT)
+    ssl.SSLContext.set_alpn_protocols(context, ["http/1.1"])
+    if cafile or cadata:
+        context.load_verify_locations(cafile, cadata=cadata)
+    else:
+        context.load_default_certs()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python 3.13 refuses CAs without key identifiers, which many clusters have and Go accepts.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

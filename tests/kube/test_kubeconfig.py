@@ -74,6 +74,12 @@ def user_of(client: ssl.SSLContext) -> str | None:
     server.verify_mode = ssl.CERT_OPTIONAL
     server.load_verify_locations(cadata=CA.cert.decode())
     with_files(server)
+    known = shaken(client, server).getpeercert()
+    return known["subject"][0][0][1] if known else None
+
+
+def shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
+    """The server's side of a connection."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(back, there, server_hostname="kube.test")
     theirs = server.wrap_bio(there, back, server_side=True)
@@ -83,8 +89,7 @@ def user_of(client: ssl.SSLContext) -> str | None:
                 one.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    known = theirs.getpeercert()
-    return known["subject"][0][0][1] if known else None
+    return theirs
 
 
 def with_files(server: ssl.SSLContext) -> None:
@@ -170,3 +175,16 @@ def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
     around = "# Gültig\n".encode() + CA.cert
     found = credentials.load(written(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"}))
     assert len(shown(found)["authorities"]) == 1
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+def test_its_tls_is_changed_by_no_connection(tmp_path: Path, *, by_library: bool) -> None:
+    """urllib3 sets the protocols for each, while other threads begin theirs with the same context."""
+    path = written(tmp_path, IN_IT, PAIR_IN_IT)
+    client = (credentials._by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with_files(server)
+    server.set_alpn_protocols(["of-a-connection", "http/1.1"])
+    assert client is not None
+    client.set_alpn_protocols(["of-a-connection"])
+    assert shaken(client, server).selected_alpn_protocol() == "http/1.1"
