@@ -61,7 +61,7 @@ def _plain(found: Kubeconfig) -> Credentials:
     if found.server.startswith("https"):
         # Around the certificates there may be text, which need not be ASCII.
         ca = found.ca.decode("ascii", "ignore") or None
-        tls = _tls(cadata=ca, verify=found.verify)
+        tls = _tls(ssl.create_default_context(cadata=ca), verify=found.verify)
         if found.certificate is not None:
             # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
             with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +165,7 @@ def _tls_of(configuration: Any) -> ssl.SSLContext | None:
     """None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
-    context = _tls(cafile=configuration.ssl_ca_cert, verify=configuration.verify_ssl)
+    context = _tls(ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl)
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
@@ -183,16 +183,9 @@ class _SharedContext(ssl.SSLContext):
         """Nothing: they are set."""
 
 
-def _tls(*, cafile: str | None = None, cadata: str | None = None, verify: bool) -> ssl.SSLContext:
-    """As `ssl.create_default_context`, with its defaults: certificates are verified, by the machine's authorities where
-    none is given.
-    """
-    context = _SharedContext(ssl.PROTOCOL_TLS_CLIENT)
-    ssl.SSLContext.set_alpn_protocols(context, ["http/1.1"])
-    if cafile or cadata:
-        context.load_verify_locations(cafile, cadata=cadata)
-    else:
-        context.load_default_certs()
+def _tls(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
+    context.set_alpn_protocols(["http/1.1"])
+    context.__class__ = _SharedContext  # Python's defaults, which differ between its versions, are in no constructor
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python 3.13 refuses CAs without key identifiers, which many clusters have and Go accepts.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

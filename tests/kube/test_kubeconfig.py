@@ -188,3 +188,10 @@ def test_its_tls_is_changed_by_no_connection(tmp_path: Path, *, by_library: bool
     assert client is not None
     client.set_alpn_protocols(["of-a-connection"])
     assert shaken(client, server).selected_alpn_protocol() == "http/1.1"
+
+
+def test_its_tls_has_the_defaults_of_this_python_but_for_strict_authorities(tmp_path: Path) -> None:
+    """From 3.13 an intermediate authority is trusted by itself, as Go trusts it."""
+    client = credentials.load(written(tmp_path, IN_IT, None)).ssl_context
+    assert client is not None
+    assert client.verify_flags == ssl.create_default_context().verify_flags & ~ssl.VERIFY_X509_STRICT
