@@ -27,6 +27,7 @@ The ledger and the sums of nodes follow each change of a row: `cache`. Not threa
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -235,20 +236,17 @@ class Reservations:
 
     def marks(self) -> dict[str, int]:
         """The shares in the ledger by their marks, those of bound pods by the mark of ASSUMED."""
-        counts = {MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0}
+        counts = Counter({MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0})
         for phase, there in self._in.items():
-            if there and phase not in (Phase.BOUND, Phase.TERMINATING, Phase.LAPSED):
-                shares = sum(one.holding is not None for one in there.values())
-                counts[MARKS[phase]] = counts.get(MARKS[phase], 0) + shares
-        for gone in self.among(Phase.TERMINATING, Phase.LAPSED):
-            if gone.holding is not None and self._is_reported(gone.holding):
-                counts[REPORTED] += 1
-            elif gone.phase is Phase.TERMINATING:
-                counts[MARKS[gone.phase]] += 1
-        for uid, nodes in self._reports.held().items():  # and those of `stray`
+            if there and phase not in (Phase.BOUND, Phase.LAPSED):
+                counts.setdefault(MARKS[phase], 0)
+            if phase is not Phase.BOUND:
+                counts.update(held.mark for uid in there if (held := self.holding(uid)) is not None)
+        strays = 0  # as `stray` says, without a call for each of tens of thousands of pods
+        for uid, nodes in self._reports.held().items():
             one = self._of.get(uid)
-            here = one.node if one is not None and one.holding is not None else ""
-            counts[REPORTED] += sum(node != here for node in nodes)
+            strays += len(nodes) - (one is not None and one.holding is not None and one.node in nodes)
+        counts[REPORTED] += strays
         return counts
 
     # What this extender decides.
