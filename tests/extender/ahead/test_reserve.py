@@ -181,8 +181,8 @@ def test_cores_count_in_what_it_could_have():
     assert {"g0", "g1"} <= set(world.bound())
 
 
-def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its_name_waits_later(monkeypatch):
-    """What the look had copied is as the cluster was then: a card was well that is sick now."""
+def half_looked(monkeypatch) -> World:
+    """A look at the gang `g`, which only n1 could take, is under way and has seen the cards of n1."""
     monkeypatch.setattr(reserve, "_AT_ONCE", -1.0)  # a node each turn
     world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
     world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
@@ -191,6 +191,12 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
     world.run(3)
     world.clock.advance(61)
     world.run(1)
+    return world
+
+
+def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its_name_waits_later(monkeypatch):
+    """What the look had copied is as the cluster was then: a card was well that is sick now."""
+    world = half_looked(monkeypatch)
     world.delete("g")
     world.run(1)
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
@@ -202,14 +208,7 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
 
 
 def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
-    monkeypatch.setattr(reserve, "_AT_ONCE", -1.0)  # a node each turn
-    world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
-    world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
-    world.run(1)
-    world.create(member("g", "g", 1, created=1, whole_gpu=2))
-    world.run(3)
-    world.clock.advance(61)
-    world.run(1)
+    world = half_looked(monkeypatch)
     world.state.forget_plans()
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
     world.run(5)

@@ -441,12 +441,7 @@ def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
     sends_in_vain(two.a, "q")
-    two.a.cut = True
-    two.clock.advance(14.0)
-    two.a.look()
-    assert two.a.leadership.term() is None
-    two.a.cut = False
-    takes(two.a)
+    loses_and_takes_again(two, two.a)
     assert changed(two) == ["q"]
     assert mark(two.a.state, "uid-q") == "unsure", "what is void is given up by who looks it up"
 
@@ -540,6 +535,16 @@ def binding_of(api, name):
     annotations = assignment.encode(made, assume_time_ns=1) | {names.TERM: "x/x/x/99"}
     version = api.pods()[name]["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
+
+
+def loses_and_takes_again(two, extender):
+    """Its Lease, which nobody else has had meanwhile."""
+    extender.cut = True
+    two.clock.advance(14.0)
+    extender.look()
+    assert extender.leadership.term() is None
+    extender.cut = False
+    takes(extender)
 
 
 def sends_in_vain(extender, name):
@@ -649,12 +654,7 @@ def test_who_has_taken_over_so_and_takes_its_own_lease_again_changes_what_it_has
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
     sends_in_vain(two.b, "q")
-    two.b.cut = True
-    two.clock.advance(14.0)
-    two.b.look()
-    assert two.b.leadership.term() is None
-    two.b.cut = False
-    takes(two.b)
+    loses_and_takes_again(two, two.b)
     assert changed(two) == ["q"]
 
 
