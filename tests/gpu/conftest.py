@@ -1,9 +1,13 @@
-"""MPS on a real card: what no double can prove. Run by hand where a GPU is lent: `make test-gpu`, as root.
+"""A real card: what no double can prove. Run by hand where a GPU is lent: `make test-gpu`, as root.
 
 Needs NVIDIA's driver with its library, `nvidia-cuda-mps-control` in PATH (packages nvidia-compute-utils-<driver> or
 nvidia-cuda-mps; in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility) and the machine's own PIDs. Nobody else may
-use the first card meanwhile: its compute mode is changed, and given back at the end. Nothing else is needed: the API
-server is that of the unit tests, tenants are processes that call the driver by ctypes (tenant.py).
+use the first card meanwhile: its compute mode is changed, and given back at the end. Where it is not ours to change,
+CARDWISE_GPU_SETTINGS=keep leaves it and skips the tests that are about it. Nothing else is needed: the API server is
+that of the unit tests, tenants are processes that call the driver by ctypes (tenant.py).
+
+test_frameworks runs the frameworks of the Python that CARDWISE_GPU_PYTHON names, by default of the one that runs the
+tests; a framework that is not there, or has no CUDA build, is skipped.
 
 Numbers are printed at the end as a table of Markdown, for docs/measured.md, with driver and card. Without a card, or
 without what else is needed, every test is skipped and says why.

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import Assignment, CardShare
@@ -32,6 +34,22 @@ from tests.mps.worlds import NODE
 
 PROGRAM = Path(__file__).parent / "tenant.py"
 READY_SECONDS = 90.0
+# As in a container: mounts, PIDs and IPC of its own, a small /dev/shm, and of MPS the clients' folder alone, read-only.
+# $1: that folder; $2: where a container has it; $3: the manager's root; $4: the user; $5: the program.
+CONTAINER = """
+mount -t tmpfs -o size=64m tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mkdir -p "$2"
+mount --bind "$1" "$2"
+mount -o remount,bind,ro "$2"
+cp "$5" /run/tenant.py
+mount -t tmpfs tmpfs "$3"
+user=$4; shift 5
+exec setpriv --reuid "$user" --regid "$user" --clear-groups /usr/bin/python3 /run/tenant.py "$@"
+"""
+UNSHARE = ("unshare", "--mount", "--ipc", "--pid", "--mount-proc", "--fork", "--kill-child")
+KEEP = os.environ.get("CARDWISE_GPU_SETTINGS") == "keep"  # a lent card, whose settings are not ours to change
+closes_the_card = pytest.mark.skipif(KEEP, reason="changes the card's compute mode; CARDWISE_GPU_SETTINGS=keep")
 
 
 def eventually(ask: Callable[[], Any], what: str = "", timeout: float = 30) -> Any:
@@ -55,7 +73,9 @@ class Tenant:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Of the program itself, also in a container."""
+        children = (Path("/proc") / str(self._process.pid) / "task" / str(self._process.pid) / "children").read_text()
+        return int(children.split()[0]) if children.strip() else self._process.pid
 
     def heard(self, seconds: float = 60.0) -> dict[str, Any]:
         """The next that it says."""
@@ -120,7 +140,7 @@ class Machine:
             scope=Scope.CARD,
             control=Path(control),
             pace=DaemonPace(),
-            exclusive=True,
+            exclusive=not KEEP,
             stop_daemons="always",
             detach_before=3.0,
         )
@@ -142,7 +162,8 @@ class Machine:
             self._client.close()
         for left in [*LOCAL.daemons(self.home / mps.PIPE), *LOCAL.servers(self.home / mps.PIPE)]:
             left.signal(signal.SIGKILL)
-        self.gpus.set_compute_mode(self.card.uuid, self._before)
+        if self.gpus.compute_mode(self.card.uuid) is not self._before:
+            self.gpus.set_compute_mode(self.card.uuid, self._before)
         self.api.close()
 
     @property
@@ -168,6 +189,18 @@ class Machine:
         pod = {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
         self.api.put(paths.pods(), pod)
 
+    def share(self, name: str, mib: int) -> None:
+        """Starts with a pod that has so much. Without one, CUDA has no room for its context on a large card."""
+        self.bind(name, mib)
+        self.start()
+        self.wait_ready(mib)
+
+    def visible(self, *, through: bool) -> dict[str, str]:
+        """The variables by which a process sees this card alone, `through` MPS or straight."""
+        # Nobody listens there, so CUDA goes without MPS; the default folder may have a daemon of somebody else's.
+        pipe = self.home / mps.CLIENTS if through else self.root / "nowhere"
+        return {"CUDA_VISIBLE_DEVICES": self.card.uuid, mps.PIPE_ENV: str(pipe)}
+
     def tenant(
         self,
         what: str,
@@ -182,9 +215,7 @@ class Machine:
         one's, in the system's own Python, since ours may lie where nobody else may go.
         """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        environment = kept | {"CUDA_VISIBLE_DEVICES": self.card.uuid}
-        # Nobody listens there, so CUDA goes without MPS; the default folder may have a daemon of somebody else's.
-        environment[mps.PIPE_ENV] = str(self.home / mps.CLIENTS if through else self.root / "nowhere")
+        environment = kept | self.visible(through=through)
         if mib:
             environment[mps.LIMIT_ENV] = mps.limits_value([MiB(mib)])
         if percent:
@@ -194,9 +225,19 @@ class Machine:
             copy = Path(shutil.copy(PROGRAM, self.root))
             copy.chmod(0o644)
             python = ["/usr/bin/python3", copy]
-        made = Tenant(environment | (env or {}), [*python, what, *map(str, numbers)], user)
-        self.tenants.append(made)
-        return made
+        return self._started(environment | (env or {}), [*python, what, *map(str, numbers)], user)
+
+    def container(self, what: str, *numbers: object, mib: int = 0, percent: int = 0, user: int = 0) -> Tenant:
+        """As `tenant` through MPS, in namespaces of its own, where it has of MPS what a container is given."""
+        share = mps.environment([MiB(mib)] if mib else [], percent or None)
+        environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.card.uuid} | share
+        given = [self.home / mps.CLIENTS, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
+        command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, given), what, *map(str, numbers)]
+        return self._started(environment, command)
+
+    def _started(self, environment: dict[str, str], command: list[str | Path], user: int | None = None) -> Tenant:
+        self.tenants.append(Tenant(environment, command, user))
+        return self.tenants[-1]
 
 
 class _Lasting(ChosenGpus):

@@ -5,7 +5,8 @@ its own, with the environment of a container; tells what it meets in lines of JS
     tenant.py fill             allocates until it is refused: also {"allocated": MiB, "error": code}
     tenant.py hold MIB         allocates, says {"held": MiB}, and stays until its input ends
     tenant.py grow             says {"ready"}; for each line of input allocates that many MiB: {"error": code}
-    tenant.py work BLOCKS S    says {"ready"}, waits for a line, computes for S seconds: {"rounds": n, "error": code}
+    tenant.py work BLOCKS S    says {"ready"}, waits for a line, computes for S seconds: as busy, and how long a round
+                               took: {"p50": microseconds, "p99": microseconds}
     tenant.py busy BLOCKS      says {"ready"}, computes until its input ends or an error: {"rounds": n, "error": code}
     tenant.py crash            writes where it may not: {"error": code}
 """
@@ -135,11 +136,18 @@ def compute(card: Card, blocks: int, until: "threading.Event", seconds: float) -
     tell(ready=True)
     if seconds:
         sys.stdin.readline()
-    rounds, error, end = 0, OK, time.monotonic() + seconds
-    while error == OK and not until.is_set() and not (seconds and time.monotonic() >= end):
+    took, error, began = [], OK, time.monotonic()
+    last = began
+    while error == OK and not until.is_set() and not (seconds and last >= began + seconds):
         error = card.launch(function, blocks, out)
-        rounds += error == OK
-    tell(rounds=rounds, error=error)
+        now = time.monotonic()
+        took.append(now - last)
+        last = now
+    told = {"rounds": len(took) - (error != OK), "error": error}
+    if seconds:
+        took.sort()
+        told |= {name: round(took[len(took) * part // 100] * 1e6) for name, part in (("p50", 50), ("p99", 99))}
+    tell(**told)
 
 
 def main(what: str, *numbers: str) -> None:

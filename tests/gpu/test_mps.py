@@ -13,7 +13,7 @@ from cardwise.gpus.protocol import ComputeMode
 from mps.host import cgroups
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LOCAL
-from tests.gpu.machine import eventually
+from tests.gpu.machine import closes_the_card, eventually
 
 OUT_OF_MEMORY = 2
 TERMINATED = 810  # CUDA_ERROR_MPS_CLIENT_TERMINATED
@@ -21,7 +21,9 @@ GRANULARITY = 2  # multiprocessors come in pairs
 HEALED_SECONDS = 30.0
 NOBODY = 65534
 FEW_BLOCKS = 8  # of a small inference: one tenant leaves most of the card idle
+ALL_BLOCKS = 4096  # of a training: more than any card has room for at once
 WORK_SECONDS = 10.0
+SMALL = (256, 512, 544, 576, 640, 768, 1024)
 
 
 @pytest.mark.parametrize("mib", [2048, 4000, 8138])
@@ -39,15 +41,14 @@ def test_a_tenant_cannot_allocate_over_its_limit(machine, measured, mib):
 
 
 def test_who_drops_his_limit_meets_the_largest_share_of_the_card(machine, measured):
-    machine.bind("largest", 4000)
-    machine.start()
-    machine.wait_ready(4000)
+    machine.share("largest", 4000)
     said = machine.tenant("fill").heard(120.0)
     assert said["error"] == OUT_OF_MEMORY
     assert said["allocated"] <= mps.ceiling([4000])
     measured("no limit of its own, ceiling 4096 MiB", f"{said['allocated']} MiB allocated")
 
 
+@closes_the_card
 def test_who_goes_round_mps_finds_the_card_closed(machine, measured):
     machine.start()
     assert machine.gpus.compute_mode(machine.card.uuid) is ComputeMode.EXCLUSIVE_PROCESS
@@ -59,9 +60,7 @@ def test_who_goes_round_mps_finds_the_card_closed(machine, measured):
 
 def test_a_key_of_a_card_that_is_not_there(machine, measured):
     """What a key of an unknown card does is only measured, since we never write one."""
-    machine.bind("largest", 4000)
-    machine.start()
-    machine.wait_ready(4000)
+    machine.share("largest", 4000)
     tenant = machine.tenant("fill", mib=1024)
     limited = tenant.heard(120.0)["allocated"]
     tenant.close()
@@ -70,9 +69,7 @@ def test_a_key_of_a_card_that_is_not_there(machine, measured):
 
 
 def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
-    machine.bind("small", 2048)
-    machine.start()
-    machine.wait_ready(2048)
+    machine.share("small", 2048)
     early = machine.tenant("grow")
     early.heard()
     (server,) = LOCAL.servers(machine.home / mps.PIPE)
@@ -89,7 +86,7 @@ def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
 
 @pytest.mark.parametrize("percent", [100, 75, 50, 25, 10])
 def test_percentages_give_the_expected_multiprocessors(machine, measured, percent):
-    machine.start()
+    machine.share("pod", 2048)
     whole = machine.tenant("see", percent=100).heard()["sms"]
     sms = machine.tenant("see", percent=percent).heard()["sms"]
     exact = whole * percent / 100
@@ -115,18 +112,55 @@ def throughput(machine, tenants: int, *, through: bool) -> int:
 def test_four_tenants_by_mps_against_time_slicing(machine, measured):
     alone = throughput(machine, 1, through=False)
     sliced = throughput(machine, 4, through=False)
-    machine.start()
+    machine.share("pod", 2048)
+    served = throughput(machine, 1, through=True)
     shared = throughput(machine, 4, through=True)
     measured("small kernels/s: one alone", round(alone / WORK_SECONDS))
+    measured("small kernels/s: one alone through MPS", round(served / WORK_SECONDS))
     measured("small kernels/s: four by time-slicing, in sum", round(sliced / WORK_SECONDS))
     measured("small kernels/s: four through MPS at 25 %, in sum", round(shared / WORK_SECONDS))
     assert shared > sliced
 
 
+def rounds_beside(machine, neighbour: int, *, through: bool, percent: int = 0) -> dict:
+    """How long small rounds take beside a tenant whose kernels have `neighbour` blocks, 0 for nobody."""
+    if neighbour:
+        training = machine.tenant("busy", neighbour, through=through, percent=percent)
+        assert training.heard() == {"ready": True}
+    serving = machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, through=through, percent=percent)
+    assert serving.heard() == {"ready": True}
+    serving.tell()
+    said = serving.heard(WORK_SECONDS + 60.0)
+    assert said["error"] == 0
+    serving.close()
+    if neighbour:
+        training.close()
+    return said
+
+
+def test_what_a_neighbour_that_fills_the_card_costs_small_rounds(machine, measured):
+    def tell(what: str, said: dict) -> None:
+        measured(f"a round of a small kernel, p50 and p99 (us): {what}", f"{said['p50']}, {said['p99']}")
+
+    tell("alone", rounds_beside(machine, 0, through=False))
+    tell("beside a full card, time-slicing", rounds_beside(machine, ALL_BLOCKS, through=False))
+    machine.share("pod", 2048)
+    tell("alone through MPS", rounds_beside(machine, 0, through=True))
+    tell("beside a full card through MPS", rounds_beside(machine, ALL_BLOCKS, through=True))
+    tell("beside a full card through MPS, 50 % each", rounds_beside(machine, ALL_BLOCKS, through=True, percent=50))
+
+
+def test_how_small_a_share_may_be(machine, measured):
+    """A client's context is within its limit, so a small one has no room for it."""
+    machine.share("largest", 2048)
+    error = {mib: machine.tenant("see", mib=mib).heard().get("error", 0) for mib in SMALL}
+    assert error[SMALL[-1]] == 0
+    assert all(code in (0, OUT_OF_MEMORY) for code in error.values())
+    measured("CUDA starts through MPS with a limit of", ", ".join(f"{m} MiB: {fate(c)}" for m, c in error.items()))
+
+
 def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machine, measured, monkeypatch):
-    machine.bind("ending", 2048)
-    machine.start()
-    machine.wait_ready(2048)
+    machine.share("ending", 2048)
     ending, staying = machine.tenant("busy", 1, mib=1024), machine.tenant("busy", 1, mib=1024)
     for one in (ending, staying):
         assert one.heard() == {"ready": True}
@@ -144,9 +178,7 @@ def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machi
 
 
 def test_a_tenant_that_crashes_its_neighbours_and_the_way_back(machine, measured):
-    machine.bind("pod", 2048)
-    machine.start()
-    machine.wait_ready(2048)
+    machine.share("pod", 2048)
     neighbour = machine.tenant("busy", 1, mib=1024)
     assert neighbour.heard() == {"ready": True}
     assert machine.tenant("crash", mib=1024).heard()["error"] != 0
@@ -163,7 +195,7 @@ def test_a_tenant_that_crashes_its_neighbours_and_the_way_back(machine, measured
 
 
 def fate(error: int) -> str:
-    return f"CUDA error {error}" if error else "goes on"
+    return f"CUDA error {error}" if error else "goes well"
 
 
 def computes(machine) -> bool:
@@ -176,7 +208,7 @@ def computes(machine) -> bool:
 
 def test_a_busy_tenant_that_is_killed_outright(machine, measured):
     """What a kubelet does after the grace period, if nobody detaches the client first."""
-    machine.start()
+    machine.share("pod", 2048)
     victim, neighbour = machine.tenant("busy", 1), machine.tenant("busy", 1)
     for one in (victim, neighbour):
         assert one.heard() == {"ready": True}
@@ -184,9 +216,7 @@ def test_a_busy_tenant_that_is_killed_outright(machine, measured):
     time.sleep(5.0)  # for harm to show; nobody says that there is none
     neighbour.finish()
     said = neighbour.heard(30.0)
-    measured(
-        "a neighbour of a busy tenant that is killed", f"CUDA error {said['error']}" if said["error"] else "goes on"
-    )
+    measured("a neighbour of a busy tenant that is killed", fate(said["error"]))
     machine.wait_ready()
     eventually(lambda: computes(machine), "no new tenant computes", 60.0)
 
@@ -194,9 +224,7 @@ def test_a_busy_tenant_that_is_killed_outright(machine, measured):
 @pytest.mark.parametrize("wound", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("clients", [0, 1])
 def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
-    machine.bind("pod", 2048)
-    machine.start()
-    machine.wait_ready(2048)
+    machine.share("pod", 2048)
     running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
     for one in running:
         assert one.heard() == {"ready": True}
@@ -211,6 +239,7 @@ def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
     assert computes(machine)
 
 
+@closes_the_card
 def test_who_comes_past_mps_between_two_servers_keeps_the_card_closed(machine, measured):
     machine.start()
     pipe = machine.home / mps.PIPE
@@ -228,9 +257,7 @@ def test_who_comes_past_mps_between_two_servers_keeps_the_card_closed(machine, m
 @pytest.mark.parametrize("clients", [0, 1])
 def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients):
     """Also what its clients and its daemon make of it, which no double knows."""
-    machine.bind("pod", 2048)
-    machine.start()
-    machine.wait_ready(2048)
+    machine.share("pod", 2048)
     running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
     for one in running:
         assert one.heard() == {"ready": True}
@@ -252,7 +279,7 @@ def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients)
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs the system's Python, to be another user")
 def test_a_tenant_of_another_user(machine, measured):
     """Before driver 580 it waits for all clients of the other user; since then one server serves both."""
-    machine.start()
+    machine.share("pod", 2048)
     assert machine.manager is not None
     first = machine.tenant("busy", 1)
     assert first.heard() == {"ready": True}
@@ -271,9 +298,7 @@ def test_a_tenant_of_another_user(machine, measured):
 
 def test_clients_are_on_the_card_with_their_memory_and_the_server_is_known(machine, measured):
     """What the audit lives on: which processes NVML lists under MPS, and how much it says they have."""
-    machine.bind("pod", 4000)
-    machine.start()
-    machine.wait_ready(4000)
+    machine.share("pod", 4000)
     tenant = machine.tenant("hold", 2048, mib=4000)
     assert tenant.heard() == {"held": 2048, "error": 0}
     listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
