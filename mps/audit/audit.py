@@ -41,7 +41,7 @@ class AuditSettings:
 
     interval: float = 10.0
     looks: int = 3
-    tolerance: MiB = MiB(512)
+    tolerance: MiB = MiB(1024)
     evict_after: float | None = None
     evict_per_hour: int = 6
 

@@ -7,7 +7,7 @@ pod alone, and nobody changes it later (a policy), since a card is switched by i
 from collections.abc import Callable
 from typing import Final
 
-from cardwise.core.api import names
+from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Mode, Scope, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json, annotated, annotations_of
@@ -96,21 +96,32 @@ def _fitting(asked: PodRequest, default: Mode, scopes: Scopes) -> Mode:
 def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     """Warnings. Raises InvalidRequest where no node there is could ever keep to what the pod says."""
     mode = of(pod)
-    several = _several(asked)
-    if mode is Mode.OFF or (mode is Mode.PREFERRED and not several):
+    if mode is Mode.OFF:
         return ()
     known = scopes()
     if not known:
         waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
         return (waits,) if mode is Mode.REQUIRED else ()
+    several = _several(asked)
     if not several or Scope.NODE in known:
-        return ()
+        return _without_room(asked)
     problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
         raise InvalidRequest(FIELD, problem, remedy)
     remedy = f"write {Mode.OFF}, or ask for one card in each container"
     return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: {remedy}",)
+
+
+def _without_room(asked: PodRequest) -> tuple[str, ...]:
+    """A warning for each container whose limit CUDA's own context may fill."""
+    return tuple(
+        f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a card, and MPS "
+        f"counts CUDA's own context too, up to {mps.CONTEXT} MiB: its programs may not start; ask for more, or write "
+        f"{Mode.OFF}"
+        for container in asked.containers
+        if not container.whole and container.mem_per_card <= mps.CONTEXT
+    )
 
 
 def _several(asked: PodRequest) -> str:

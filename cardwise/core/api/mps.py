@@ -38,7 +38,8 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"  # as the device plugin says it in a card's status
 
 LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
-LEAST_CEILING: Final = 512  # MiB; a client's own context takes more than half of it
+LEAST_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
+CONTEXT: Final = 514  # MiB; what the limit of a client loses to its own CUDA context on an H200 (driver 580)
 _GIB: Final = 1024
 _VERSION = 1
 _READABLE = 12  # characters of the UUID in a folder's name

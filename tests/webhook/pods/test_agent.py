@@ -123,9 +123,9 @@ def test_another_word_is_refused() -> None:
 
 
 def test_without_an_image_there_is_none_and_who_asked_for_it_is_told() -> None:
-    after, warnings = admitted(build.pod(gpu_mem=1), settings=WebhookSettings())
+    after, warnings = admitted(build.pod(gpu_mem=1000), settings=WebhookSettings())
     assert (agents(after), warnings) == ([], ())
-    after, (warning,) = admitted(build.pod(gpu_mem=1, annotations=ALWAYS), settings=WebhookSettings())
+    after, (warning,) = admitted(build.pod(gpu_mem=1000, annotations=ALWAYS), settings=WebhookSettings())
     assert agents(after) == []
     assert "--share-agent-image" in warning
 

@@ -49,7 +49,7 @@ def test_nobody_else_mounts_at_our_places(volume: Json, mounted: list[Json], say
 
 def test_other_mounts_stay() -> None:
     mine = {"name": "mine", "mountPath": "/run/cardwiser"}
-    after, warnings = admitted(with_volume(build.pod(gpu_mem=1), {"name": "mine", "emptyDir": {}}, mine))
+    after, warnings = admitted(with_volume(build.pod(gpu_mem=1000), {"name": "mine", "emptyDir": {}}, mine))
     assert warnings == ()
     assert after["spec"]["volumes"] == [{"name": "mine", "emptyDir": {}}, VOLUME]
     assert after["spec"]["containers"][0]["volumeMounts"] == [mine, own("0")]

@@ -91,7 +91,7 @@ def test_where_the_pod_as_a_whole_names_them_it_names_none() -> None:
     assert agent(admitted(after)[0])["resources"]["limits"]["cpu"] == "9m"
 
 
-GUARANTEED = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
+GUARANTEED = build.pod(containers=[with_resources(build.container(gpu_mem=1000), limits=cpu_memory("1", "1Gi"))])
 
 
 def item(kind: str, **bounds: Json) -> Json:

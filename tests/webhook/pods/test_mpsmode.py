@@ -161,7 +161,7 @@ def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_
 
 
 def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -> None:
-    after = saying("required", gpu_mem=64, gpu_count=2)
+    after = saying("required", gpu_mem=2000, gpu_count=2)
     first = decided(after, PER_CARD, PLAIN)
     assert first.allowed
     stored = patched(after, first)
@@ -186,6 +186,20 @@ def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
     assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until one comes",)
     assert admitted(saying("required"), PER_CARD, PLAIN)[1] == ()
     assert admitted(saying("preferred"), Known(), PLAIN)[1] == ()
+
+
+@pytest.mark.parametrize(("mem", "warned"), [(512, True), (514, True), (515, False)])
+def test_a_share_that_cudas_own_context_may_fill_is_told_of(mem: int, warned: bool) -> None:
+    """On an H200 no program starts with a limit of 512 MiB: tests/gpu."""
+    _, warnings = admitted(saying("preferred", gpu_mem=mem), PER_CARD, PLAIN)
+    assert [f"container main has {mem} MiB" in text for text in warnings] == [True] * warned
+    assert admitted(saying("off", gpu_mem=mem), PER_CARD, PLAIN)[1] == ()
+    assert admitted(saying("preferred", gpu_mem=mem), Known(), PLAIN)[1] == ()
+
+
+def test_of_several_cards_each_has_a_context() -> None:
+    several = saying("preferred", gpu_mem=1000, gpu_count=2)
+    assert ["has 500 MiB of a card" in text for text in admitted(several, PER_NODE, PLAIN)[1]] == [True]
 
 
 def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
@@ -231,7 +245,7 @@ def test_what_a_user_writes_never_lifts_a_limit(value: str) -> None:
 
 
 def test_the_copy_of_a_pod_with_mps_is_quiet_and_one_without_loses_the_limits() -> None:
-    after, _ = admitted(saying("preferred", gpu_mem=64, gpu_core=20), settings=PLAIN)
+    after, _ = admitted(saying("preferred", gpu_mem=1000, gpu_core=20), settings=PLAIN)
     assert admitted(after, settings=PLAIN)[1] == ()
     after["metadata"]["annotations"][names.MPS] = "off"
     off, warnings = admitted(after, settings=PLAIN)
