@@ -136,8 +136,8 @@ test-mps-real: env ## MPS contract tests against NVIDIA's own control program (D
 	CARDWISE_MPS_REAL=1 $(BIN)/pytest -v tests/mps/contract $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: env ## MPS and frameworks on a real card, as root: limits, faults, healing (tests/gpu/conftest.py)
-	$(BIN)/pytest -v -p no:randomly tests/gpu $(ARGS)
+test-gpu: env ## MPS and frameworks on a real card, as root: limits, faults, healing (tests/realcard/conftest.py)
+	$(BIN)/pytest -v -p no:randomly tests/realcard $(ARGS)
 
 .PHONY: soak
 soak: env ## the big counts, and property tests with new examples: hours; results go to docs/measured.md

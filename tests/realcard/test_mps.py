@@ -13,7 +13,7 @@ from cardwise.gpus.protocol import ComputeMode
 from mps.host import cgroups
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LOCAL
-from tests.gpu.machine import closes_the_card, eventually
+from tests.realcard.machine import closes_the_card, eventually
 
 OUT_OF_MEMORY = 2
 TERMINATED = 810  # CUDA_ERROR_MPS_CLIENT_TERMINATED

@@ -24,7 +24,7 @@ import pytest
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import GpusUnavailable
 from mps.host.processes import CONTROL
-from tests.gpu.machine import Machine
+from tests.realcard.machine import Machine
 
 _MEASURED: list[tuple[str, str]] = []
 

@@ -10,8 +10,8 @@ from cardwise.kube import paths
 from mps.audit.audit import AuditSettings
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LocalHost
-from tests.gpu.machine import eventually
-from tests.gpu.test_mps import NOBODY, OUT_OF_MEMORY, TERMINATED
+from tests.realcard.machine import eventually
+from tests.realcard.test_mps import NOBODY, OUT_OF_MEMORY, TERMINATED
 
 pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
 
