@@ -130,7 +130,8 @@ audit_options = grouped(
         callback=_tolerance,
         default=f"{_AUDIT.tolerance}Mi",
         envvar="CARDWISE_MPS_AUDIT_TOLERANCE",
-        help="How much more than its share a container may use: what the driver takes for a process' own context.",
+        help="How much more than its share a container may use for each of its processes on a card: their own "
+        "contexts.",
     ),
     option(
         "--audit-evict/--no-audit-evict",

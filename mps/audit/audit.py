@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from cardwise.clock import BOOT, Clock
+from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, Gpus
 from cardwise.kube.client import KubeClient
@@ -35,13 +36,13 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSettings:
-    """`tolerance` is for each share. `evict_after`: seconds after which a pod has to go, None: never; then so many of
+    """`tolerance` is for each process. `evict_after`: seconds after which a pod has to go, None: never; then so many of
     the node an hour.
     """
 
     interval: float = 10.0
     looks: int = 3
-    tolerance: MiB = MiB(1024)
+    tolerance: MiB = MiB(mps.CONTEXT)
     evict_after: float | None = None
     evict_per_hour: int = 6
 

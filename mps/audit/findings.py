@@ -72,7 +72,9 @@ class Violation:
 
 
 def compare(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance: MiB) -> list[Violation]:
-    """Each matter once, in a stable order. `pods` are those of the node, by UID; `tolerance` is for each share."""
+    """Each matter once, in a stable order. `pods` are those of the node, by UID; `tolerance` is for each process, whose
+    own context is no part of the share.
+    """
     found = []
     by_place: dict[tuple[str, str], list[ProcessUse]] = {}
     for use in uses:
@@ -111,7 +113,7 @@ def _judge(uses: Sequence[ProcessUse], key: str, shares: Sequence[MiB], toleranc
         return [_finding(Reason.PAST_MPS, past, key)]
     granted = MiB(sum(shares))
     finding = _finding(Reason.MEMORY_OVERRUN, uses, key, granted)
-    return [finding] if finding.used > granted + tolerance * len(shares) else []
+    return [finding] if finding.used > granted + tolerance * len(uses) else []
 
 
 def _finding(reason: Reason, uses: Sequence[ProcessUse], key: str = "", granted: MiB = MiB(0)) -> Violation:

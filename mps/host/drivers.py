@@ -54,7 +54,7 @@ class Capabilities:
         return {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-# What a generation lacks; a version takes the last row that is not above it. Tried: 535, 550, 580, 595.
+# What a generation lacks; a version takes the last row that is not above it. Tried: 535, 550, 555, and 580 on a card.
 _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
     (0, {"multi_user": False, "server_status": False, "visible_uuids": False}),
     (535, {"multi_user": False, "server_status": False}),

@@ -1,4 +1,4 @@
-"""The MPS mode of a pod: what it says, what it gets where it says nothing, and what can never come true.
+"""The MPS mode of a pod: what it says, what it gets where it says nothing, and what no node can keep to.
 
 The word stands on the pod once the webhook has been there: extender, device plugin and MPS manager read it from the
 pod alone, and nobody changes it later (a policy), since a card is switched by it.
@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 
 Scopes = Callable[[], frozenset[str]]
-"""How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
+"""The scopes of the MPS managers of the cluster; empty if there is none."""
 
 FIELD: Final = f"metadata.annotations[{names.MPS}]"
 PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
@@ -46,7 +46,7 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
 def least(asked: PodRequest, setting: Mode, namespace: str) -> Mode:
     """The least that such a pod may say: setting and namespace can only add to each other. Raises InvalidRequest.
 
-    Who has whole cards only shares them with nobody, and is free.
+    A pod with whole cards only may say anything: nobody shares them.
     """
     if all(container.whole for container in asked.containers):
         return Mode.OFF
@@ -87,7 +87,7 @@ def noted(
 
 
 def _fitting(asked: PodRequest, default: Mode, scopes: Scopes) -> Mode:
-    """A process goes through one daemon: who has several cards and did not ask for MPS would wait for ever."""
+    """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
     if default is Mode.PREFERRED and _several(asked) and Scope.NODE not in scopes():
         return Mode.OFF
     return default
@@ -101,10 +101,10 @@ def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     known = scopes()
     if not known:
         waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
-        return (waits,) if mode is Mode.REQUIRED else ()
+        return (waits, *_too_small(asked)) if mode is Mode.REQUIRED else ()
     several = _several(asked)
     if not several or Scope.NODE in known:
-        return _without_room(asked)
+        return _too_small(asked)
     problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
@@ -113,14 +113,13 @@ def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: {remedy}",)
 
 
-def _without_room(asked: PodRequest) -> tuple[str, ...]:
-    """A warning for each container whose limit CUDA's own context may fill."""
+def _too_small(asked: PodRequest) -> tuple[str, ...]:
+    """A warning for each container with a limit in which CUDA may not start."""
     return tuple(
-        f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a card, and MPS "
-        f"counts CUDA's own context too, up to {mps.CONTEXT} MiB: its programs may not start; ask for more, or write "
-        f"{Mode.OFF}"
+        f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a card, and with "
+        f"MPS its programs may not start: CUDA needs {mps.LEAST_LIMIT} MiB for itself on some cards; ask for more"
         for container in asked.containers
-        if not container.whole and container.mem_per_card <= mps.CONTEXT
+        if not container.whole and container.mem_per_card < mps.LEAST_LIMIT
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from cardwise.cli.cluster.usage import CardUsage, Holder, NodeUsage, granted_of
 from cardwise.cli.render import tables
+from cardwise.core.api import mps
 from cardwise.core.values import wording
 
 _BAR = 10  # characters
@@ -93,7 +94,7 @@ def _holders(card: CardUsage) -> str:
 
 
 def _holder(one: Holder) -> str:
-    over = "!" * (one.used is not None and one.used > one.granted)
+    over = "!" * (one.used is not None and one.used > one.granted + mps.CONTEXT)
     return f"{one.namespace}/{one.name} {_known(one.used)}/{one.granted}{over}" + " (ended)" * one.ended
 
 

@@ -39,7 +39,9 @@ MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"  # as the device
 
 LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
 LEAST_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
-CONTEXT: Final = 514  # MiB; what the limit of a client loses to its own CUDA context on an H200 (driver 580)
+# MiB, as seen on an H200 and an H100 with driver 580 (docs/measured.md):
+LEAST_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
+CONTEXT: Final = 640  # the most that a process without MPS has beyond its share: its context, a framework's libraries
 _GIB: Final = 1024
 _VERSION = 1
 _READABLE = 12  # characters of the UUID in a folder's name

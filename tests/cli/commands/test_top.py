@@ -24,7 +24,7 @@ from tests.fakes.clock import FakeClock
 METRICS = """\
 # HELP cardwise_mps_used_bytes Memory
 # TYPE cardwise_mps_used_bytes gauge
-cardwise_mps_used_bytes{card="GPU-n1-0",container="main",namespace="team-a",pod="train"} 2.097152e+09
+cardwise_mps_used_bytes{card="GPU-n1-0",container="main",namespace="team-a",pod="train"} 2.8311552e+09
 cardwise_mps_used_bytes{card="GPU-n1-0",container="",namespace="team-a",pod="train"} 1.048576e+06
 cardwise_mps_used_bytes{card="GPU-n1-0",container="main",namespace="team-b",pod="serve"} 5.24288e+08
 cardwise_mps_up{card="GPU-n1-0"} 1
@@ -39,7 +39,7 @@ n2    0    Tesla K80  [##########]  100%  -         11441        11441      100%
 n2    1    Tesla K80  [..........]  0%    -         0            11441      0%    0     cordoned            -
 n2    2    Tesla K80  [..........]  0%    -         0            11441      0%    0     unhealthy,MPS-Down  -
 n2    3    Tesla K80  [#.........]  0%    -         100          11441      -     -     ok                  team-a/new -/100
-n1    0    Tesla K80  [##........]  21%   2501      2500         11441      30%   2     ok                  team-a/train 2001/1500!, team-b/serve 500/1000
+n1    0    Tesla K80  [##........]  21%   3201      2500         11441      30%   2     ok                  team-a/train 2701/1500!, team-b/serve 500/1000
 n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  team-b/gone -/500 (ended)
 """  # noqa: E501
 
@@ -114,7 +114,7 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
     n2, n1 = said["nodes"]
     assert (n2["name"], n1["name"]) == ("n2", "n1")
     assert n1["cards"][0]["holders"][0] == {
-        "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2001, "ended": False,
+        "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "ended": False,
     }  # fmt: skip
     assert (n2["cards"][0]["usedMiB"], n2["cards"][0]["holders"][0]["usedMiB"]) == (None, None)
     assert (n2["cards"][2]["healthy"], n2["cards"][2]["reason"], n2["cards"][2]["mps"]) == (False, "Xid 79", "Down")
@@ -247,7 +247,7 @@ def test_what_is_wrong_is_red_and_no_word_differs_from_what_is_printed_once():
     drawn = livescreen.coloured(SCREEN)
     assert drawn.plain == SCREEN
     red = {SCREEN[span.start : span.end] for span in drawn.spans if span.style == "red"}
-    assert red == {"unhealthy", "MPS-Down", "2001/1500!"}
+    assert red == {"unhealthy", "MPS-Down", "2701/1500!"}
 
 
 def test_only_a_live_screen_loads_rich():
@@ -265,7 +265,7 @@ def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
 
 def test_containers_of_a_pod_are_added_up():
     assert usage.measured(METRICS) == {
-        ("team-a", "train", "GPU-n1-0"): 2001,
+        ("team-a", "train", "GPU-n1-0"): 2701,
         ("team-b", "serve", "GPU-n1-0"): 500,
     }
 
@@ -278,7 +278,7 @@ n2    0    whole               11441/11441    team-a/all -/11441
 n2    1    cordoned            0/11441        -
 n2    2    unhealthy,MPS-Down  0/11441        -
 n2    3    ok                  100/11441      team-a/new -/100
-n1    0    ok                  2500/11441     team-a/train 2001/1500!, team-b/s…
+n1    0    ok                  2500/11441     team-a/train 2701/1500!, team-b/s…
 n1    1    ok                  500/11441      team-b/gone -/500 (ended)
 """
 

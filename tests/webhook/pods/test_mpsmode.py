@@ -188,13 +188,14 @@ def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
     assert admitted(saying("preferred"), Known(), PLAIN)[1] == ()
 
 
-@pytest.mark.parametrize(("mem", "warned"), [(512, True), (514, True), (515, False)])
-def test_a_share_that_cudas_own_context_may_fill_is_told_of(mem: int, warned: bool) -> None:
-    """On an H200 no program starts with a limit of 512 MiB: tests/gpu."""
+@pytest.mark.parametrize(("mem", "warned"), [(512, True), (543, True), (544, False)])
+def test_a_share_in_which_cuda_may_not_start_is_told_of(mem: int, warned: bool) -> None:
+    """On an H200 no program starts with a limit of 512 MiB: tests/realcard."""
     _, warnings = admitted(saying("preferred", gpu_mem=mem), PER_CARD, PLAIN)
     assert [f"container main has {mem} MiB" in text for text in warnings] == [True] * warned
     assert admitted(saying("off", gpu_mem=mem), PER_CARD, PLAIN)[1] == ()
     assert admitted(saying("preferred", gpu_mem=mem), Known(), PLAIN)[1] == ()
+    assert len(admitted(saying("required", gpu_mem=mem), Known(), PLAIN)[1]) == 1 + warned
 
 
 def test_of_several_cards_each_has_a_context() -> None:
