@@ -48,8 +48,8 @@ class AuditSettings:
 
 
 class Audit:
-    """`start`, then `stop`. It says nothing before the pods of the node are known. `past`: card and PID of those who
-    are on a closed card and are no clients of its server.
+    """`start`, then `stop`. It says nothing before the pods of the node are known. `past`: card and PID of the
+    processes on a closed card that are no clients of its server.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Reason(StrEnum):
     UNKNOWN_PROCESS = "UnknownProcess"  # of no pod, or of one that is gone
 
 
-# Whose pod holds a share of ours: others are for their owners to end.
+# Of pods that hold a share of Cardwise; only these are evicted.
 OF_A_HOLDER = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD, Reason.PAST_MPS})
 
 

@@ -61,7 +61,7 @@ def belongs(monkeypatch, pods: dict[int, str]) -> None:
     monkeypatch.setattr(LocalHost, "memberships", memberships)
 
 
-def test_the_audit_names_who_uses_more_than_his_share_and_nobody_else(machine, measured, monkeypatch):
+def test_the_audit_names_the_pod_over_its_share_and_no_other(machine, measured, monkeypatch):
     """Without MPS a process' context comes on top of its share, and is no offence."""
     for name in ("full", "greedy"):
         machine.bind(name, 2048)
@@ -72,6 +72,6 @@ def test_the_audit_names_who_uses_more_than_his_share_and_nobody_else(machine, m
     belongs(monkeypatch, {full.pid: "uid-full", greedy.pid: "uid-greedy"})
     listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
     measured("NVML on a process that holds its share of 2048 MiB without MPS", f"{listed[full.pid]} MiB")
-    # One look tells of all, in the order of their UIDs: who is told of has been passed by, if he is the first.
+    # One look tells of all pods, in the order of their UIDs: `full` would have come first.
     told = eventually(lambda: machine.api.all(paths.events("default")), "nobody is told of")
     assert [(event["reason"], event["involvedObject"]["name"]) for event in told] == [("MemoryOverrun", "greedy")]

@@ -40,7 +40,7 @@ def test_a_tenant_cannot_allocate_over_its_limit(machine, measured, mib):
     measured(f"limit {mib} MiB", f"{said['allocated']} MiB allocated, {said['free']} free of {said['total']} told")
 
 
-def test_who_drops_his_limit_meets_the_largest_share_of_the_card(machine, measured):
+def test_a_process_that_drops_its_limit_meets_the_cards_ceiling(machine, measured):
     machine.share("largest", 4000)
     said = machine.tenant("fill").heard(120.0)
     assert said["error"] == OUT_OF_MEMORY
@@ -49,7 +49,7 @@ def test_who_drops_his_limit_meets_the_largest_share_of_the_card(machine, measur
 
 
 @closes_the_card
-def test_who_goes_round_mps_finds_the_card_closed(machine, measured):
+def test_a_process_without_mps_finds_the_card_closed(machine, measured):
     machine.start()
     assert machine.gpus.compute_mode(machine.card.uuid) is ComputeMode.EXCLUSIVE_PROCESS
     machine.tenant("busy", 1).heard()
@@ -240,7 +240,7 @@ def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
 
 
 @closes_the_card
-def test_who_comes_past_mps_between_two_servers_keeps_the_card_closed(machine, measured):
+def test_a_process_past_mps_between_two_servers_keeps_the_card_closed(machine, measured):
     machine.start()
     pipe = machine.home / mps.PIPE
     for process in [*LOCAL.daemons(pipe), *LOCAL.servers(pipe)]:
