@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.cli.doctor import probing
-from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.facts import Facts, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
@@ -61,7 +61,7 @@ def look(
         text = "whether pods that ask for no card get one was not tried: no image to look with is known"
         yield Finding(CHECK, Severity.NOTE, text, "name one with a shell, which the nodes can pull, by --probe-image")
         return
-    for name, handler in _runtimes(seen):
+    for name, handler in [("", ""), *nvidia_runtimes(seen)]:  # the default, and NVIDIA's
         by = f"RuntimeClass {name}" if name else "the default runtime"
         served = [node["metadata"]["name"] for node in nodes if not name or _serves(node, handler)]
         if not served:
@@ -90,12 +90,6 @@ def _image(seen: Facts) -> str:
         if one["metadata"]["name"] == _DEVICE_PLUGIN:
             return str(one["spec"]["template"]["spec"]["containers"][0]["image"])
     return ""
-
-
-def _runtimes(seen: Facts) -> list[tuple[str, str]]:
-    """The default, and the RuntimeClasses that are NVIDIA's, by name and handler."""
-    classes = [(one["metadata"]["name"], str(one.get("handler", ""))) for one in seen.runtimeclasses]
-    return [("", ""), *(one for one in classes if "nvidia" in " ".join(one))]
 
 
 def _serves(node: Json, handler: str) -> bool:

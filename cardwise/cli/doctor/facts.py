@@ -84,6 +84,12 @@ def name_of(obj: Json) -> str:
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
+def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
+    """The RuntimeClasses that are NVIDIA's, by name and handler."""
+    classes = [(one["metadata"]["name"], str(one.get("handler", ""))) for one in facts.runtimeclasses]
+    return [one for one in classes if "nvidia" in " ".join(one)]
+
+
 def written(obj: Json) -> datetime | None:
     """When the API server took the last write of it, by its own clock; None where it does not tell."""
     entries = obj["metadata"].get("managedFields") or ()

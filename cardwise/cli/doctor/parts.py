@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from cardwise.cli.doctor import finding
-from cardwise.cli.doctor.facts import Facts, time, written
+from cardwise.cli.doctor.facts import Facts, nvidia_runtimes, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.api.mps import MANAGER_GONE
@@ -121,9 +121,13 @@ def cards(facts: Facts) -> Iterator[Finding]:
         remedy = "see that the device plugin runs on the nodes with cards (nodes.selector), and its log there"
         text = "no card is known"
         plugins = [one for one in facts.daemonsets if one["metadata"]["name"] == _PLUGIN]
+        theirs = [name for name, _ in nvidia_runtimes(facts)]
         if plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
             text = "no card is known: no node has the labels that nodes.selector asks for"
             remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
+        elif plugins and theirs and not any(_runtime_class(one) for one in plugins):
+            text = f"no card is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
+            remedy = f"set nodes.runtimeClass={theirs[0]}: it finds no driver where NVIDIA's runtime is not the default"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
@@ -174,6 +178,10 @@ def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[J
     for card in some:
         found.setdefault(reason(card), []).append(card)
     return found
+
+
+def _runtime_class(daemonset: Json) -> str:
+    return str(((daemonset.get("spec") or {}).get("template") or {}).get("spec", {}).get("runtimeClassName") or "")
 
 
 def _many(some: Sequence[Json]) -> str:

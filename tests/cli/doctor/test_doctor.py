@@ -228,6 +228,13 @@ def plant_no_labels(seen: Facts) -> None:
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}, "status": {}}]
 
 
+def plant_no_runtime_class(seen: Facts) -> None:
+    plant_no_cards(seen)
+    plugin = {"spec": {"template": {"spec": {}}}, "status": {"desiredNumberScheduled": 2}}
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+    seen.runtimeclasses = [{"metadata": {"name": "nvidia"}, "handler": "nvidia"}]
+
+
 def plant_nothing_installed(seen: Facts) -> None:
     seen.absent, seen.nodes, seen.cards, seen.classes = {"cards", "classes"}, [], [], []
     seen.mutating, seen.validating, seen.policies, seen.leases = [], [], [], []
@@ -328,6 +335,7 @@ def plant_no_rights(seen: Facts) -> None:
             "no node has the labels that nodes.selector asks for",
             "kubectl label node",
         ),
+        (plant_no_runtime_class, Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia"),
         (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
         (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "helm install cardwise"),
         (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
