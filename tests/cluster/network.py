@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from tests.cluster import ports
 from tests.cluster.processes import run
 
 
@@ -13,17 +14,16 @@ class Network:
     """Bridge and /16 of a state folder: node i has .0.i, its pods .i.10 and up."""
 
     def __init__(self, state: Path) -> None:
+        self._state = state
         self._note = state / "network.json"
-        if self._note.exists():
-            self._prefix = json.loads(self._note.read_text())["prefix"]
-        else:
-            self._prefix = f"10.{self._free_second_byte(state)}"
+        self._prefix = json.loads(self._note.read_text())["prefix"] if self._note.exists() else ""  # until `create`
         self.bridge = f"cw{zlib.crc32(str(state).encode()):08x}"
 
     def node_address(self, number: int) -> str:
         return f"{self._prefix}.0.{number}"
 
     def create(self, nodes: int) -> None:
+        self._prefix = self._prefix or f"10.{self._free_second_byte(self._state)}"
         self._note.write_text(json.dumps({"prefix": self._prefix}))
         run(["ip", "link", "add", self.bridge, "type", "bridge"])
         for number in range(1, nodes + 1):
@@ -59,7 +59,10 @@ class Network:
 
     @staticmethod
     def _free_second_byte(state: Path) -> int:
-        """One that no interface of this machine uses, the same for the same folder where possible."""
+        """One that no interface of this machine uses and no other process of the tests has drawn, the same for the same
+        folder where possible.
+        """
         taken = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
         first = 64 + zlib.crc32(str(state).encode()) % 128
-        return next(n for n in [*range(first, 224), *range(64, first)] if f" 10.{n}." not in taken)
+        bytes_ = [*range(first, 224), *range(64, first)]
+        return next(n for n in bytes_ if f" 10.{n}." not in taken and ports.take("networks", n))

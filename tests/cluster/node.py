@@ -25,6 +25,9 @@ from tests.cluster.network import Network
 from tests.cluster.processes import Process, run, wait_for
 
 _CGROUPS = Path("/sys/fs/cgroup")
+# Of all pods of a node together: as much as eight threads. With the usual 1024 our parts in pods had as little CPU as
+# one thread of the programs beside them, and did not answer for minutes on a busy machine.
+_SHARES = "8192"
 _KUBELET_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 # Folders of the machine that a node gets empty ones for: kubelet, containerd, runc and CNI write to fixed paths there.
 HIDDEN = ("/run", "/var/lib", "/var/log")
@@ -150,6 +153,9 @@ class Node:
         if has_v1():
             for hierarchy in _hierarchies():
                 (hierarchy / self.cgroup).mkdir(exist_ok=True)
+                shares = hierarchy / self.cgroup / "cpu.shares"
+                if shares.exists():  # in one of them
+                    shares.write_text(_SHARES)
         self._hold_namespace(hosts_parts=hosts_parts)
         self._start_runtime(node_bin, environment)
         usual = self.state / "images" / "usual.tar"
@@ -350,9 +356,9 @@ def cleanup(state: Path) -> None:
     for pid in _shims(state):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not _shims(state), 5)
+    wait_for(lambda: not _shims(state))
     for cgroup in cgroups:
-        wait_for(lambda cgroup=cgroup: _remove(cgroup), 5)
+        wait_for(lambda cgroup=cgroup: _remove(cgroup))
         with contextlib.suppress(OSError):
             cgroup.parent.rmdir()  # k8s.io, when nobody else has containers there
 

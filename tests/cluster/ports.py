@@ -9,7 +9,7 @@ from pathlib import Path
 
 _LOW, _HIGH = 15_000, 30_000
 _given: set[int] = set()  # by this process
-_locks: list[int] = []  # the open file whose byte PORT is locked by the process that has the port
+_locks: dict[str, int] = {}  # by kind the open file, whose byte N is locked by the process that has number N
 
 
 def free(count: int) -> list[int]:
@@ -20,7 +20,7 @@ def free(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         port = random.randint(_LOW, _HIGH)
-        if port in _given or not _lock(port):
+        if port in _given or not take("ports", port):
             continue
         _given.add(port)
         with socket.socket() as probe:
@@ -32,12 +32,13 @@ def free(count: int) -> list[int]:
     return found
 
 
-def _lock(port: int) -> bool:
-    if not _locks:
-        path = Path(tempfile.gettempdir()) / "cardwise-tests-ports"
-        _locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+def take(kind: str, number: int) -> bool:
+    """Whether no other process of the tests has this number of its kind: then it is ours as long as we run."""
+    if kind not in _locks:
+        path = Path(tempfile.gettempdir()) / f"cardwise-tests-{kind}"
+        _locks[kind] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.lockf(_locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        fcntl.lockf(_locks[kind], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
     except OSError:
         return False
     return True

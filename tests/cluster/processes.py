@@ -82,7 +82,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | extra | {MARK: str(self._state)},
+                env=_inherited() | extra | {MARK: str(self._state)},
                 start_new_session=True,  # Ctrl-C in a terminal reaches us, and we end them in order
             )
         self._children[child.pid] = child
@@ -113,7 +113,7 @@ class Process:
         if wait and not self._gone(PATIENCE):
             raise NotReady(f"{self.name} lives on after SIGKILL")
 
-    def stop(self, timeout: float = 10) -> None:
+    def stop(self, timeout: float = 60) -> None:
         """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""
         self._signal_group(signal.SIGCONT)
         if self.alive():
@@ -231,7 +231,12 @@ def marked(state: Path) -> list[int]:
     return [pid for pid in pids if _is_of(pid, state) and start_time(pid) is not None]
 
 
-def kill_marked(state: Path, timeout: float = 10) -> None:
+def _inherited() -> dict[str, str]:
+    """Our environment, without what is fixed for pytest alone."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+
+
+def kill_marked(state: Path, timeout: float = PATIENCE) -> None:
     """SIGKILL what still runs of this cluster, until nothing does: a dying process may have started another."""
     deadline = time.monotonic() + timeout
     while (pids := marked(state)) and time.monotonic() < deadline:

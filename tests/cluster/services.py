@@ -62,4 +62,4 @@ class Services:
             for words in ("-D INPUT -j {0}", "-D OUTPUT -j {0}", "-F {0}", "-X {0}"):
                 run([program, "-w", *words.format(_FIREWALL).split()], check=False)
         self._process.kill()
-        wait_for(lambda: not self._process.alive(), 5)
+        wait_for(lambda: not self._process.alive())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ RUN_SECONDS = "simulated.test/run-seconds"  # not in our domain: the webhook str
 CPUS = 64  # of a node
 _WORKERS = 4
 _GONE = (errors.NotFound, errors.Conflict)
+_T = TypeVar("_T")
 
 
 def create(client: KubeClient, nodes: Mapping[str, Sequence[TestCard]]) -> None:
@@ -175,9 +177,9 @@ class Keeper:
     def _simulates(self, node: str) -> bool:
         if node not in self._is_simulated:
             try:
-                found = self._client.get(paths.nodes(node))
-            except errors.KubeError:
-                return False  # it has gone meanwhile
+                found = self._patient(lambda: self._client.get(paths.nodes(node)))
+            except _GONE:
+                return False
             self._is_simulated[node] = LABEL in found["metadata"].get("labels", {})
         return self._is_simulated[node]
 
@@ -188,13 +190,22 @@ class Keeper:
     def _try(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
         meta = pod.metadata
         try:
-            action(pod)
+            self._patient(lambda: action(pod))
         except _GONE:
             return
         except errors.KubeError as error:
             print(f"{meta.namespace}/{meta.name}: {error}", flush=True)
             with self._lock:
                 self._seen.pop(meta.uid, None)
+
+    def _patient(self, ask: Callable[[], _T]) -> _T:
+        """Again where the API server did not answer: a pod may have no other event that would bring it back."""
+        while True:
+            try:
+                return ask()
+            except (errors.Unreachable, errors.ServerError, errors.TooManyRequests) as error:
+                print(f"again in a moment: {error}", flush=True)
+                time.sleep(0.5)
 
     def _delete(self, pod: _Pod) -> None:
         """As a kubelet: first the word that the containers have ended, then the end of the object.

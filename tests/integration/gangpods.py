@@ -240,6 +240,7 @@ def many_gangs(
             time.sleep(draw.uniform(0, 2 * arrive / len(pods)))
         space.wait(lambda: len(bindings.stories) == gangs, "every gang has run", limit)
     took = time.monotonic() - began
+    assert outages, "no extender died: this shows nothing"
     assert not bindings.failed
     assert not holds.failed
     assert bindings.violations == []

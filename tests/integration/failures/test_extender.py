@@ -77,10 +77,12 @@ def test_forty_pods_that_race_for_little_memory_never_fill_a_card_over(cluster: 
 
 def test_killed_in_the_middle_it_comes_back_with_the_ledger_of_the_annotations(cluster: Cluster, space: Space):
     extender = cluster.process("extender")
-    create_at_once(space, [workload(f"p{i}", gpu_mem=2000) for i in range(40)])
-    for some in (5, 20):
+    pods = [workload(f"p{i}", gpu_mem=2000) for i in range(40)]
+    create_at_once(space, pods[:20])
+    for some, later in ((5, pods[20:30]), (25, pods[30:])):
         space.wait(lambda some=some: len(bound(space)) >= some, f"{some} pods have a node")
         kill9(extender)
+        create_at_once(space, later)  # so that some have no node, however fast the others were
         extender.restart()
         cluster.parts.wait_ready("extender")
     space.wait(lambda: len(bound(space)) == 40, "all pods have a node")

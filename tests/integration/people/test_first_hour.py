@@ -21,10 +21,17 @@ DEVICES = Path(__file__).parents[3] / "examples" / "devices"
 
 
 def told(space: Space, obj: Json) -> str:
-    """The warnings of `kubectl create`, which must go through."""
+    """The warnings of `kubectl create`, which must go through. None of those of a webhook that has not answered in the
+    second that it has.
+    """
     done = Api(space.cluster).run("create", "--dry-run=server", "-n", space.name, "-f", "-", stdin=obj)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+def tells(space: Space, obj: Json, *texts: str) -> None:
+    """Some `kubectl create` of it is warned with all of these."""
+    space.wait(lambda: all(text in told(space, obj) for text in texts), f"a warning says {texts}")
 
 
 def naming(resource: str) -> Json:
@@ -57,21 +64,21 @@ def wide(space: Space) -> Json:
 
 def test_names_that_nobody_offers_are_told_with_what_was_meant(known: Space) -> None:
     for written in ("aliyun.com/gpu-memory", "aliyun.com/gpumem", "nvidia.com/gpumem"):
-        assert f"[{written}]: no node offers it; did you mean {names.GPU_MEM}?" in told(known, naming(written))
-    assert f"did you mean {names.GPU_COUNT}?" in told(known, naming(names.NVIDIA_GPU))
+        tells(known, naming(written), f"[{written}]: no node offers it; did you mean {names.GPU_MEM}?")
+    tells(known, naming(names.NVIDIA_GPU), f"did you mean {names.GPU_COUNT}?")
     assert told(known, naming("example.org/fpga")) == ""
 
 
 def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> None:
-    assert "8 is 8 MiB" in told(known, mine(build.pod("p", gpu_mem=8)))
+    tells(known, mine(build.pod("p", gpu_mem=8)), "8 is 8 MiB")
     ours = {"gpu_mem": 4000}
     assert told(known, mine(build.pod("p", **ours))) == ""
-    hub = told(known, mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler"))
-    assert "jupyterhub-user-scheduler does not ask Cardwise" in hub
+    hub = mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler")
+    tells(known, hub, "jupyterhub-user-scheduler does not ask Cardwise")
     gate = {"name": "kueue.x-k8s.io/admission"}
-    assert "taken away, by Kueue" in told(known, mine(build.pod("p", **ours), schedulingGates=[gate]))
-    nowhere = told(known, mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"}))
-    assert "no node with cards has accelerator=none-such now" in nowhere
+    tells(known, mine(build.pod("p", **ours), schedulingGates=[gate]), "taken away, by Kueue")
+    nowhere = mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"})
+    tells(known, nowhere, "no node with cards has accelerator=none-such now")
 
 
 def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space) -> None:
@@ -85,7 +92,7 @@ def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space
     condition = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none-such"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [condition]}]}
     nowhere = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
-    assert "no node with cards meets it now" in told(known, mine(build.pod("p", gpu_mem=4000), **nowhere))
+    tells(known, mine(build.pod("p", gpu_mem=4000), **nowhere), "no node with cards meets it now")
 
 
 def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space) -> None:
@@ -100,10 +107,13 @@ def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fit
         if kind == "CronJob":
             spec, at = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": spec}}, "spec.jobTemplate.spec.template"
         version = "batch/v1" if kind in ("Job", "CronJob") else "apps/v1"
-        said = told(known, {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec})
-        assert f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said
-        assert f"ask for at most {build.P100}" in said
-        assert "its pods will be refused" in said
+        tells(
+            known,
+            {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec},
+            f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than",
+            f"ask for at most {build.P100}",
+            "its pods will be refused",
+        )
 
 
 TEMPLATE = {"spec": build.pod(gpu_mem=90000)["spec"]}
