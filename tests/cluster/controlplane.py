@@ -157,7 +157,7 @@ class ControlPlane:
         try:
             yield process
         finally:
-            process.stop()
+            process.kill()  # it would wait a minute for those who watch
 
     def _start_apiserver(self, name: str, port: int, extra: Sequence[str] = ()) -> Process:
         apiserver = self.process(name)
