@@ -11,10 +11,16 @@ from cardwise.core.api import names
 from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.kube.pods import nodeconstraints
+from cardwise.kube.pods.nodeconstraints import Ground
 
 _INSTALL: Final = (
     "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace --set "
     "image.repository=REGISTRY/cardwise,scheduler.mode=MODE (docs/admin.md: Install)"
+)
+_UPGRADE: Final = (
+    "let the chart write it again, with webhook.enabled: helm upgrade cardwise helm/cardwise -n cardwise-system "
+    "--reset-then-reuse-values"
 )
 _PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
@@ -60,7 +66,8 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         ours = next((one for one in found if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION), None)
         what = f"{kind}WebhookConfiguration {names.WEBHOOK_CONFIGURATION}"
         if ours is None:
-            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _INSTALL)
+            there = any(one["metadata"]["name"] == _PLUGIN for one in facts.daemonsets)
+            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _UPGRADE if there else _INSTALL)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = "start the webhook, or look in its log why it may not patch the configuration"
             yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
@@ -88,6 +95,13 @@ def leader(facts: Facts) -> Iterator[Finding]:
     holder = spec.get("holderIdentity")
     if not holder:
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
+        if lease is not None:  # one has led
+            remedy = (
+                "start it, with extender.enabled: "
+                "kubectl -n cardwise-system scale deployment cardwise-extender --replicas 2"
+            )
+            yield Finding("extender", Severity.PROBLEM, text, remedy)
+            return
         remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
@@ -146,13 +160,13 @@ def cards(facts: Facts) -> Iterator[Finding]:
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
-        yield from _slots({name: by_name.get(name) for name in with_cards})
+        yield from _slots({name: by_name.get(name) for name in with_cards}, facts.daemonsets)
     text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
         yield Finding("cards", Severity.OK, text)
 
 
-def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
+def _slots(nodes: Mapping[str, Json | None], daemonsets: Sequence[Json]) -> Iterator[Finding]:
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
         remedy = (
@@ -166,10 +180,22 @@ def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
         for name, node in nodes.items()
         if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
     ]
+    templates = [(one.get("spec") or {}).get("template") for one in daemonsets if one["metadata"]["name"] == _PLUGIN]
+    meant = [nodeconstraints.of(template["spec"]) for template in templates if template]
+    left = [name for name in deaf if meant and not any(one.allow(name, _labels(nodes[name])) for one in meant)]
+    deaf = [name for name in deaf if name not in left]
+    if left:
+        text = f"{finding.nodes(left)}: the device plugin does not run there: nodes.selector does not choose it"
+        remedy = f"kubectl label node {left[0]} nvidia.com/gpu.present=true, or write nodes.selector"
+        yield Finding("cards", Severity.PROBLEM, text, remedy)
     if deaf:
         text = f"{finding.nodes(deaf)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
+
+
+def _labels(node: Json | None) -> Ground:
+    return Ground((node or {"metadata": {}})["metadata"].get("labels") or {})
 
 
 def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:

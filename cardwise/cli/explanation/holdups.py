@@ -141,6 +141,10 @@ def beside_cards(pod: Json, said: str, foreign: Sequence[str]) -> str:
         return "it waits for its gang"
     if foreign:
         return "what it waits for is said above"
+    if f"Insufficient {names.SHARE}" in said:
+        return f"their device plugins offer no {names.SHARE} now: your administrator runs cardwise doctor"
+    if f"{names.EXTENDER_PREFIX}/" in said:
+        return "no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor"
     about_us = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
     if said and not any(text in said for text in about_us) and f"Insufficient {names.CLASS_PREFIX}" not in said:
         return "it waits for what kube-scheduler says above"

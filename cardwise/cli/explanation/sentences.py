@@ -133,7 +133,10 @@ def _states(pod: Json) -> list[str]:
     status = pod.get("status") or {}
     lines = []
     for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waits = (one.get("state") or {}).get("waiting") or {}
+        state = one.get("state") or {}
+        if "running" in state and one.get("started") is False:
+            lines.append(f"  container {one.get('name')} runs and is not ready; the pod's events say why")
+        waits = state.get("waiting") or {}
         if waits.get("reason") in (None, *_STARTING):
             continue
         ended = (one.get("lastState") or {}).get("terminated") or {}

@@ -211,6 +211,11 @@ def plant_no_leader(seen: Facts) -> None:
     seen.leases = []
 
 
+def plant_extender_at_zero(seen: Facts) -> None:
+    """As it leaves its Lease, when it ends by itself."""
+    seen.leases = [{"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}]
+
+
 def plant_dead_leader(seen: Facts) -> None:
     seen.leases = [lease(names.LEASE, age=60)]
 
@@ -251,6 +256,18 @@ def plant_sick_card(seen: Facts) -> None:
 
 def plant_unregistered_plugin(seen: Facts) -> None:
     seen.nodes[0]["status"]["allocatable"][names.SHARE] = "0"
+
+
+def plant_label_taken_away(seen: Facts) -> None:
+    plant_unregistered_plugin(seen)
+    plugin = {"spec": {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.present": "true"}}}}}
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+
+
+def plant_deleted_webhook(seen: Facts) -> None:
+    """Of a chart that is installed: Helm does not install it again under its name."""
+    plant_no_webhook(seen)
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}, "status": {}}]
 
 
 def plant_deleted_node(seen: Facts) -> None:
@@ -320,6 +337,9 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
         (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
+        (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),
+        (plant_deleted_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade"),
+        (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
         (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
         (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
         (

@@ -339,6 +339,10 @@ def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "look at cpu and memory" in heard({}, said="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
     text = heard({}, said='0/2 nodes are available: persistentvolumeclaim "data" not found.')
     assert "; it waits for what kube-scheduler says above.\n" in text
+    text = heard({}, said="0/2 nodes are available: 2 Insufficient cardwise.dev/share.")
+    assert "; their device plugins offer no cardwise.dev/share now: your administrator runs cardwise doctor.\n" in text
+    text = heard({}, said='Post "https://10.96.0.50:12345/gpushare-scheduler/filter": connect: connection refused')
+    assert "; no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
     text = sentences.explain(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=around(labelled("n1")))
@@ -463,9 +467,11 @@ def test_a_container_that_does_not_start_says_why():
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}},
     }
-    there["status"] = {"containerStatuses": [pulls, crash]}
+    holds_up = {"name": "agent", "started": False, "state": {"running": {"startedAt": "2026-11-26T05:00:00Z"}}}
+    there["status"] = {"containerStatuses": [pulls, crash], "initContainerStatuses": [holds_up]}
     text = sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
-    assert "The node has granted it.\n  container main does not run: ImagePullBackOff: no such image\n" in text
+    assert "The node has granted it.\n  container agent runs and is not ready; the pod's events say why\n" in text
+    assert "  container main does not run: ImagePullBackOff: no such image\n" in text
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
 
 
