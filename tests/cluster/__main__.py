@@ -68,6 +68,8 @@ def up(
 ) -> None:
     """Start a cluster; an earlier one in the same folder is taken down first."""
     cluster.check_owner(state_dir)
+    if mps and chart:
+        raise click.UsageError("--mps is of clusters without --chart; there: helm upgrade with mps.enabled=true")
     spec = ClusterSpec(
         state_dir=state_dir,
         nodes=nodes,
