@@ -191,14 +191,8 @@ def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
 
 
 def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
-    reasons = list(refusals.values())
-    if reasons and reasons.count(reasons[0]) == len(reasons):
-        # Of thousands of nodes mostly the same.
-        told = dict.fromkeys(refusals, reasons[0].text)
-        failed, hopeless = (told, {}) if reasons[0].resolvable else ({}, told)
-    else:
-        failed = {name: refusal.text for name, refusal in refusals.items() if refusal.resolvable}
-        hopeless = {name: refusal.text for name, refusal in refusals.items() if not refusal.resolvable}
+    failed = {name: refusal.text for name, refusal in refusals.items() if refusal.resolvable}
+    hopeless = {name: refusal.text for name, refusal in refusals.items() if not refusal.resolvable}
     return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
 
 

@@ -13,7 +13,7 @@ from cardwise.gpus.protocol import ComputeMode
 from mps.host import cgroups
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import LOCAL
-from tests.realcard.machine import closes_the_card, eventually
+from tests.realcard.machine import Tenant, closes_the_card, eventually
 
 OUT_OF_MEMORY = 2
 TERMINATED = 810  # CUDA_ERROR_MPS_CLIENT_TERMINATED
@@ -159,11 +159,17 @@ def test_how_small_a_share_may_be(machine, measured):
     measured("CUDA starts through MPS with a limit of", ", ".join(f"{m} MiB: {fate(c)}" for m, c in error.items()))
 
 
+def busy(machine, count: int, mib: int = 0) -> list[Tenant]:
+    """So many tenants that compute, each with this limit."""
+    tenants = [machine.tenant("busy", 1, mib=mib) for _ in range(count)]
+    for one in tenants:
+        assert one.heard() == {"ready": True}
+    return tenants
+
+
 def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machine, measured, monkeypatch):
     machine.share("ending", 2048)
-    ending, staying = machine.tenant("busy", 1, mib=1024), machine.tenant("busy", 1, mib=1024)
-    for one in (ending, staying):
-        assert one.heard() == {"ready": True}
+    ending, staying = busy(machine, 2, mib=1024)
     monkeypatch.setattr(cgroups, "of", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ())
     began = time.monotonic()
     assert machine.manager.detach("uid-ending") == 1
@@ -209,9 +215,7 @@ def computes(machine) -> bool:
 def test_a_busy_tenant_that_is_killed_outright(machine, measured):
     """What a kubelet does after the grace period, if nobody detaches the client first."""
     machine.share("pod", 2048)
-    victim, neighbour = machine.tenant("busy", 1), machine.tenant("busy", 1)
-    for one in (victim, neighbour):
-        assert one.heard() == {"ready": True}
+    victim, neighbour = busy(machine, 2)
     victim.kill()
     time.sleep(5.0)  # for harm to show; nobody says that there is none
     neighbour.finish()
@@ -225,9 +229,7 @@ def test_a_busy_tenant_that_is_killed_outright(machine, measured):
 @pytest.mark.parametrize("clients", [0, 1])
 def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
     machine.share("pod", 2048)
-    running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
-    for one in running:
-        assert one.heard() == {"ready": True}
+    busy(machine, clients, mib=1024)
     (daemon,) = LOCAL.daemons(machine.home / mps.PIPE)
     began = time.monotonic()
     daemon.signal(wound)
@@ -258,9 +260,7 @@ def test_a_process_past_mps_between_two_servers_keeps_the_card_closed(machine, m
 def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients):
     """Also what its clients and its daemon make of it, which no double knows."""
     machine.share("pod", 2048)
-    running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
-    for one in running:
-        assert one.heard() == {"ready": True}
+    running = busy(machine, clients, mib=1024)
     (server,) = LOCAL.servers(machine.home / mps.PIPE)
     began = time.monotonic()
     server.signal(signal.SIGSTOP)

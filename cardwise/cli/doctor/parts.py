@@ -66,8 +66,7 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         ours = next((one for one in found if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION), None)
         what = f"{kind}WebhookConfiguration {names.WEBHOOK_CONFIGURATION}"
         if ours is None:
-            there = any(one["metadata"]["name"] == _PLUGIN for one in facts.daemonsets)
-            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _UPGRADE if there else _INSTALL)
+            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _UPGRADE if _plugins(facts) else _INSTALL)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = "start the webhook, or look in its log why it may not patch the configuration"
             yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
@@ -134,12 +133,12 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if not facts.cards:
         remedy = "see that the device plugin runs on the nodes with cards (nodes.selector), and its log there"
         text = "no card is known"
-        plugins = [one for one in facts.daemonsets if one["metadata"]["name"] == _PLUGIN]
+        plugins = _plugins(facts)
         theirs = [name for name, _ in nvidia_runtimes(facts)]
         if plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
             text = "no card is known: no node has the labels that nodes.selector asks for"
             remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
-        elif plugins and theirs and not any(_runtime_class(one) for one in plugins):
+        elif plugins and theirs and not any(_pod_spec(one).get("runtimeClassName") for one in plugins):
             text = f"no card is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
             remedy = f"set nodes.runtimeClass={theirs[0]}: it finds no driver where NVIDIA's runtime is not the default"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
@@ -160,13 +159,13 @@ def cards(facts: Facts) -> Iterator[Finding]:
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
-        yield from _slots({name: by_name.get(name) for name in with_cards}, facts.daemonsets)
+        yield from _slots({name: by_name.get(name) for name in with_cards}, _plugins(facts))
     text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
         yield Finding("cards", Severity.OK, text)
 
 
-def _slots(nodes: Mapping[str, Json | None], daemonsets: Sequence[Json]) -> Iterator[Finding]:
+def _slots(nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
         remedy = (
@@ -175,27 +174,23 @@ def _slots(nodes: Mapping[str, Json | None], daemonsets: Sequence[Json]) -> Iter
         )
         text = f"{finding.nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
         yield Finding("cards", Severity.NOTE, text, remedy)
-    deaf = [
-        name
+    deaf = {
+        name: node
         for name, node in nodes.items()
         if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
-    ]
-    templates = [(one.get("spec") or {}).get("template") for one in daemonsets if one["metadata"]["name"] == _PLUGIN]
-    meant = [nodeconstraints.of(template["spec"]) for template in templates if template]
-    left = [name for name in deaf if meant and not any(one.allow(name, _labels(nodes[name])) for one in meant)]
-    deaf = [name for name in deaf if name not in left]
+    }
+    meant = [nodeconstraints.of(_pod_spec(one)) for one in plugins]
+    grounds = {name: Ground(node["metadata"].get("labels") or {}) for name, node in deaf.items()}
+    left = [name for name, ground in grounds.items() if meant and not any(one.allow(name, ground) for one in meant)]
     if left:
         text = f"{finding.nodes(left)}: the device plugin does not run there: nodes.selector does not choose it"
         remedy = f"kubectl label node {left[0]} nvidia.com/gpu.present=true, or write nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
-    if deaf:
-        text = f"{finding.nodes(deaf)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
+    rest = [name for name in deaf if name not in left]
+    if rest:
+        text = f"{finding.nodes(rest)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
-
-
-def _labels(node: Json | None) -> Ground:
-    return Ground((node or {"metadata": {}})["metadata"].get("labels") or {})
 
 
 def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
@@ -206,8 +201,14 @@ def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[J
     return found
 
 
-def _runtime_class(daemonset: Json) -> str:
-    return str(((daemonset.get("spec") or {}).get("template") or {}).get("spec", {}).get("runtimeClassName") or "")
+def _plugins(facts: Facts) -> list[Json]:
+    """The DaemonSet of the device plugin, if it is there."""
+    return [one for one in facts.daemonsets if one["metadata"]["name"] == _PLUGIN]
+
+
+def _pod_spec(daemonset: Json) -> Json:
+    found: Json = ((daemonset.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return found
 
 
 def _many(some: Sequence[Json]) -> str:

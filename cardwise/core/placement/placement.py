@@ -254,15 +254,12 @@ class Scorer:
         mem = claim.mem
         by_memory = not limited and typed is None and fitting.asks_for_memory_alone(claim)
         refusals: dict[str, Refusal] = {}
-        too_small = Refusal.CARD_TOO_SMALL
         for name in nodes:
             node = by_name.get(name)
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
-            elif by_memory and node.largest < mem and node.cards:
-                refusals[name] = too_small  # as `refusal`, without the rest of it; thousands of nodes are asked
             elif by_memory and node.cards and (short := fitting.short_of_memory(node, mem)) is not None:
-                refusals[name] = short
+                refusals[name] = short  # as `refusal`, without the rest of it
             elif limited:
                 refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
             else:
