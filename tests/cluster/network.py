@@ -17,7 +17,11 @@ class Network:
         self._state = state
         self._note = state / "network.json"
         self._prefix = json.loads(self._note.read_text())["prefix"] if self._note.exists() else ""  # until `create`
-        self.bridge = f"cw{zlib.crc32(str(state).encode()):08x}"
+        number = f"{zlib.crc32(str(state).encode()):08x}"
+        self.bridge = f"cw{number}"
+        # A bridge without an address of its own takes the lowest of its members', so it changes as pods come and go.
+        # What a pod sent to the old one was lost then, for a minute and more.
+        self._mac = f"02:00:{number[:2]}:{number[2:4]}:{number[4:6]}:{number[6:]}"
 
     def node_address(self, number: int) -> str:
         return f"{self._prefix}.0.{number}"
@@ -25,7 +29,7 @@ class Network:
     def create(self, nodes: int) -> None:
         self._prefix = self._prefix or f"10.{self._free_second_byte(self._state)}"
         self._note.write_text(json.dumps({"prefix": self._prefix}))
-        run(["ip", "link", "add", self.bridge, "type", "bridge"])
+        run(["ip", "link", "add", self.bridge, "address", self._mac, "type", "bridge"])
         for number in range(1, nodes + 1):
             run(["ip", "address", "add", f"{self.node_address(number)}/16", "dev", self.bridge])
         run(["ip", "link", "set", self.bridge, "up"])

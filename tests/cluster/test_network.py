@@ -1,0 +1,32 @@
+"""The bridge of a cluster's pods."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.network import Network
+from tests.cluster.processes import run
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a bridge: root")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    made = Network(tmp_path)
+    made.create(1)
+    yield made
+    made.remove()
+
+
+def test_it_keeps_its_hardware_address_when_pods_come_and_go(network):
+    """Pods remember it: else the node is out of their reach until they ask again."""
+    told = Path(f"/sys/class/net/{network.bridge}/address")
+    before = told.read_text()
+    pod, inside = f"{network.bridge}p", f"{network.bridge}q"
+    run(["ip", "link", "add", pod, "address", "02:00:00:00:00:00", "type", "veth", "peer", "name", inside])
+    run(["ip", "link", "set", pod, "master", network.bridge])
+    assert told.read_text() == before
+    run(["ip", "link", "delete", pod])
+    assert told.read_text() == before
