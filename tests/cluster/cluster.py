@@ -63,7 +63,8 @@ class ClusterSpec:
     `rdma_devices`: so many has each real node. `nvidia_runtime`: each has NVIDIA's container toolkit (`toolkit`).
     `mps`: each has an MPS manager, with the control double. `agent`: each has our image, and the webhook puts the
     share agent into pods. `gates`: feature gates of Kubernetes that are on; `apis`: groups and versions that are served
-    beside those by default. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
+    beside those by default. `real_cards`: the node has this machine's NVIDIA cards, and its MPS manager NVIDIA's own
+    program. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
     `values`; one such cluster at a time. `former`: another tree of ours (tests/cluster/former.py), whose chart and
     code are installed first, to be upgraded.
     """
@@ -75,6 +76,7 @@ class ClusterSpec:
     rdma_devices: int = 0
     nvidia_runtime: bool = False
     mps: bool = False
+    real_cards: bool = False
     agent: bool = False
     gates: Sequence[str] = ()
     apis: Sequence[str] = ()
@@ -152,7 +154,8 @@ class Cluster:
 
     @property
     def parts(self) -> parts.Parts:
-        return parts.Parts(self.state_dir, self.control_plane.url, self._spec()["part_args"])
+        spec = self._spec()
+        return parts.Parts(self.state_dir, self.control_plane.url, spec["part_args"], real_cards=spec["real_cards"])
 
     @property
     def chart(self) -> Chart:
@@ -266,6 +269,7 @@ class Cluster:
         simulated = [f"sim-{i}" for i in range(1, spec.sim_nodes + 1)]
         noted: dict[str, Any] = {"nodes": real, "simulated": simulated, "parts": spec.parts and not spec.chart}
         noted["values"] = dict(spec.values)
+        noted["real_cards"] = spec.real_cards
         noted["former"] = str(spec.former or parts.ROOT)
         noted["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
         if spec.agent:
@@ -353,7 +357,8 @@ class Cluster:
         for number, name in enumerate(real, start=1):
             of_node = inventory.get(name, inventory["default"])
             seen_at = Path(node.OWN_FOLDER) if spec.chart else None
-            cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
+            if not spec.real_cards:
+                cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
             if spec.rdma_devices:
                 devices.write(self.node(name).folder, name, spec.rdma_devices)
             if nvidia:
@@ -367,6 +372,8 @@ class Cluster:
                 hosts_parts=spec.chart,
                 nvidia=nvidia,
             )
+            if spec.real_cards:
+                self.node(name).write_nvidia_spec()
 
     def _start_kubelets(self, real: Sequence[str]) -> None:
         for number, name in enumerate(real, start=1):

@@ -1,4 +1,4 @@
-"""The MPS manager of a test node: with the control double, below the node's folder."""
+"""The MPS manager of a test node, below the node's folder: with the control double, or NVIDIA's own on real cards."""
 
 import os
 import sys
@@ -13,14 +13,13 @@ def root(folder: Path) -> Path:
     return folder / "mps"
 
 
-def flags(folder: Path, node: str) -> list[str]:
+def flags(folder: Path, node: str, *, real_cards: bool) -> list[str]:
     """What the node's manager is given beside its kubeconfig."""
+    simulated = [f"--simulated-cards={folder / 'cards.yaml'}", f"--control={CONTROL}", f"--driver={DRIVER}"]
     return [
         f"--node-name={node}",
-        f"--simulated-cards={folder / 'cards.yaml'}",
+        *([] if real_cards else simulated),
         f"--root={root(folder)}",
-        f"--control={CONTROL}",
-        f"--driver={DRIVER}",
         "--probe-interval=1s",
         "--probe-timeout=10s",  # a daemon on a machine under load is not taken for frozen
         "--metrics-bind=127.0.0.1:0",

@@ -81,9 +81,13 @@ _RUNTIME = """\
 """
 
 
-def has_v1() -> bool:
-    """Whether nodes have controllers of cgroup version 1, and so cgroups of pods."""
-    return os.environ.get(CGROUP) != "2" and not (_CGROUPS / "cgroup.controllers").exists()
+def has_pod_cgroups() -> bool:
+    """Whether the kubelet makes cgroups of pods: not where their version has no controllers."""
+    return os.environ.get(CGROUP) != "2"
+
+
+def _has_v1() -> bool:
+    return has_pod_cgroups() and not (_CGROUPS / "cgroup.controllers").exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +154,11 @@ class Node:
         environment = {"PATH": path} | (toolkit.environment(self.folder) if nvidia else {})
         self._write_runtime_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia, environment)
         self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
-        if has_v1():
+        if has_pod_cgroups():
             for hierarchy in _hierarchies():
                 (hierarchy / self.cgroup).mkdir(exist_ok=True)
                 shares = hierarchy / self.cgroup / "cpu.shares"
-                if shares.exists():  # in one of them
+                if shares.exists():  # in one of version 1
                     shares.write_text(_SHARES)
         self._hold_namespace(hosts_parts=hosts_parts)
         self._start_runtime(node_bin, environment)
@@ -191,7 +195,7 @@ class Node:
             for usual, here in seen.items():
                 lines += [f"mkdir -p {usual}", f"mount --bind {here} {usual}"]
         stand_ins = {f"sys/{name}": f"{value}\n" for name, value in _TUNABLES.items()}
-        if versions.crio() and has_v1():
+        if versions.crio() and _has_v1():
             stand_ins["cgroups"] = crio.mounted_controllers()
         for name, text in stand_ins.items():
             stand_in = self.folder / "proc" / name
@@ -253,7 +257,7 @@ class Node:
             "cgroupDriver": "cgroupfs",
             # Without, a resize in place makes it panic (1.33 to 1.37): doPodResizeAction takes for granted what
             # podContainerManagerNoop says of pods' cgroups, which is nil.
-            "cgroupsPerQOS": has_v1(),
+            "cgroupsPerQOS": has_pod_cgroups(),
             "cgroupRoot": f"/{self.cgroup}",
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,
@@ -286,6 +290,10 @@ class Node:
         plugin = self.process("nri")
         plugin.start(self._inside(str(binaries.nvidia(lambda _: None) / "nri"), "/run/nri/nri.sock"))
         plugin.wait_until(lambda: b"Started plugin" in plugin.log.read_bytes(), "registered")
+
+    def write_nvidia_spec(self) -> None:
+        """The CDI spec of this machine's own cards."""
+        run(self._inside(*toolkit.real_spec(self.cdi_dir)))
 
     def default_runtime(self, name: str) -> None:
         """Of containers whose pods name no RuntimeClass: runc or nvidia. Restarts containerd or CRI-O."""

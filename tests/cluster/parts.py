@@ -35,10 +35,13 @@ SERVICE_ACCOUNTS = ("cardwise-webhook", "cardwise-extender", "cardwise-deviceplu
 class Parts:
     """Webhook, extender and one device plugin per real node."""
 
-    def __init__(self, state: Path, api_url: str, extra: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, state: Path, api_url: str, extra: Mapping[str, Sequence[str]], *, real_cards: bool = False
+    ) -> None:
         self._state = state
         self._api_url = api_url
         self._extra = extra
+        self._real_cards = real_cards
         self._ports_file = state / "parts.json"
 
     @property
@@ -115,11 +118,12 @@ class Parts:
             "--lease-duration=5",  # what a test waits for that kills the extender and starts another
         )
         for node in nodes:
+            simulated, spec = f"--simulated-cards={node.folder / 'cards.yaml'}", f"--nvidia-cdi-spec={node.cdi_dir}"
             self._start(
                 f"deviceplugin-{node.name}",
                 "cardwise-deviceplugin",
                 f"--node-name={node.name}",
-                f"--simulated-cards={node.folder / 'cards.yaml'}",
+                spec if self._real_cards else simulated,
                 f"--kubelet-dir={node.kubelet_dir}",
                 f"--cdi-dir={node.cdi_dir}",
                 f"--state-dir={node.folder / 'cardwise'}",
@@ -134,7 +138,7 @@ class Parts:
         for node in nodes:
             mps.open_up(node.folder, self._state.parent)
             # With the rights of the device plugin, which has all that it needs.
-            flags = mps.flags(node.folder, node.name)
+            flags = mps.flags(node.folder, node.name, real_cards=self._real_cards)
             account, environment = "cardwise-deviceplugin", mps.environment()
             self._start(f"mps-{node.name}", "cardwise-mps", *flags, account=account, environment=environment)
 

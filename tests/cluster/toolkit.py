@@ -18,6 +18,7 @@ MOCK = "CARDWISE_NVML_MOCK"
 RUNTIME_CLASS = "nvidia"
 _PROFILE = "configs/mock-nvml-config-t4.yaml"
 _LIBRARY = "libnvidia-ml.so"
+_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64")  # where drivers are, beside what ldconfig knows
 _CONTROL = ("nvidiactl", "nvidia-uvm")
 
 
@@ -70,6 +71,16 @@ def cdi_spec(folder: Path) -> None:
 def management_spec(folder: Path) -> Path:
     """A CDI spec of another kind, of all cards at once, as the GPU Operator's toolkit makes it for its own pods."""
     return _generate(folder, "management", "--mode=management", "--vendor=management.nvidia.com", "--class=gpu")
+
+
+def real_spec(cdi_dir: Path) -> list[str]:
+    """The command that makes the CDI spec of this machine's own cards and driver. Run where containers are made: what
+    it finds elsewhere, such as a socket below /run, a container could not have.
+    """
+    tool = binaries.nvidia(lambda _: None) / "nvidia-ctk"
+    where = [f"--library-search-path={folder}" for folder in _LIBRARIES if Path(folder).is_dir()]
+    roots = [f"--nvidia-cdi-hook-path={tool}", *where, f"--output={cdi_dir / 'nvidia.yaml'}"]
+    return [str(tool), "--quiet", "cdi", "generate", "--device-name-strategy=uuid", *roots]
 
 
 def _generate(folder: Path, name: str, *settings: str) -> Path:

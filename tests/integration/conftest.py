@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cardwise.core.api import names
 from cardwise.core.api.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec, binaries
 from tests.cluster.controlplane import APISERVER, ETCD, ControlPlane
@@ -180,8 +181,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         given = getattr(item, "funcargs", {}).values()
         for value in {id(each): each for each in (getattr(one, "cluster", one) for one in given)}.values():
             if isinstance(value, Cluster):
-                for log in sorted((value.state_dir / "logs").glob("*.log")):
+                pods = value.state_dir.glob(f"nodes/*/pod-logs/{names.NAMESPACE}_*/*/*.log")
+                for log in [*sorted((value.state_dir / "logs").glob("*.log")), *sorted(pods)]:
                     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-                    report.sections.append((f"end of {log.name}", "\n".join(line[:_LOG_WIDTH] for line in lines)))
+                    report.sections.append(
+                        (f"end of {log.relative_to(value.state_dir)}", "\n".join(line[:_LOG_WIDTH] for line in lines))
+                    )
         report.sections.append(("why it failed", str(call.excinfo.value) if call.excinfo else ""))
     return report

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
-from tests.cluster.node import has_v1
+from tests.cluster.node import has_pod_cgroups
 from tests.integration.sharing import Space, inspect, workload
 from tests.integration.since import since
 
@@ -68,7 +68,7 @@ def test_a_pod_with_resources_of_its_own_has_its_share(space: Space) -> None:
         space.create(workload("wrong", spec={"resources": {"limits": {names.GPU_MEM: "4096"}}}))
 
 
-@pytest.mark.skipif(not has_v1(), reason="our nodes have no cgroups of pods by version 2")
+@pytest.mark.skipif(not has_pod_cgroups(), reason="our nodes have no cgroups of pods here")
 @since(33, "resize in place")
 def test_a_container_that_is_resized_in_place_keeps_its_share(space: Space) -> None:
     space.create(workload("resized", [asking("20m", "16Mi")], node="n1"))

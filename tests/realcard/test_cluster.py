@@ -1,0 +1,160 @@
+"""The whole of Cardwise on a real card: plain pods of a real Kubernetes, and what their containers get of the card.
+
+Needs what real nodes of the tests need (tests/cluster): root, its programs, and Debian's runc, CNI and busybox.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.core.api import mps, names
+from cardwise.core.values.decoded import Json
+from cardwise.gpus.nvml import NvmlGpus
+from cardwise.kube import paths
+from tests.cluster import Cluster, ClusterSpec, partsimage
+from tests.cluster.images import IDLE
+from tests.integration.sharing import Space, assigned, workload
+from tests.realcard.machine import KEEP, PROGRAM
+from tests.realcard.test_frameworks import PROGRAMS, PYTHON, SHARE, skip_without
+from tests.realcard.test_mps import OUT_OF_MEMORY
+
+IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"  # has a Python
+CONTEXT = 640  # MiB that CUDA's own context takes of a limit, at most
+TENANT = "/tenant/tenant.py"
+
+
+@pytest.fixture(scope="module")
+def cluster(gpus: NvmlGpus) -> Iterator[Cluster]:
+    """One node, which has this machine's cards."""
+    state = Path(tempfile.mkdtemp(prefix="cwgpu-", dir="/tmp"))
+    settings = ["--stop-daemons=always", "--audit-interval=1s", *(["--no-exclusive"] if KEEP else [])]
+    spec = ClusterSpec(state_dir=state, nodes=1, mps=True, agent=True, real_cards=True, part_args={"mps": settings})
+    made = Cluster.start(spec, print)
+    try:
+        partsimage.write(state / "images" / "python.tar", print)
+        made.node("n1").load_image(state / "images" / "python.tar")
+        yield made
+    finally:
+        made.process("mps-n1").stop()  # its daemons with it
+        made.stop()
+        assert Cluster.leftovers(state) == []
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    name = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
+    with Space(cluster, name) as made:
+        cluster.api.create(
+            f"{paths.namespaces(name)}/configmaps",
+            {"metadata": {"name": "tenant"}, "data": {Path(TENANT).name: PROGRAM.read_text()}},
+        )
+        yield made
+
+
+def tenant(name: str, mib: int, *what: object, **settings: Json) -> Json:
+    """A pod with such a share that runs the tenants' program. Its input stays open, so it stays until it is deleted."""
+    pod = workload(name, gpu_mem=mib, **settings)
+    (main,) = pod["spec"]["containers"]
+    main |= {"image": IMAGE, "imagePullPolicy": "Never", "stdin": True}
+    main["command"] = ["python3", TENANT, *map(str, what)]
+    main["volumeMounts"] = [{"name": "tenant", "mountPath": str(Path(TENANT).parent)}]
+    pod["spec"] |= {"restartPolicy": "Never", "volumes": [{"name": "tenant", "configMap": {"name": "tenant"}}]}
+    return pod
+
+
+def said(space: Space, name: str) -> list[Json]:
+    """The lines that the tenant has told by now."""
+    told = space.kubectl("logs", name, "-c", "main", check=False)
+    return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+
+
+def heard(space: Space, name: str) -> Json:
+    """Its first line."""
+    space.wait(lambda: said(space, name), f"{name} says something")
+    return said(space, name)[0]
+
+
+def test_pods_see_the_card_only_with_a_share(cluster, space, gpus):
+    card = gpus.cards()[0]
+    space.create(workload("share", gpu_mem=SHARE, command=IDLE))
+    space.create(workload("plain", command=IDLE))
+    space.running("share", "plain")
+    ((share,),) = assigned(space.get("share")).containers.values()
+    assert (share.uuid, share.mem) == (card.uuid, SHARE)
+    seen = space.inside("share", "ls /dev; env").split()
+    assert Path(card.devices[0].container).name in seen
+    fraction = next(word for word in seen if word.startswith(f"{names.ENV_FRACTION}=")).partition("=")[2]
+    assert float(fraction) == pytest.approx(SHARE / card.memory, abs=1e-4)
+    assert f"{mps.LIMIT_ENV}=0={SHARE}M" in seen
+    assert not [word for word in space.inside("plain", "ls /dev").split() if word.startswith("nvidia")]
+
+
+def test_a_pod_gets_its_share_and_not_more(space, measured):
+    began = time.monotonic()
+    space.create(tenant("fills", SHARE, "fill"))
+    told = heard(space, "fills")
+    assert told["error"] == OUT_OF_MEMORY
+    assert SHARE - CONTEXT <= told["allocated"] <= SHARE
+    measured(f"a plain pod of {SHARE} MiB, in a container of containerd", f"{told['allocated']} MiB allocated")
+    measured("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
+
+
+def test_three_pods_compute_at_the_same_time(space, gpus, measured):
+    pods = [f"works-{number}" for number in range(3)]
+    began = time.monotonic()
+    for name in pods:
+        space.create(tenant(name, SHARE, "busy", 8))
+    for name in pods:
+        assert heard(space, name) == {"ready": True}
+    measured("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
+    listed = gpus.processes(gpus.cards()[0].uuid)
+    assert len(listed) >= len(pods)
+    # One ends with the others at work: they notice nothing, and its share is another's.
+    space.delete(pods[0], grace=10)
+    space.gone(pods[0])
+    space.create(tenant("next", SHARE, "see"))
+    assert heard(space, "next")["total"] > 0
+    for name in pods[1:]:
+        assert said(space, name) == [{"ready": True}], "still at work"
+        assert space.phase(name) == "Running"
+
+
+@pytest.mark.skipif(not KEEP, reason="a card in the exclusive mode takes no process beside MPS")
+def test_the_audit_tells_the_pod_that_holds_more(space, gpus):
+    """Without MPS nothing holds a process to its share; by its container's cgroup it is found."""
+    off = {mps.MODE: "off"}
+    space.create(tenant("keeps", 2048, "hold", 2048, annotations=off))
+    space.create(tenant("greedy", 2048, "hold", 4096, annotations=off))
+    for name in ("keeps", "greedy"):
+        assert heard(space, name)["error"] == 0
+    space.wait(lambda: "MemoryOverrun" in space.reasons("greedy"), "its pod is told")
+    assert "MemoryOverrun" not in space.reasons("keeps")
+    print(space.reasons("greedy"))
+
+
+def test_torch_in_a_pod_keeps_to_its_share(space, measured):
+    """The folders of the Python that has it are mounted; what it may have, it reads where every container does."""
+    skip_without("torch")
+    where = [PYTHON, "-c", "import torch; print(torch.__path__[0])"]
+    packages = str(Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout).parent)
+    pod = tenant("torch", SHARE)
+    (main,) = pod["spec"]["containers"]
+    code = f"import sys; sys.path += sys.argv[1:]\n{textwrap.dedent(PROGRAMS['torch'])}"
+    folders = {"packages": packages, "objects": "/usr/lib/x86_64-linux-gnu"}
+    main["command"] = ["python3", "-c", code, packages]
+    main["env"] = [{"name": "LD_LIBRARY_PATH", "value": folders["objects"]}]
+    for name, folder in folders.items():
+        main["volumeMounts"].append({"name": name, "mountPath": folder, "readOnly": True})
+        pod["spec"]["volumes"].append({"name": name, "hostPath": {"path": os.path.realpath(folder)}})
+    space.create(pod)
+    told = heard(space, "torch")
+    assert told["result"] == 1000.0
+    assert 0.85 * SHARE <= told["mib"] <= SHARE
+    measured(f"torch in a pod of {SHARE} MiB", f"{told['mib']} MiB")
