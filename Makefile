@@ -140,7 +140,7 @@ test-mps-real: env ## MPS contract tests against NVIDIA's own control program (D
 	CARDWISE_MPS_REAL=1 $(BIN)/pytest -v tests/mps/contract $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: env ## MPS and frameworks on a real card, as root: limits, faults, healing (tests/realcard/conftest.py)
+test-gpu: env ## MPS, frameworks and pods on a real card, as root: limits, faults, healing (tests/realcard/conftest.py)
 	$(BIN)/pytest -v -p no:randomly tests/realcard $(ARGS)
 
 .PHONY: soak

@@ -3,8 +3,9 @@
 Needs NVIDIA's driver with its library, `nvidia-cuda-mps-control` in PATH (packages nvidia-compute-utils-<driver> or
 nvidia-cuda-mps; in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility) and the machine's own PIDs. Nobody else may
 use the first card meanwhile: its compute mode is changed, and given back at the end. Where it is not ours to change,
-CARDWISE_GPU_SETTINGS=keep leaves it and skips the tests that are about it. Nothing else is needed: the API server is
-that of the unit tests, tenants are processes that call the driver by ctypes (tenant.py).
+CARDWISE_GPU_SETTINGS=keep leaves it and skips the tests that are about it. test_cluster starts a real Kubernetes and
+needs its programs (`make binaries`). The others need nothing else: their API server is that of the unit tests, their
+tenants are processes. All tenants call the driver by ctypes (tenant.py).
 
 test_frameworks runs the frameworks of the Python that CARDWISE_GPU_PYTHON names, by default of the one that runs the
 tests; a framework that is not there, or has no CUDA build, is skipped.
