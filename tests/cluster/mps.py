@@ -13,7 +13,7 @@ def root(folder: Path) -> Path:
     return folder / "mps"
 
 
-def flags(folder: Path, node: str, *, real_cards: bool) -> list[str]:
+def flags(folder: Path, node: str, *, real_cards: bool = False) -> list[str]:
     """What the node's manager is given beside its kubeconfig."""
     simulated = [f"--simulated-cards={folder / 'cards.yaml'}", f"--control={CONTROL}", f"--driver={DRIVER}"]
     return [
