@@ -90,7 +90,20 @@ def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victim
     """
     if not {resident.uid for resident in full.residents}.issuperset(chosen):
         return None
-    return _Question(full, newcomer, chosen).answer()
+    return _Search(full, newcomer, chosen).answer()
+
+
+class Question(NamedTuple):
+    """What `best` is asked of one node: a snapshot, so that the search needs no lock. On a dense node it may take half
+    a second.
+    """
+
+    full: Full
+    newcomer: Newcomer
+    chosen: Collection[str] = ()
+
+    def answer(self) -> Victims | None:
+        return best(self.full, self.newcomer, self.chosen)
 
 
 class _Sums(NamedTuple):
@@ -128,7 +141,7 @@ class _Node:
         return _Node(state, left)
 
 
-class _Question:
+class _Search:
     """The search for one newcomer. `node` is without the pods that go in any case."""
 
     def __init__(self, full: Full, newcomer: Newcomer, chosen: Collection[str]) -> None:
