@@ -26,7 +26,7 @@ from cardwise.simulation.fill import WARM_EVERY, Filled, fill
 from cardwise.simulation.runs import Run
 from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
-from extender.cache.policies import AT_ONCE
+from extender.cache.scoredpolicies import AT_ONCE
 
 _FULL = 0.85
 LEVELS = (80, 90, 95, 100, 110, 130)

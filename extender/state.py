@@ -1,7 +1,9 @@
-"""The facade of cache, queue, gangs and preemption: each call is one turn under the one lock.
+"""The root of the parts that share the one lock: cache, queue, gangs and preemption. Start reading here.
 
-Nothing here does I/O, or waits for anything but the lock. The search for a pod whose containers need different cards
-(`LongSearch`) takes many turns. Which pod has room on which cards is in the table of `cache.reservations`.
+Nothing here does I/O, or waits for anything but the lock. A method is one turn at it, but some take several:
+`warm`, and for pods whose containers need different cards `plan`, `fitting` and `scores`. `gangs`, `preemption`,
+`ahead` and `policies` are entrances of their own, and take the lock by themselves. Which pod has room on which cards is
+in the table of `cache.reservations`.
 """
 
 import math
@@ -31,9 +33,9 @@ from extender.cache.longsearch import LongSearch
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.placing import PlacementRequest, Placing
-from extender.cache.policies import Policies
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
+from extender.cache.scoredpolicies import ScoredPolicies
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
 from extender.gangs import gangtypes
@@ -75,7 +77,7 @@ class State:
         self._cache = cache = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
         self._loads, self._queue = cache.loads, cache.queue
-        self.policies = Policies(self._lock, self._ledger, self._loads, cache.count_cards)
+        self.policies = ScoredPolicies(self._lock, self._ledger, self._loads, cache.count_cards)
         settings = of_gangs or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)

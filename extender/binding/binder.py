@@ -4,6 +4,7 @@ It deals with a lost answer, a call that comes twice, and a pod that was deleted
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -280,14 +281,18 @@ class Binder:
         raise Failed("taken", f"the pod was bound to node {pod.node} by somebody else")
 
 
-def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
+def look_up(
+    due: Sequence[PodRef], fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM
+) -> None:
     """Settles Bindings that no watch event has confirmed in time, by one consistent read each; not all in one round.
+
+    `due`: their pods, as `State.tick` names them.
 
     Before cards are given up, the Binding is made void (`fence`); if that fails, the cards are kept. An extender that
     does not lead gives nothing up while it may lead again without another leader in between. Once another has led, the
     next term looks at all pods anyway. A pod whose look-up fails is looked up again later, after the others.
     """
-    due, until, term = state.tick(), clock.now() + _LOOK_UP_SECONDS, leadership.term()
+    until, term = clock.now() + _LOOK_UP_SECONDS, leadership.term()
     if term is None and leadership.resumes():
         return
 

@@ -14,8 +14,8 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
-from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
+from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -55,7 +55,7 @@ class PlacementRequest(NamedTuple):
 class Placing:
     """Only `hold` and `hold_ahead` change something."""
 
-    def __init__(self, cache: Cache, scored: Policies, nominated: NominatedPods) -> None:
+    def __init__(self, cache: Cache, scored: ScoredPolicies, nominated: NominatedPods) -> None:
         self._ledger = cache.ledger
         self._cache = cache
         self._scored = scored

@@ -107,7 +107,8 @@ class Loops:
             _log.warning("this process stood still; waiting pods are tried again")
             with self._state.queue() as queue:
                 queue.move_all_of_others()
-        binder.look_up(self._fence, self._state, self._leadership, clock=self._clock)
+        due = self._state.tick()
+        binder.look_up(due, self._fence, self._state, self._leadership, clock=self._clock)
         node = self._state.touch_due()
         if node is not None and not touch(self._client, node, self._clock):
             with self._state.queue() as queue:

@@ -1,7 +1,6 @@
 """Records of what is read: pods, nodes, our own objects and calls of kube-scheduler, each made of its JSON.
 
-Comes in: JSON of the API server and of kube-scheduler. Goes out: records that never change and keep only what
-decisions need.
+Comes in: JSON of the API server and of kube-scheduler. Goes out: records that nobody changes, with what decisions need.
 
     pod         a pod that is to be placed: what it asks, its gang, its priority
     podinfo     pods of the watch, most of which have a node: less is kept of them

@@ -1,7 +1,7 @@
 """A pod that is to be placed, read from its JSON, for filter, preempt, bind, gangs, and nominating ahead.
 
-The only reader of such pods, whether kube-scheduler sends them or the watch shows them. Each property is computed when
-it is first used. Of pods that have a node, `podinfo` keeps less, and reads it faster.
+All who place it read it here, whether kube-scheduler sends it or the watch shows it. Each property is computed when it
+is first used. What the watch shows of all pods, `podinfo` reads faster, and keeps less of.
 """
 
 from collections.abc import Iterator, Mapping
@@ -121,7 +121,9 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Whether its phase is final, and the kubelet says of no container that it runs."""
+        """Whether its phase is final, and the kubelet says of no container that it runs. `podinfo` also knows a pod
+        that is being deleted, and whose containers have ended before its phase is final.
+        """
         status = self._obj.get("status") or {}
         containers = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
         running = any((one.get("state") or {}).get("running") is not None for one in containers)

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.cli.explanation import sentences
 from cardwise.cli.render import inspecttable
-from cardwise.core.placement import inventory
+from cardwise.core.placement import totals
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
 from tests.cli.worlds import (
@@ -125,8 +125,8 @@ def test_inspect_for_programs(monkeypatch):
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
     there = seen(resourceclasses=[loose])
-    (view,) = inventory.classes_of_cards(there.ledger, there.classes)
-    assert (view.amounts["cards"], inventory.classes_of_devices(there.ledger, there.classes)) == (4, [])
+    (view,) = totals.classes_of_cards(there.ledger, there.classes)
+    assert (view.amounts["cards"], totals.classes_of_devices(there.ledger, there.classes)) == (4, [])
 
 
 def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():

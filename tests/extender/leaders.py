@@ -123,7 +123,7 @@ class Extender:
 
     def look_up(self) -> None:
         """A round of its upkeep."""
-        binder.look_up(self._fence, self.state, self.leadership, clock=self.clock)
+        binder.look_up(self.state.tick(), self._fence, self.state, self.leadership, clock=self.clock)
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
         if self.cut or not still() or not self.reads():

@@ -7,7 +7,7 @@ import click
 from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import visible
 from cardwise.cli.render import classtable, printing
-from cardwise.core.placement import inventory
+from cardwise.core.placement import totals
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 
@@ -27,8 +27,8 @@ def classes(output: str, name: str | None) -> None:
     printing.warn(seen)
     if name is not None and name not in seen.classes:
         raise _unknown(name, seen.classes)
-    of_cards = inventory.classes_of_cards(seen.ledger, seen.classes, name)
-    of_devices = inventory.classes_of_devices(seen.ledger, seen.classes, name)
+    of_cards = totals.classes_of_cards(seen.ledger, seen.classes, name)
+    of_devices = totals.classes_of_devices(seen.ledger, seen.classes, name)
     if output in ("json", "yaml"):
         printing.dump(
             {"classes": classtable.cards_as_json(of_cards), "deviceClasses": classtable.devices_as_json(of_devices)},

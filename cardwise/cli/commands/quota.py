@@ -4,7 +4,7 @@ import click
 
 from cardwise.cli import console, options, rights
 from cardwise.cli.render import printing, quotatable
-from cardwise.core.placement import inventory
+from cardwise.core.placement import totals
 from cardwise.kube import errors, paths, survey
 
 
@@ -22,11 +22,11 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
         seen = survey.take(client, namespace=of, addresses=False)
     except errors.Forbidden as error:
         why = rights.missing(error)
-        views = inventory.entries_by_status(client.objects(paths.gpuquotas(of)))
+        views = totals.entries_by_status(client.objects(paths.gpuquotas(of)))
         console.say(f"note: as the extender says it, without the pods: {why}", err=True)
     else:
         printing.warn(seen)
-        views = inventory.entries(seen.ledger, seen.quotas, seen.missing, of)
+        views = totals.entries(seen.ledger, seen.quotas, seen.missing, of)
     if output in ("json", "yaml"):
         printing.dump(quotatable.as_json(views, native), output)
         return

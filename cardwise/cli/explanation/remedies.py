@@ -9,7 +9,7 @@ from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
-from cardwise.core.placement import fitting, inventory
+from cardwise.core.placement import fitting, totals
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
@@ -164,7 +164,7 @@ def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
     for quota, left in survey.headroom(namespace):
         if explanation.exceeding(claims, left, survey.ledger) is None:
             continue
-        charges = [(one, inventory.charge(survey.ledger, one, left.entry).memory) for one in survey.ledger.holdings()]
+        charges = [(one, totals.charge(survey.ledger, one, left.entry).memory) for one in survey.ledger.holdings()]
         here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
         most = sorted(here, key=lambda one: (-one[1], one[0].name))
         by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pod')}" if most else ""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cardwise.cli.cluster import visible
 from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, Type
 from cardwise.cli.render import tables
-from cardwise.core.placement.inventory import CardClassView, DeviceClassView
+from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
 
 _SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns

@@ -8,7 +8,7 @@ that are not GPUs have a table of their own, since nothing of theirs can be adde
 from collections.abc import Callable, Mapping, Sequence
 
 from cardwise.cli.render import tables
-from cardwise.core.placement import inventory
+from cardwise.core.placement import totals
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -68,7 +68,7 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
 
 def _devices(ledger: Ledger, node: NodeState) -> str:
     """The devices of the node and who holds each."""
-    held = inventory.device_holders(ledger, node)
+    held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "HELD-BY"]]
     for device in node.devices:
         by = ", ".join(f"{one.namespace}/{one.marked_name}" for one in held.get(device.uuid, ()))
@@ -174,7 +174,7 @@ def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
 
 
 def _device_objects(ledger: Ledger, node: NodeState) -> list[Json]:
-    held = inventory.device_holders(ledger, node)
+    held = totals.device_holders(ledger, node)
     return [
         {
             "index": device.index,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cardwise.cli.render import tables
 from cardwise.core.api import quotas
-from cardwise.core.placement.inventory import EntryView
+from cardwise.core.placement.totals import EntryView
 from cardwise.core.values.decoded import Json
 from cardwise.kube.survey import NativeQuota
 

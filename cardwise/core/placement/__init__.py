@@ -9,7 +9,7 @@ Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: 
     nodestate  what is left on the cards of one node
     cardindex  open cards by free memory, so that not every node is asked
     kinds      one small integer for cards with the same classes, model and priority
-    inventory  what there is of each class and quota, what is used of it, and by whom
+    totals     what there is of each class and quota, what is used of it, and by whom
     devices    devices that are no GPUs
     mpstaints  which pods share a card's MPS
     scored     policies that look at all nodes and the workload (a package of its own)

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from cardwise.cli.render import classtable
-from cardwise.core.placement import inventory
-from cardwise.core.placement.inventory import CardClassView
+from cardwise.core.placement import totals
+from cardwise.core.placement.totals import CardClassView
 from cardwise.kube import survey
 from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
 
@@ -16,7 +16,7 @@ K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
 def views(api: Cluster, only: str | None = None) -> list[CardClassView]:
     seen = survey.take(api.kube)
-    return inventory.classes_of_cards(seen.ledger, seen.classes, only)
+    return totals.classes_of_cards(seen.ledger, seen.classes, only)
 
 
 def test_table():

@@ -5,8 +5,8 @@ import json
 import yaml
 
 from cardwise.cli.render import quotatable
-from cardwise.core.placement import inventory
-from cardwise.core.placement.inventory import EntryView
+from cardwise.core.placement import totals
+from cardwise.core.placement.totals import EntryView
 from cardwise.kube import survey
 from tests.cli.worlds import K80_CLASS, Cluster, gpu_quota, lists, native_quota
 
@@ -20,7 +20,7 @@ OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b
 
 def entries(api: Cluster, namespace: str = "") -> list[EntryView]:
     seen = survey.take(api.kube, namespace=namespace, addresses=False)
-    return inventory.entries(seen.ledger, seen.quotas, seen.missing, namespace)
+    return totals.entries(seen.ledger, seen.quotas, seen.missing, namespace)
 
 
 def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:

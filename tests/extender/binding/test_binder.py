@@ -341,7 +341,8 @@ def test_a_bind_that_comes_once_more_for_a_finished_pod_holds_no_card_for_ever(c
 
 
 def looks_up(world):
-    binder.look_up(Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
+    due = world.state.tick()
+    binder.look_up(due, Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
 
 def times_out(world, call):

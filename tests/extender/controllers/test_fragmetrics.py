@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
-from tests.extender.cache.test_policies import FGD, ask
+from tests.extender.cache.test_scoredpolicies import FGD, ask
 from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, resource_class, state, with_cards
 from tests.fakes.clock import FakeClock
 

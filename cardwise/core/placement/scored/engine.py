@@ -1,7 +1,7 @@
-"""The placement engine for all policies: a node and cards for a pod, by cards alone or by scores of all nodes.
+"""The placement engine with scored policies: a node and cards for a pod, by scores of all nodes or by cards alone.
 
-Extender, simulator and tests call it. It follows its ledger, and is told what else changes on nodes. Not thread-safe:
-its owner locks.
+The extender asks it for scored policies only, and `placement` for the others; simulator and tests ask it for all. It
+follows its ledger, and is told what else changes on nodes. Not thread-safe: its owner locks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

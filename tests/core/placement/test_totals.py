@@ -2,7 +2,7 @@
 
 from cardwise.core.api import classes
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
-from cardwise.core.placement import inventory
+from cardwise.core.placement import totals
 from tests.build import holding
 from tests.core import others
 from tests.core.placement.placing import K80, V100, typed_ledger
@@ -31,7 +31,7 @@ def quota(*entries, name="q", namespace="default"):
 
 
 def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
-    k80, v100 = inventory.classes_of_cards(busy(), CLASSES)
+    k80, v100 = totals.classes_of_cards(busy(), CLASSES)
     assert (k80.known.name, v100.known.name) == ("k80", "v100")
     assert k80.amounts == {
         "cards": 2,
@@ -43,31 +43,31 @@ def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
     }
     assert k80.users == (("default", Charge(2, 400, 0)),)
     assert v100.users == ()
-    assert inventory.classes_of_cards(busy(), CLASSES, "v100") == [v100]
+    assert totals.classes_of_cards(busy(), CLASSES, "v100") == [v100]
 
 
 def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
     ledger = busy()
     ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False)])
     ledger.hold(others.holding("of-n1", 0, 1))
-    (rdma,) = inventory.classes_of_devices(ledger, CLASSES)
+    (rdma,) = totals.classes_of_devices(ledger, CLASSES)
     assert (rdma.devices, rdma.healthy, rdma.nodes, rdma.used, rdma.free) == (4, 3, 1, 2, 1)
     assert rdma.users == (("default", 2),)
-    assert [one.name for one in inventory.device_holders(ledger, ledger.node("n1"))[others.uuid(1)]] == ["of-n1"]
+    assert [one.name for one in totals.device_holders(ledger, ledger.node("n1"))[others.uuid(1)]] == ["of-n1"]
 
 
 def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing():
     found = [quota(Entry(device_class="k80"), Entry(device_class="gone")), quota(Entry(), namespace="other")]
-    k80, gone, other = inventory.entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
+    k80, gone, other = totals.entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
     assert [(one.name, part.memory) for one, part in k80.holders] == [("large", 300), ("small", 100)]
     assert (gone.used, gone.holders, gone.missing) == (NOTHING, (), "no such class")
     assert (other.used, other.holders) == (NOTHING, ())
-    assert inventory.entries(busy(), found, lambda _: "", "other") == [other]
+    assert totals.entries(busy(), found, lambda _: "", "other") == [other]
 
 
 def test_a_quota_that_cannot_be_read_limits_nothing():
     broken = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"shares": -1}]}}
     good = {"metadata": {"namespace": "a", "name": "r"}, "spec": {"hard": [{"shares": 2}]}}
-    (entry,) = inventory.entries_by_status([broken, good])
+    (entry,) = totals.entries_by_status([broken, good])
     assert (entry.quota.name, entry.entry.shares, entry.used, entry.holders) == ("r", 2, NOTHING, ())

@@ -24,7 +24,7 @@ AT_ONCE = 256  # nodes that a decision scores: below 1 ms
 _KNOWN = 65_536  # pods, the last that came: one that is tried again has not come again
 
 
-class Policies:
+class ScoredPolicies:
     """`place` and `scores` are for the state, under its lock; the other methods are for `WorkloadController`, and take
     the lock.
 

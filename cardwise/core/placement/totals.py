@@ -1,6 +1,6 @@
-"""The inventory: what there is of each class and of each entry of a quota, what is used of it, and by whom.
+"""Totals for people: what there is of each class and of each entry of a quota, what is used of it, and by whom.
 
-Added up from the ledger for people and programs that look; placement never asks it. A device is given whole or not at
+Added up from the ledger for those who look; placement never asks it. A device is given whole or not at
 all, so devices are counted, and no memory.
 """
 
