@@ -281,7 +281,10 @@ def short_of_memory(node: NodeState, mem: int) -> Refusal | None:
     """Why no card of a node with cards has so many MiB, or so many free; None where one has."""
     if node.largest < mem:
         return Refusal.CARD_TOO_SMALL
-    return Refusal.NO_MEMORY if max(node.free) < mem else None
+    # Eight integers of thousands of nodes are in no CPU cache; where all cards are open, one packed array is enough.
+    codes = node.codes
+    most = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
+    return Refusal.NO_MEMORY if most < mem else None
 
 
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
