@@ -86,7 +86,6 @@ def filter_(
         if classes:
             measured("filter, one class", "filter", calls, typed=True)
         measured("filter, no node fits", "filter", calls // 4, mem=P100 + 1)
-        measured("filter, no node has it free", "filter", calls // 4, mem=P100)
         measured("filter, all nodes", "filter", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
         measured("filter, one whole card", "filter", calls // 10, whole=1)
         measured("filter, four whole cards", "filter", calls // 10, whole=4)
