@@ -233,7 +233,8 @@ class GangPreemption:
             harm, node = heapq.heappop(tried.queue)
             if node not in tried.now:
                 look = tried.looks.pop(node, None)
-                if look is None or look.mine is not (tried.own is None):
+                of_now = look is not None and look.seen == self._nominated.as_it_is(node)
+                if look is None or not of_now or look.mine is not (tried.own is None):
                     heapq.heappush(tried.queue, (harm, node))
                     self._ask(search, tried, taken, unhelped)
                     return False

@@ -412,6 +412,24 @@ def test_victims_are_searched_while_others_have_the_state():
     assert not any(locked)
 
 
+@pytest.mark.parametrize("look", range(1, 9))
+def test_victims_that_were_searched_on_a_node_that_has_changed_meanwhile_are_not_used(look):
+    """Whichever look it is: before it ends, somebody of high priority takes a place without which the gang cannot run.
+    Nobody goes in vain for the first of its pods.
+    """
+    world, looks = Full(n1=[LOW], n2=[LOW]), []
+    gang(world, 2)
+
+    def meanwhile() -> None:
+        looks.append(None)
+        if len(looks) == look:
+            world.delete("n2-0")
+            world.runs("late", 0, "n2", HIGH)
+
+    before_each_look(world.state, meanwhile)
+    assert world.asks("g0") == {} or len(looks) < look
+
+
 def test_some_of_the_time_for_an_answer_is_left_for_the_plans():
     """Each look for victims takes so long that not all nodes can be looked at."""
     world = Full(**{f"n{i}": [LOW] for i in range(9)})
