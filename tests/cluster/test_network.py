@@ -17,6 +17,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
     made = Network(tmp_path)
     made.create(1)
     yield made
+    run(["ip", "link", "delete", f"{made.bridge}p"], check=False)  # where the test has failed
     made.remove()
 
 
