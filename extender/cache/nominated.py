@@ -1,7 +1,5 @@
 """Cards that are kept for nominated pods, as holdings. The ledger has them only while a later pod is placed.
 
-Also what a search for victims is asked (`question`), since it counts what is kept.
-
 If this extender has answered the preemption, it knows the cards. If another extender has, only the node is known, from
 the pod's status: then the cards are those that the pod would get once the terminating pods are gone. Not thread-safe:
 the state locks.
@@ -17,7 +15,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import Full, Newcomer, Question, Resident, Victims
+from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.cache import Cache
 from extender.cache.nominations import KEPT
@@ -97,7 +95,7 @@ class NominatedPods:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, LOWEST))
 
-    def question(
+    def who_goes(
         self,
         claimant: WaitingPod,
         policy: str,
@@ -106,27 +104,25 @@ class NominatedPods:
         *,
         own: Collection[str] = (),
         gone: Collection[str] = (),
-    ) -> Question | None:
-        """Which pods must go on the node for the pod; None where there is no such node. `chosen`: kube-scheduler's own
-        victims; `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway.
-
-        Whoever has it searches without the lock, and then looks whether `as_it_is` and `rests_on` are as before.
+    ) -> Victims | None:
+        """The victims on the node for the pod; None where no eviction helps. `chosen`: kube-scheduler's own victims;
+        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway.
         """
         priority = claimant.request.priority
         kept = self.kept_on((node,), {claimant.uid, *own}, priority)
         there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets)
         if there is None:
             return None
-        return Question(there, self._newcomer(claimant, policy, priority), tuple(chosen))
+        return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
 
     def as_it_is(self, node: str) -> object:
-        """All that the answer to `question` depends on at this node; equal while that stays the same."""
+        """All that `who_goes` depends on at this node; equal while that stays the same."""
         ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         return loads.left(node), list(loads.on(node)), ledger.holdings(node), cards
 
     def rests_on(self, claimant: WaitingPod) -> object:
-        """All that it depends on for the pod, besides the node."""
+        """All that `who_goes` depends on for the pod, besides the node."""
         return (
             self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
             self._cache.ledger.kinds.changes,
@@ -177,11 +173,11 @@ class NominatedPods:
         )
 
     def _as_it_would_be(self, node: str, uid: str, kept: Iterable[Nominated]) -> NodeState | None:
-        """The node with what is kept there, and without what the pod holds itself: a snapshot."""
+        """The node with what is kept there, and without what the pod holds itself: a copy."""
         known = self._cache.ledger.node(node)
         if known is None:
             return None
-        state, own = known.snapshot(), self._cache.ledger.holding(uid)
+        state, own = known.copy(), self._cache.ledger.holding(uid)
         if own is not None and own.node == node:
             state.add(own.assignment, own.mps_client, -1)
         for one in kept:

@@ -5,10 +5,9 @@ what is free or becomes free, for which members victims terminate already, and w
 members. The answer has only the victims for the pod that was asked for. The places of the other members are kept until
 kube-scheduler asks for them.
 
-The search may need several plans, and takes a turn at the state for each, and further turns to ask about the victims on
-many nodes. The victims themselves are searched between the turns, without the state. What one turn has found may not
-hold in the next. So each turn begins anew if anything has changed on which that rests, and the answer is right when it
-is kept.
+The search may need several plans, and takes a turn at the state for each, and further turns to find the victims on
+many nodes. What one turn has found may not hold in the next. So each turn begins anew if anything has changed on which
+that rests, and the answer is right when it is kept.
 """
 
 import heapq
@@ -21,7 +20,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.preemption.preemption import Question, Victims
+from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, NominatedPlace
@@ -32,7 +31,6 @@ from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 _FEW: Final = 8  # members put where pods go; a plan with more has a turn of its own
-_ASKED: Final = 8  # nodes that one turn asks about
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +58,6 @@ class GangSearch:
     takes: int = 0
     tried: "_Tried | None" = None
 
-    def look(self, clock: Clock) -> None:
-        """Between two turns, without the lock: searches the victims that the last turn has asked about, for as long as
-        a turn may take, but at least on one node.
-        """
-        if self.tried is None:
-            return
-        until = clock.now() + TURN
-        for look in self.tried.asked:
-            look.search()
-            self.tried.looks[look.node] = look
-            if clock.now() >= until:
-                break
-        self.tried.asked = []
-
-
-@dataclass(slots=True)
-class _Look:
-    """A look for victims on one node, as it was `seen`. `first`: no member has been put there yet; `mine`: it is for
-    the pod itself, not for another member.
-
-    `before` and `enough`: the victims for the pod itself, and the question whether these are enough for another member
-    too. Victims for that member are decided when kube-scheduler brings it.
-    """
-
-    node: str
-    seen: object
-    question: Question | None
-    first: bool
-    mine: bool
-    before: Victims | None = None
-    enough: Question | None = None
-    victims: Victims | None = None
-    are_enough: bool = False
-
-    def search(self) -> None:
-        rest = self.enough.answer() if self.enough is not None else None
-        if rest is not None and not rest.uids and self.before is not None:
-            self.victims, self.are_enough = replace(self.before, assignment=rest.assignment), True
-        else:
-            self.victims = self.question.answer() if self.question is not None else None
-
 
 @dataclass(slots=True)
 class _Put:
@@ -115,8 +72,7 @@ class _Put:
 class _Tried:
     """Which members were put where. `rests_on`: that of which the victims of any node depend; `seen`: the nodes that
     were looked at, as they were. `queue`: the nodes where more members may be put, the least harm first; `now`: the
-    victims there for one more, where that is known. `fellows`: the members of this shape without a place. `asked`: what
-    is to be looked at before the next turn; `looks`: by node, what was found and not used yet.
+    victims there for one more, where that is known. `fellows`: the members of this shape without a place.
     """
 
     rests_on: object
@@ -126,8 +82,6 @@ class _Tried:
     puts: list[_Put] = field(default_factory=list)
     now: dict[str, Victims] = field(default_factory=dict)
     seen: dict[str, object] = field(default_factory=dict)
-    asked: list[_Look] = field(default_factory=list)
-    looks: dict[str, _Look] = field(default_factory=dict)
 
 
 class GangPreemption:
@@ -221,8 +175,7 @@ class GangPreemption:
 
     def _put_more(self, search: GangSearch, tried: _Tried, lacking: Sequence[Member]) -> bool:
         """Puts members where the least harmful victims are, until there are as many as the search is to try. Returns
-        False where the turn's time is over, or where the victims on a node must be searched first, so that the next
-        turn goes on.
+        False where the turn's time is over, so that the next turn goes on.
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
@@ -232,17 +185,15 @@ class GangPreemption:
         while tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
             harm, node = heapq.heappop(tried.queue)
             if node not in tried.now:
-                look = tried.looks.pop(node, None)
-                of_now = look is not None and look.seen == self._nominated.as_it_is(node)
-                if look is None or not of_now or look.mine is not (tried.own is None):
-                    heapq.heappush(tried.queue, (harm, node))
-                    self._ask(search, tried, taken, unhelped)
-                    return False
+                taker = search.claimant if tried.own is None else tried.fellows[0]
                 looked = True
-                victims = _used(search, tried, look)
+                tried.seen[node] = self._nominated.as_it_is(node)
+                victims = self._who_goes(search, taker, node, unhelped, first=node not in taken)
                 if victims is not None:
                     tried.now[node] = victims
                     heapq.heappush(tried.queue, (victims.harm, node))
+                if self._clock.cpu() >= until:
+                    return False
                 continue
             victims = tried.now.pop(node)
             if victims.uids and tried.own is None:
@@ -262,30 +213,26 @@ class GangPreemption:
         place = NominatedPlace(put.victims.assignment, put.victims.uids)
         self._nominations.answered(put.taker, {put.node: place}, self._clock.now())
 
-    def _ask(self, search: GangSearch, tried: _Tried, taken: Collection[str], own: Collection[str]) -> None:
-        """Asks about the next node, and about those after it where no member has been put yet: what is put meanwhile
-        changes nothing there. `own`: members for which no pods go.
+    def _who_goes(
+        self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
+    ) -> Victims | None:
+        """The victims on the node as it is now. `own`: members for which no pods go. `first`: no member has been put
+        there yet.
         """
-        until, mine = self._clock.cpu() + TURN, tried.own is None
-        taker = search.claimant if mine else tried.fellows[0]
-        # For the pod itself the first node is mostly the one.
-        next_ones = [node for _, node in heapq.nsmallest(1 if mine else _ASKED, tried.queue)]
-        for at, node in enumerate(next_ones):
-            first = node not in taken
-            if at and (not first or node in tried.now or self._clock.cpu() >= until):
-                break
-            look = _Look(
-                node,
-                self._nominated.as_it_is(node),
-                self._nominated.question(taker, search.policy, node, search.chosen[node] if first else (), own=own),
-                first,
-                mine,
-            )
-            if first and not mine:
-                look.before = search.found[node]
-                gone = look.before.uids
-                look.enough = self._nominated.question(taker, search.policy, node, own=own, gone=gone)
-            tried.asked.append(look)
+        found = search.found
+        if first and taker is not search.claimant:
+            # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
+            seen = found[node]
+            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids)
+            if rest is not None and not rest.uids:
+                return replace(seen, assignment=rest.assignment)
+        chosen = search.chosen[node] if first else ()
+        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own)
+        if victims is None and first:
+            del found[node]
+        elif victims is not None and first:
+            found[node] = victims
+        return victims
 
     def _lacking(self, uid: str) -> list[Member]:
         """The members whose UIDs `unhelped` returns; none where nothing can be planned for the gang now."""
@@ -334,17 +281,6 @@ class GangPreemption:
             self._loads.what_if(gone=gone, there=coming),
         ):
             yield
-
-
-def _used(search: GangSearch, tried: _Tried, look: _Look) -> Victims | None:
-    """What the look has found, which the search rests on from now on."""
-    tried.seen[look.node] = look.seen
-    if look.first and not look.are_enough:
-        if look.victims is not None:
-            search.found[look.node] = look.victims
-        else:
-            del search.found[look.node]
-    return look.victims
 
 
 def _enough(search: GangSearch) -> set[str]:

@@ -1,8 +1,8 @@
 """Preemption: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
 
-Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`, and needs no lock:
-what it is asked is a snapshot of one node. kube-scheduler asks only about nodes whose sums lack room. Pods for which
-the sums have room and no card has are noted in the scheduling queue, for `evictions`.
+Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`. kube-scheduler asks
+only about nodes whose sums lack room. Pods for which the sums have room and no card has are noted in the scheduling
+queue, for `evictions`.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.preemption.preemption import Question, Victims
+from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
@@ -28,7 +28,7 @@ _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
-_TOGETHER: Final = 8  # nodes asked about in one turn, when no call waits for the answer
+_TOGETHER: Final = 8  # nodes looked at in one turn, when no call waits for the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,10 @@ class Preemption:
         for node in sorted(chosen):
             if self._clock.now() > looks_until:
                 break
-            with self._lock:
-                question = self._nominated.question(claimant, policy, node, chosen[node], own=own)
-            victims = question.answer() if question is not None else None
-            if victims is not None:
-                found[node] = victims
+            with self._lock:  # for one node at a time: filter must not wait for all of them
+                victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
+                if victims is not None:
+                    found[node] = victims
         with self._lock:
             if not (member and self._together.concerns(claimant.uid)):
                 return self._answered(claimant, found)
@@ -123,30 +122,24 @@ class Preemption:
         for nodes in slices(due.nodes, _TOGETHER, self._clock):
             with self._lock:
                 self._cache.count_cards()
-                questions = [(node, self._question(due, node)) for node in nodes]
-            for node, question in questions:
-                victims = _unprotected(question)
-                if victims is None:
-                    continue
-                if not victims.uids:
-                    return None  # the pod only has to wait
-                found.append((victims.harm, node))
-        for _, node in sorted(found)[:_TOGETHER]:
-            # Much may have happened since they were looked at.
-            with self._lock:
-                self._cache.count_cards()
-                if not self._still_waits(due):
-                    return None
-                question, seen = self._question(due, node), self._as_it_is(due, node)
-            victims = _unprotected(question)
-            if victims is None:
-                continue
-            if not victims.uids:
+                for node in nodes:
+                    victims = self._unprotected(due, node)
+                    if victims is None:
+                        continue
+                    if not victims.uids:
+                        return None  # the pod only has to wait
+                    found.append((victims.harm, node))
+        found.sort()
+        with self._lock:
+            self._cache.count_cards()
+            # Much may have happened since the first of them was looked at.
+            if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
                 return None
-            with self._lock:
-                if self._still_waits(due) and self._loads.is_open(node) and self._as_it_is(due, node) == seen:
-                    return self._decided(due.claimant, node, victims)
-        return None
+            for _, node in found[:_TOGETHER]:
+                victims = self._unprotected(due, node)
+                if victims is not None:
+                    return self._decided(due.claimant, node, victims) if victims.uids else None
+            return None
 
     def wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to be evicted for the pod."""
@@ -178,7 +171,6 @@ class Preemption:
                     place = NominatedPlace(victims.assignment, victims.uids, together.rest)
                     self._nominations.answered(search.claimant, {together.node: place}, self._clock.now())
                     return {together.node: victims}
-            search.look(self._clock)
         return {}
 
     def _hear(self) -> None:
@@ -196,15 +188,14 @@ class Preemption:
 
     # Everything below runs under the lock.
 
-    def _question(self, due: Fragmented, node: str) -> Question | None:
-        """None if the node takes no pods any more: kube-scheduler does not ask about such a node."""
-        return self._nominated.question(due.claimant, due.policy, node) if self._loads.is_open(node) else None
-
-    def _as_it_is(self, due: Fragmented, node: str) -> object:
-        return self._nominated.as_it_is(node), self._nominated.rests_on(due.claimant)
-
-    def _still_waits(self, due: Fragmented) -> bool:
-        return self._queue.is_fragmented(due.claimant.uid) and not self._is_helped(due.claimant.uid)
+    def _unprotected(self, due: Fragmented, node: str) -> Victims | None:
+        """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
+        more: kube-scheduler does not ask about such a node.
+        """
+        if not self._loads.is_open(node):
+            return None
+        victims = self._nominated.who_goes(due.claimant, due.policy, node)
+        return victims if victims is not None and not victims.violations else None
 
     def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, NominatedPlace(victims.assignment, victims.uids), self._clock.now())
@@ -242,9 +233,3 @@ class Preemption:
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
         return tuple(one.uid for _, one in self._loads.on(node) if one.going and one.priority < priority)
-
-
-def _unprotected(question: Question | None) -> Victims | None:
-    """None also if a budget forbids the eviction."""
-    victims = question.answer() if question is not None else None
-    return victims if victims is not None and not victims.violations else None

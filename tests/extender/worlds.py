@@ -1,8 +1,6 @@
 """Builders for the extender's tests: JSON as the API server sends it, and a state with a clock to turn."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core.api import assignment, classes, quotas, request
@@ -11,7 +9,6 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.preemption.preemption import Question, Victims
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Begun, Decided, Patience
@@ -128,34 +125,16 @@ def begin(
     return made.begin_bind(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", term=term)
 
 
-def looks_slowly(made: State, clock: FakeClock, seconds: float) -> None:
-    """From now on a look for victims on one node takes so long."""
-    before_each_look(made, lambda: clock.advance(seconds))
-
-
-def is_locked(made: State) -> bool:
-    """Whether a turn is under way."""
-    return made.preemption._lock._lock.locked()
-
-
-def before_each_look(made: State, first: Callable[[], None]) -> None:
-    """From now on `first` is called before victims are searched on a node."""
+def looks_slowly(made: State, clock: FakeClock) -> None:
+    """From now on a look for victims on one node takes 0.12 s."""
     nominated = made.preemption._nominated
-    question = nominated.question
+    who_goes = nominated.who_goes
 
-    @dataclass
-    class Asked:
-        asked: Question
+    def slow(*args: Any, **how: Any) -> Any:
+        clock.advance(0.12)
+        return who_goes(*args, **how)
 
-        def answer(self) -> Victims | None:
-            first()
-            return self.asked.answer()
-
-    def ask(*args: Any, **how: Any) -> Any:
-        asked = question(*args, **how)
-        return Asked(asked) if asked is not None else None
-
-    nominated.question = ask
+    nominated.who_goes = slow
 
 
 def refuse(made: State, name: str = "w", node: str = "n1") -> None:

@@ -64,14 +64,6 @@ class CardKinds:
             self._smallest.pop(number, None)
             self._forget()
 
-    def copy(self) -> "CardKinds":
-        """With counts and remembered answers of its own."""
-        twin = CardKinds()
-        twin._numbers, twin._kinds, twin._cards = self._numbers.copy(), self._kinds.copy(), self._cards.copy()
-        twin._smallest, twin._next, twin.changes = self._smallest.copy(), self._next, self.changes
-        twin._allowed, twin._levels = self._allowed.copy(), self._levels.copy()
-        return twin
-
     def get(self, number: int) -> CardKind:
         """The kind with this integer; a card must be of it."""
         return self._kinds[number]

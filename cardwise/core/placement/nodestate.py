@@ -162,12 +162,6 @@ class NodeState:
         twin.devices, twin.taken = self.devices, self.taken.copy()
         return twin
 
-    def snapshot(self) -> "NodeState":
-        """A copy for another thread: nothing in it changes when the node, or what is known of kinds, does."""
-        twin = self.copy()
-        twin.registry, twin.gone = self.registry.copy(), self.gone.copy()
-        return twin
-
     def emptied(self) -> "NodeState":
         """A copy as if no pod held any of its cards."""
         twin = self.copy()

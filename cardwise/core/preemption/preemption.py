@@ -90,20 +90,7 @@ def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victim
     """
     if not {resident.uid for resident in full.residents}.issuperset(chosen):
         return None
-    return _Search(full, newcomer, chosen).answer()
-
-
-class Question(NamedTuple):
-    """What `best` is asked of one node: a snapshot, so that the search needs no lock. On a dense node it may take half
-    a second.
-    """
-
-    full: Full
-    newcomer: Newcomer
-    chosen: Collection[str] = ()
-
-    def answer(self) -> Victims | None:
-        return best(self.full, self.newcomer, self.chosen)
+    return _Question(full, newcomer, chosen).answer()
 
 
 class _Sums(NamedTuple):
@@ -141,7 +128,7 @@ class _Node:
         return _Node(state, left)
 
 
-class _Search:
+class _Question:
     """The search for one newcomer. `node` is without the pods that go in any case."""
 
     def __init__(self, full: Full, newcomer: Newcomer, chosen: Collection[str]) -> None:

@@ -24,19 +24,7 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender import aheadworlds
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_pod,
-    as_quota,
-    asking,
-    before_each_look,
-    bound,
-    is_locked,
-    looks_slowly,
-    resource,
-    state,
-)
+from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -205,16 +193,8 @@ def test_nodes_are_looked_at_for_half_a_second():
     for node in nodes:
         for card in (0, 1):
             world.runs(f"{node}-{card}", P100, card, node=node)
-    looks_slowly(world.state, world.clock, 0.12)
+    looks_slowly(world.state, world.clock)
     assert len(world.preempt(world.wants("p"), **{node: [f"{node}-0"] for node in nodes})) == 5
-
-
-def test_victims_are_searched_while_others_have_the_state(full):
-    """On a dense node the search takes half a second, and filter would be refused meanwhile."""
-    locked: list[bool] = []
-    before_each_look(full.state, lambda: locked.append(is_locked(full.state)))
-    assert full.preempt(full.wants("p"), n1=[])
-    assert locked == [False]
 
 
 def test_nobody_goes_for_a_pod_that_its_quota_keeps_waiting(world):
@@ -906,41 +886,6 @@ def test_nobody_goes_whom_budgets_protect_until_one_is_removed(scene):
     scene.world.state.preemption.remove_budget("default/of-b")
     scene.rounds(3)
     assert scene.evicted() == ["b"]
-
-
-def test_victims_of_our_own_are_searched_while_others_have_the_state(scene):
-    locked: list[bool] = []
-    before_each_look(scene.world.state, lambda: locked.append(is_locked(scene.world.state)))
-    scene.rounds(2)
-    assert len(scene.evicted()) == 1
-    assert len(locked) >= 2
-    assert not any(locked)
-
-
-@pytest.mark.parametrize("what", ["pod", "budget", "helped", "gone"])
-def test_whatever_happens_while_victims_of_our_own_are_searched_nobody_goes_for_what_was_before(scene, what):
-    """The search begins anew the next time."""
-    world, looks = scene.world, []
-
-    def meanwhile() -> None:
-        looks.append(None)
-        if len(looks) != 2:  # the first look is at all nodes, the second before somebody is chosen
-            return
-        if what == "pod":
-            world.runs("late", 100, 0, priority=HIGH)
-        elif what == "budget":
-            world.budget("a", 0)
-            world.budget("b", 0)
-        elif what == "helped":
-            world.ends("a")
-        else:
-            world.state.remove_pod(as_pod(scene.wanted))
-
-    before_each_look(world.state, meanwhile)
-    assert world.filter(scene.wanted) == []
-    world.clock.advance(4.0)
-    assert world.state.preemption.next_eviction() is None
-    assert len(looks) == 2
 
 
 def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends(scene):
