@@ -4,15 +4,15 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits, 
 
 `extender.state` holds the one lock. Only `longsearch` and `scoredpolicies` take it by themselves.
 
-    reservations  who has room on which cards: one row for each pod, with the life of a row. Read this first
-    nominations   which cards are kept for which pod after a preemption
-    nominated     those cards as holdings, for a placement that must not use them; the search for victims
-    cache         lets the ledger follow each change of a row or of a report; checks a plan again at bind
-    placing       asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
+    reservations    who has room on which cards: one row for each pod, with the life of a row. Read this first
+    nominations     which cards are kept for which pod after a preemption
+    nominated       those cards as holdings, for a placement that must not use them; the search for victims
+    cache           lets the ledger follow each change of a row or of a report; checks a plan again at bind
+    placing         asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
     scoredpolicies  the engine of the scored policies, made when it is first needed
-    inventory     what nodes report of cards and devices
-    membership    which ResourceClasses each card is in
-    nodeload      cpu, memory and number of pods of each node
-    quotas        GPUQuotas by namespace, and what they leave
-    statelock     the lock, which tells how long it has been held; `yielding`: long work under it in short slices
+    inventory       what nodes report of cards and devices
+    membership      which ResourceClasses each card is in
+    nodeload        cpu, memory and number of pods of each node
+    quotas          GPUQuotas by namespace, and what they leave
+    statelock       the lock, which tells how long it has been held; `yielding`: long work under it in short slices
 """

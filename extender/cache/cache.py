@@ -1,9 +1,8 @@
 """Derives the ledger of cards, and what is planned on nodes, from the table of reservations and what nodes report.
 
 Nobody else changes these; a what-if changes them for a moment and takes that back. Pods that run are counted on their
-nodes by `State`. A share is held while its pod exists
-and is not finished, then while its node reports it or until a grace time is over (docs/design/0001-contracts.md). Not
-thread-safe: the state locks.
+nodes by `State`. A share is held while its pod exists and is not finished, then while its node reports it or until a
+grace time is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection

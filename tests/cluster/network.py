@@ -20,7 +20,7 @@ class Network:
         number = f"{zlib.crc32(str(state).encode()):08x}"
         self.bridge = f"cw{number}"
         # A bridge without an address of its own takes the lowest of its members', so it changes as pods come and go.
-        # What a pod sent to the old one was lost then, for a minute and more.
+        # What a pod sent to the old one was lost then, for more than 40 s.
         self._mac = f"02:00:{number[:2]}:{number[2:4]}:{number[4:6]}:{number[6:]}"
 
     def node_address(self, number: int) -> str:

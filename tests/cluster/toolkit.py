@@ -1,4 +1,5 @@
-"""NVIDIA's container toolkit on a test node: its real runtime and tools, on NVIDIA's mock of the driver's library.
+"""NVIDIA's container toolkit on a test node: its real runtime and tools, on NVIDIA's mock of the driver's library; or
+its CDI spec of this machine's own cards.
 
 The driver's root is the node's folder, which has the device nodes of the node's cards in `dev` already. The runtime
 reads its settings at each start of a container, so a test changes them as an administrator does, and waits for nothing.

@@ -6,7 +6,6 @@ Needs what real nodes of the tests need (tests/cluster): root, its programs, and
 import json
 import os
 import subprocess
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -14,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core.api import mps, names
+from cardwise.core.api import mps, names, policies
 from cardwise.core.values.decoded import Json
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube import paths
-from tests.cluster import Cluster, ClusterSpec, partsimage
+from tests.cluster import Cluster, partsimage
 from tests.cluster.images import IDLE
+from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, workload
 from tests.realcard.machine import KEEP, PROGRAM
 from tests.realcard.test_frameworks import PROGRAMS, PYTHON, SHARE, skip_without
 from tests.realcard.test_mps import OUT_OF_MEMORY
 
-IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"  # has a Python
+IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"  # ours, which the node has for the agent; it has a Python
 CONTEXT = 640  # MiB that CUDA's own context takes of a limit, at most
 TENANT = "/tenant/tenant.py"
 
@@ -33,28 +33,19 @@ TENANT = "/tenant/tenant.py"
 @pytest.fixture(scope="module")
 def cluster(gpus: NvmlGpus) -> Iterator[Cluster]:
     """One node, which has this machine's cards."""
-    state = Path(tempfile.mkdtemp(prefix="cwgpu-", dir="/tmp"))
     settings = ["--stop-daemons=always", "--audit-interval=1s", *(["--no-exclusive"] if KEEP else [])]
-    spec = ClusterSpec(state_dir=state, nodes=1, mps=True, agent=True, real_cards=True, part_args={"mps": settings})
-    made = Cluster.start(spec, print)
-    try:
-        partsimage.write(state / "images" / "python.tar", print)
-        made.node("n1").load_image(state / "images" / "python.tar")
+    with_mps = {"mps": True, "agent": True, "part_args": {"mps": settings}}
+    for made in started(SpecOf(policy=policies.DEFAULT, nodes=1, real_cards=True, **with_mps)):
         yield made
-    finally:
         made.process("mps-n1").stop()  # its daemons with it
-        made.stop()
-        assert Cluster.leftovers(state) == []
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    name = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
-    with Space(cluster, name) as made:
-        cluster.api.create(
-            f"{paths.namespaces(name)}/configmaps",
-            {"metadata": {"name": "tenant"}, "data": {Path(TENANT).name: PROGRAM.read_text()}},
-        )
+    """With the tenants' program."""
+    for made in spaces(cluster, request):
+        program = {"metadata": {"name": "tenant"}, "data": {Path(TENANT).name: PROGRAM.read_text()}}
+        cluster.api.create(f"{paths.namespaces(made.name)}/configmaps", program)
         yield made
 
 
@@ -127,7 +118,7 @@ def test_three_pods_compute_at_the_same_time(space, gpus, measured):
 
 
 @pytest.mark.skipif(not KEEP, reason="a card in the exclusive mode takes no process beside MPS")
-def test_the_audit_tells_the_pod_that_holds_more(space, gpus):
+def test_the_audit_tells_the_pod_that_holds_more(space):
     """Without MPS nothing holds a process to its share; by its container's cgroup it is found."""
     off = {mps.MODE: "off"}
     space.create(tenant("keeps", 2048, "hold", 2048, annotations=off))
@@ -136,7 +127,6 @@ def test_the_audit_tells_the_pod_that_holds_more(space, gpus):
         assert heard(space, name)["error"] == 0
     space.wait(lambda: "MemoryOverrun" in space.reasons("greedy"), "its pod is told")
     assert "MemoryOverrun" not in space.reasons("keeps")
-    print(space.reasons("greedy"))
 
 
 def test_torch_in_a_pod_keeps_to_its_share(space, measured):

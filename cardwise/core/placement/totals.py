@@ -1,7 +1,7 @@
 """Totals for people: what there is of each class and of each entry of a quota, what is used of it, and by whom.
 
-Added up from the ledger for those who look; placement never asks it. A device is given whole or not at
-all, so devices are counted, and no memory.
+Added up from the ledger for those who look; placement never asks it. A device is given whole or not at all, so devices
+are counted, and no memory.
 """
 
 from collections import Counter
