@@ -1,21 +1,28 @@
 """The turns at the extender's state that big gangs and many nominated pods take, in a big cluster; in this process."""
 
 import json
+import random
 from collections.abc import Callable
 
 from bench import timing
 from bench.timing import Row
 from bench.turns import Turns, ask_preempt, full_state
-from bench.world import Scale, node_name, pod
-from cardwise.core.api import names, request
+from bench.world import CARDS, P100, Scale, card, gpu_uuid, node_name, pod
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.quotas import Entry, GPUQuota
+from cardwise.core.api.request import Load
+from cardwise.kube.pods import budgets
+from extender.api import verbs
+from extender.api.verbs import Preferences
 from extender.cache.placing import PlacementRequest
-from extender.records import podinfo
+from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
 
 LIMITED = "limited"
 NOMINATED = 500  # pods for which pods are evicted
+FULL, PODS, NEWCOMERS = 100_000, 110, 10  # the first node that is full, the pods there, and who is asked about in turn
 
 
 def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> dict:
@@ -81,6 +88,55 @@ def _preempting(size: int) -> Callable[[State, list[str], int], None]:
     return one
 
 
+def _on_a_full_node(state: State, _everywhere: list[str], run: int) -> None:
+    """kube-scheduler asks who is to go from one node of 8 cards and 110 pods: of six priorities, most of them under one
+    of many disruption budgets, some under two. What the pods ask is drawn: cards and shares, cpu, memory.
+    """
+    draw = random.Random(run)
+    node, free = node_name(FULL + run), [P100] * CARDS
+    for i in range(CARDS):
+        state.set_card(*objects.card(json.dumps(card(FULL + run, i, 1)).encode()))
+    kinds = draw.choice([1, 3, 20, 60])
+    for i in range(2 * kinds):
+        made = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
+        made["spec"] = {"selector": {"matchLabels": {f"budget-{i % 2}": str(i // 2)}}}
+        made["status"] = {"disruptionsAllowed": draw.randrange(4)}
+        state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
+    cpu, memory, records = 0, 0, []
+    for i in range(PODS):
+        mem, on = draw.choice([512, 1024, 1024, 2048]), i % CARDS
+        if free[on] < mem:
+            continue
+        free[on] -= mem
+        share = CardShare(on, gpu_uuid(FULL + run, on), mem, 0, P100)
+        annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
+        made = pod(f"full-{run}-{i}", f"u-full-{run}-{i}", mem, node=node, annotations=annotations)
+        wants = {"cpu": f"{draw.choice([500, 1000, 1500, 2500])}m", "memory": f"{draw.choice([1, 2, 4, 8, 12])}Gi"}
+        made["spec"]["containers"][0]["resources"]["requests"] |= wants
+        made["spec"]["priority"] = draw.randrange(6)
+        made["metadata"]["labels"] |= {
+            f"budget-{of}": str(draw.randrange(kinds)) for of in draw.choice([[], [0], [0, 1]])
+        }
+        cpu, memory = cpu + int(wants["cpu"][:-1]), memory + (int(wants["memory"][:-2]) << 30)
+        records.append(_record(made))
+    state.set_node(node, nodeinfo.NodeRecord(Load(cpu, memory, len(records))))
+    for record in records:
+        state.set_pod(record)
+    for i in range(NEWCOMERS):
+        asked = draw.choice([{names.GPU_MEM: str(P100 // 2)}, {names.WHOLE_GPU: str(draw.choice([1, 2, 4, 8]))}])
+        wants = {"cpu": str(draw.choice([1, 8, 32, 64])), "memory": f"{draw.choice([4, 64, 256])}Gi", names.SHARE: "1"}
+        newcomer = pod(f"newcomer-{run}-{i}", f"u-newcomer-{run}-{i}", 0)
+        newcomer["spec"]["containers"][0]["resources"] = {"limits": asked | wants, "requests": asked | wants}
+        newcomer["spec"]["priority"] = 1000
+        args = wire.preempt_args(json.dumps({"Pod": newcomer, "NodeNameToMetaVictims": {node: {"Pods": []}}}).encode())
+        answer = verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+        if not answer.node_name_to_meta_victims:
+            raise TypeError("nobody would go")
+        state.remove_pod(_record(newcomer))
+    for record in records:
+        state.remove_pod(record)
+
+
 def _beside_nominated(state: State, everywhere: list[str], run: int) -> None:
     """A single pod is placed, and a gang of eight, beside pods that were nominated by another extender."""
     made = [pod(f"nominated-{run}-{i}", f"u-nominated-{run}-{i}", 8138) for i in range(NOMINATED)]
@@ -108,6 +164,7 @@ SITUATIONS: dict[str, Callable[[State, list[str], int], None]] = {
     "a gang of 100 equal shares under a quota": _gangs(100, lambda _: {names.GPU_MEM: "2048"}, LIMITED),
     **{f"preemption for a gang of {size}, a node each": _preempting(size) for size in (8, 32, 100)},
     f"beside {NOMINATED} nominated pods": _beside_nominated,
+    f"preemption on a node of {CARDS} cards and {PODS} pods": _on_a_full_node,
 }
 
 

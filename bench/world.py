@@ -120,9 +120,7 @@ class World:
             for i in range(scale.nodes)
         ]
         models = MODELS if scale.classes else 1
-        self.cards = [
-            json.dumps(_card(node, card, models)).encode() for node in range(scale.nodes) for card in range(CARDS)
-        ]
+        self.cards = [json.dumps(card(node, i, models)).encode() for node in range(scale.nodes) for i in range(CARDS)]
         self.pods = list(_pods(scale))
         self.classes = [json.dumps(_class(i)).encode() for i in range(scale.classes)]
         self.quotas = [json.dumps(_quota(scale.classes)).encode()] if scale.classes else []
@@ -171,12 +169,13 @@ def _quota(classes: int) -> dict:
     return {"metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"}, "spec": {"hard": hard}}
 
 
-def _card(node: int, card: int, models: int) -> dict:
-    uuid = gpu_uuid(node, card)
+def card(node: int, i: int, models: int) -> dict:
+    """An ExtendedResource."""
+    uuid = gpu_uuid(node, i)
     model = f"Model {node % models}" if models > 1 else "Tesla P100"
     return {
         "metadata": {"name": uuid.lower(), "resourceVersion": "1", "labels": {"cardwise.dev/node": node_name(node)}},
-        "spec": {"node": node_name(node), "index": card, "uuid": uuid, "model": model, "memoryMiB": P100},
+        "spec": {"node": node_name(node), "index": i, "uuid": uuid, "model": model, "memoryMiB": P100},
         "status": {"health": "Healthy", "cardAccess": "cdi"},
     }
 

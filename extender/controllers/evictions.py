@@ -70,7 +70,15 @@ class Evictions:
             if at > now:
                 self._left.append((eviction, victim, at, tries))
                 continue
-            if not tries or not self._active() or not self._preemption.wanted(eviction, victim.uid):
+            if not self._active() or not self._preemption.wanted(eviction, victim.uid):
+                continue
+            if not tries:
+                # While its place is kept, no other victims are looked for.
+                _log.warning(
+                    "a pod could not be evicted; its place is kept no longer for the pod that waits for it",
+                    pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
+                )  # fmt: skip
+                self._preemption.given_up(eviction.claimant)
                 continue
             if not self._evict(eviction, victim):
                 self._left.append((eviction, victim, now + _AGAIN, tries - 1))

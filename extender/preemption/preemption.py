@@ -5,6 +5,7 @@ only about nodes whose sums lack room. Pods for which the sums have room and no 
 queue, for `evictions`.
 """
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +17,8 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import give_way, slices
-from extender.gangs.gangplaces import GangPlaces
+from extender.cache.yielding import give_way
+from extender.gangs.gangplaces import TURN, GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption, GangSearch
 from extender.queue.schedulingqueue import Fragmented
@@ -28,7 +29,7 @@ _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
-_TOGETHER: Final = 8  # nodes looked at in one turn, when no call waits for the answer
+_BEST: Final = 8  # nodes looked at once more, before the extender evicts by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +120,27 @@ class Preemption:
         if due is None:
             return None
         found: list[tuple[tuple[object, ...], str]] = []
-        for nodes in slices(due.nodes, _TOGETHER, self._clock):
+        left = deque(due.nodes)
+        while left:
             with self._lock:
                 self._cache.count_cards()
-                for node in nodes:
+                until = self._clock.cpu() + TURN
+                while left and self._clock.cpu() < until:
+                    node = left.popleft()
                     victims = self._unprotected(due, node)
                     if victims is None:
                         continue
                     if not victims.uids:
                         return None  # the pod only has to wait
                     found.append((victims.harm, node))
+            give_way(self._clock)
         found.sort()
         with self._lock:
             self._cache.count_cards()
             # Much may have happened since the first of them was looked at.
             if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
                 return None
-            for _, node in found[:_TOGETHER]:
+            for _, node in found[:_BEST]:
                 victims = self._unprotected(due, node)
                 if victims is not None:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
@@ -151,7 +156,7 @@ class Preemption:
             return place is not None and victim in place.victims and not going
 
     def given_up(self, claimant: WaitingPod) -> None:
-        """No victim was evicted for the pod: nothing is kept for it any more."""
+        """A victim could not be evicted for the pod: nothing is kept for it any more."""
         with self._lock:
             self._nominations.drop(claimant.uid)
             self._cache.free()

@@ -8,6 +8,7 @@ the pod would not fit.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from operator import add, sub
 from typing import Final, NamedTuple
 
 from cardwise.core.api import policies
@@ -104,7 +105,10 @@ class _Sums(NamedTuple):
     whole: int
 
     def plus(self, other: "_Sums") -> "_Sums":
-        return _Sums(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
+        return _Sums._make(map(add, self, other))
+
+    def minus(self, other: "_Sums") -> "_Sums":
+        return _Sums._make(map(sub, self, other))
 
     def short(self, asked: "_Sums") -> dict[object, int]:
         """What is missing for `asked`. A sum that is not asked for does not matter, as in kube-scheduler."""
@@ -113,19 +117,28 @@ class _Sums(NamedTuple):
 
 
 class _Node:
-    """The node without some of its pods."""
+    """The node without some of its pods. `sums`: what each of them takes, by UID."""
 
-    def __init__(self, state: NodeState | None, left: _Sums) -> None:
+    def __init__(self, state: NodeState | None, left: _Sums, sums: Mapping[str, _Sums]) -> None:
         self.state = state
         self.left = left
+        self._sums = sums
 
     def without(self, gone: Iterable[Resident]) -> "_Node":
         state, left = self.state.copy() if self.state is not None else None, self.left
         for resident in gone:
-            left = left.plus(_sums(resident.load, resident.holding))
+            left = left.plus(self._sums[resident.uid])
             if state is not None and resident.holding is not None:
                 state.add(resident.holding.assignment, resident.holding.mps_client, -1)
-        return _Node(state, left)
+        return _Node(state, left, self._sums)
+
+    def again_with(self, resident: Resident) -> "_Node":
+        """The node with one of these pods again."""
+        state, left = self.state.copy() if self.state is not None else None, self.left
+        left = left.minus(self._sums[resident.uid])
+        if state is not None and resident.holding is not None:
+            state.add(resident.holding.assignment, resident.holding.mps_client, 1)
+        return _Node(state, left, self._sums)
 
 
 class _Question:
@@ -135,8 +148,10 @@ class _Question:
         self._newcomer = newcomer
         self._allowed = full.allowed
         self._residents = {resident.uid: resident for resident in full.residents}
+        self._things: dict[str, Thing] = {}  # by UID: each search of the question takes the same
         self._asked = _asked(newcomer)
-        now = _Node(full.node, _left(full))
+        self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full.residents}
+        now = _Node(full.node, _left(full), self._sums)
         self._forced = self._unexplained(now, chosen)
         known = [self._residents[uid] for uid in self._forced]
         self._node = now.without([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
@@ -202,7 +217,7 @@ class _Question:
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest way to make room with these candidates, whatever their priorities."""
-        things = [Thing(r.uid, self._amounts(r), r.budgets) for r in candidates]
+        things = [self._thing(resident) for resident in candidates]
         short, left = self._short(self._node), self._left_of_budgets()
         if self._newcomer.request is None:
             return setcover.cover(things, short, left, CoverEffort())
@@ -213,8 +228,13 @@ class _Question:
             state, plan, things, needs=short, allowed=left, good=self._is_good, effort=CoverEffort()
         )
 
+    def _thing(self, resident: Resident) -> Thing:
+        if resident.uid not in self._things:
+            self._things[resident.uid] = Thing(resident.uid, self._amounts(resident), resident.budgets)
+        return self._things[resident.uid]
+
     def _amounts(self, resident: Resident) -> dict[object, int]:
-        found: dict[object, int] = dict(zip(_Sums._fields, _sums(resident.load, resident.holding), strict=True))
+        found: dict[object, int] = dict(zip(_Sums._fields, self._sums[resident.uid], strict=True))
         state, asked = self._node.state, self._newcomer.request
         if state is not None and resident.holding is not None:
             found |= cardvictims.amounts(state, resident.holding)
@@ -230,11 +250,10 @@ class _Question:
         return left
 
     def _is_good(self, found: Cover) -> bool:
-        return self._fits([self._residents[thing.name] for thing in found.things]) is not None
+        return self._fits(self._node.without([self._residents[thing.name] for thing in found.things])) is not None
 
-    def _fits(self, gone: Sequence[Resident]) -> Assignment | bool | None:
-        """The newcomer's cards when these are gone; True where it asks for none; None: it does not fit."""
-        node = self._node.without(gone)
+    def _fits(self, node: _Node) -> Assignment | bool | None:
+        """The newcomer's cards on this node; True where it asks for none; None: it does not fit."""
         if node.left.short(self._asked):
             return None
         newcomer = self._newcomer
@@ -245,11 +264,13 @@ class _Question:
 
     def _told(self, gone: list[Resident]) -> Victims | None:
         """The result without victims that are not needed: the search may have ended before it found the cheapest."""
+        node = self._node.without(gone)
         for one in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
-            others = [resident for resident in gone if resident is not one]
-            if self._fits(others) is not None:
-                gone = others
-        fits = self._fits(gone)
+            fuller = node.again_with(one)
+            if self._fits(fuller) is not None:
+                gone = [resident for resident in gone if resident is not one]
+                node = fuller
+        fits = self._fits(node)
         if fits is None:
             return None
         known = [*gone, *(self._residents[uid] for uid in self._forced)]

@@ -76,19 +76,24 @@ class Budgets:
     def __init__(self) -> None:
         self.changes = 0  # counts them
         self._of: dict[str, dict[str, Budget]] = {}  # by namespace and key
-        self._asked: dict[str, tuple[dict[str, Budget], bool]] = {}  # as `_few` has it
+        self._covering: dict[str, _Covering] = {}  # by namespace, those that were asked about
 
     def set(self, key: str, budget: Budget) -> None:
+        of_namespace = self._of.setdefault(budget.namespace, {})
+        before = of_namespace.get(key)
+        if before == budget:
+            return
         self.changes += 1
-        self._of.setdefault(budget.namespace, {})[key] = budget
-        self._asked.pop(budget.namespace, None)
+        of_namespace[key] = budget
+        if before is None or before.conditions != budget.conditions:
+            self._covering.pop(budget.namespace, None)
 
     def remove(self, key: str) -> None:
         self.changes += 1
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
         of_namespace.pop(key, None)
-        self._asked.pop(namespace, None)
+        self._covering.pop(namespace, None)
         if not of_namespace:
             self._of.pop(namespace, None)
 
@@ -96,11 +101,9 @@ class Budgets:
         """The keys of those that cover the pod."""
         if namespace not in self._of:
             return ()
-        if namespace not in self._asked:
-            self._asked[namespace] = _few(self._of[namespace])
-        few, more = self._asked[namespace]
-        matching = [key for key, budget in few.items() if budget.covers(labels)]
-        return tuple(sorted([*matching, f"{namespace}/"] if more else matching))
+        if namespace not in self._covering:
+            self._covering[namespace] = _Covering(namespace, self._of[namespace])
+        return self._covering[namespace].of(labels)
 
     def allowed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many pods each of these lets go now."""
@@ -111,12 +114,29 @@ class Budgets:
         return found
 
 
-def _few(budgets: Mapping[str, Budget]) -> tuple[dict[str, Budget], bool]:
-    """As many as have no more than `MOST_CONDITIONS` together, and whether there are others."""
-    few, left = dict[str, Budget](), MOST_CONDITIONS
-    for key, budget in budgets.items():
-        left -= max(1, len(budget.conditions or ()))
-        if left < 0:
-            return few, True
-        few[key] = budget
-    return few, False
+class _Covering:
+    """Which budgets of a namespace cover a pod. Most name a value of one label: only those of its value are asked."""
+
+    def __init__(self, namespace: str, budgets: Mapping[str, Budget]) -> None:
+        self._by_value: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
+        self._others: list[tuple[str, Budget]] = []
+        self._beyond: tuple[str, ...] = ()
+        left = MOST_CONDITIONS
+        for key, budget in budgets.items():
+            conditions = budget.conditions or ()
+            left -= max(1, len(conditions))
+            if left < 0:
+                self._beyond = (f"{namespace}/",)
+                return
+            named = next((one for one in conditions if one.operator == "In" and len(one.values) == 1), None)
+            if named is None:
+                self._others.append((key, budget))
+            else:
+                (value,) = named.values
+                self._by_value.setdefault(named.key, {}).setdefault(value, []).append((key, budget))
+
+    def of(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        asked = [*self._others]
+        for key, by_value in self._by_value.items():
+            asked += by_value.get(labels.get(key, ""), ())
+        return tuple(sorted([*(key for key, budget in asked if budget.covers(labels)), *self._beyond]))

@@ -14,8 +14,9 @@ from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
 from extender.cache import placing
-from extender.cache.nominated import MANY
+from extender.cache.nominated import MANY, NominatedPods
 from extender.controllers.evictions import Evictions
+from extender.gangs.gangplaces import TURN
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
 from extender.records.nodeinfo import NodeRecord, Placed
@@ -749,11 +750,17 @@ class Yielding(Scene):
             self.world.state.set_pod(as_pod(event["object"]))
 
 
-def test_the_state_is_let_go_between_some_nodes_and_the_next():
-    scene = Yielding(20)
+def test_the_state_is_let_go_when_looks_have_cost_a_turn(monkeypatch):
+    scene, look = Yielding(20), NominatedPods.who_goes
+    costs = TURN / 8
+    monkeypatch.setattr(NominatedPods, "who_goes", lambda *of: (spent(scene.world.clock, costs), look(*of))[1])
     scene.asks()
-    assert scene.slept == 2
+    assert scene.slept == 3  # after 8, 16 and 20 nodes
     assert len(scene.evicted()) == 1
+
+
+def spent(clock, seconds):
+    clock.worked += seconds
 
 
 MEANWHILE = {
@@ -913,6 +920,15 @@ def test_an_eviction_without_an_answer_is_tried_again(scene):
     assert scene.evicted() == []
     scene.rounds(2)
     assert len(scene.evicted()) == 1
+
+
+def test_whom_a_budget_protects_since_he_was_chosen_is_given_up_at_last_and_another_card_is_freed(scene):
+    scene.api.fault(Fault())  # whether it may go
+    scene.api.fault(Fault(status=429), "create", paths.pods("default", "a", "eviction"), times=math.inf)
+    scene.rounds(1)
+    scene.world.budget("a", 0)
+    scene.rounds(30)
+    assert scene.evicted() == ["b"]
 
 
 def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nominated_elsewhere(scene):
