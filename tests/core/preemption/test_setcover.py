@@ -1,0 +1,64 @@
+"""The cheapest cover against a slow reference: all sets of few things."""
+
+from collections.abc import Mapping
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.preemption import setcover
+from cardwise.core.preemption.setcover import MOST, CoverEffort, Thing
+from tests.examples import examples
+
+DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
+
+amounts = st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([1, 2, 3, 5, 8]))
+budgets = st.lists(st.sampled_from(BUDGETS), max_size=2, unique=True).map(tuple)
+things = st.lists(st.tuples(amounts, budgets), max_size=8).map(
+    lambda drawn: [Thing(f"t{i}", gives, charged) for i, (gives, charged) in enumerate(drawn)]
+)
+needs = st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(-1, 16))
+allowed = st.dictionaries(st.sampled_from(BUDGETS), st.integers(-1, 3))
+
+
+def least(of: list[Thing], short: Mapping[str, int], left: Mapping[str, int]) -> int | None:
+    """The least cost of all sets that meet the needs."""
+    sets = [some for size in range(len(of) + 1) for some in combinations(of, size)]
+    return min((cost(some, left) for some in sets if meets(some, short)), default=None)
+
+
+def meets(some: tuple[Thing, ...], short: Mapping[str, int]) -> bool:
+    return all(sum(one.amounts.get(what, 0) for one in some) >= need for what, need in short.items())
+
+
+def cost(some: tuple[Thing, ...], left: Mapping[str, int]) -> int:
+    return MOST * setcover.exceeded(some, left) + len(some)
+
+
+@settings(max_examples=examples(300, soak=5000))
+@given(things, needs, allowed)
+def test_nothing_is_cheaper(of, short, left):
+    found = setcover.cover(of, short, left, CoverEffort())
+    assert (found.cost if found is not None else None) == least(of, short, left)
+    if found is not None:
+        assert meets(found.things, short)
+        assert found.cost == cost(found.things, left)
+
+
+@settings(max_examples=examples(150, soak=3000))
+@given(things, needs, allowed)
+def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, short, left):
+    found = setcover.cover(of, short, left, CoverEffort(0))
+    assert (found is None) == (least(of, short, left) is None)
+    if found is not None:
+        assert meets(found.things, short)
+        assert found.cost == cost(found.things, left)
+
+
+@settings(max_examples=examples(150, soak=3000))
+@given(things, needs, allowed, st.integers(0, 4), st.integers(0, 2))
+def test_nothing_that_does_not_cost_less_than_was_said(of, short, left, pods, beyond):
+    below = MOST * beyond + pods
+    found = setcover.cover(of, short, left, CoverEffort(), below)
+    best = least(of, short, left)
+    assert (found.cost if found is not None else None) == (best if best is not None and best < below else None)
