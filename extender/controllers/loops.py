@@ -28,7 +28,7 @@ _STEP_SECONDS = 0.5
 _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
-_TOUCH_SECONDS = 2.0  # plans and terminating pods wait for it to end
+_WRITE_SECONDS = 2.0  # for a touch: plans and terminating pods wait for it to end
 _STALLED_SECONDS = 2.0  # between two rounds: calls of kube-scheduler, which waits 1 s, got no answer in that time
 _STOP_SECONDS = 5.0
 
@@ -120,7 +120,7 @@ def touch(client: KubeClient, node: str, clock: Clock) -> bool:
     """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns its success."""
     patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
     try:
-        client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_SECONDS)
+        client.patch(paths.nodes(node), patch, "merge", timeout=_WRITE_SECONDS)
     except errors.KubeError as error:
         _log.warning("cannot wake waiting pods", node=node, error=str(error))
         return False
