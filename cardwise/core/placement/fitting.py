@@ -277,16 +277,6 @@ def asks_for_memory_alone(claim: Claim) -> bool:
     return claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD
 
 
-def short_of_memory(node: NodeState, mem: int) -> Refusal | None:
-    """Why no card of a node with cards has so many MiB, or so many free; None where one has."""
-    if node.largest < mem:
-        return Refusal.CARD_TOO_SMALL
-    # Eight integers of thousands of nodes are in no CPU cache; where all cards are open, one packed array is enough.
-    codes = node.codes
-    most = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
-    return Refusal.NO_MEMORY if most < mem else None
-
-
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
     """Why the claim found no card of its class, from the most to the least permanent reason."""
     if not node.cards:
@@ -297,10 +287,11 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         if not among:
             return Refusal.NO_SUCH_TYPE
     elif asks_for_memory_alone(claim):
-        # The common cases of a full cluster, where thousands of nodes are asked.
-        short = short_of_memory(node, claim.mem)
-        if short is not None:
-            return short
+        # The common cases of a full cluster; `MemoryIndex` says the same of thousands of nodes at once.
+        if node.largest < claim.mem:
+            return Refusal.CARD_TOO_SMALL
+        if max(node.free) < claim.mem:
+            return Refusal.NO_MEMORY
     here = range(len(node.cards)) if among is None else among
     if claim.untolerated & FOR_GOOD and node.mps.may_close(claim.untolerated, claim.user):
         never = [i for i in here if node.mps.taints[i] & claim.untolerated & FOR_GOOD]

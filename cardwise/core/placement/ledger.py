@@ -22,6 +22,7 @@ from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
 from cardwise.core.placement.devices import Device, in_order
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
+from cardwise.core.placement.memoryindex import MemoryIndex
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
@@ -66,7 +67,8 @@ class Ledger:
     def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
         self.kinds = CardKinds()
         self._index = CardIndex()
-        self._touched: set[str] = set()  # nodes that have changed since the index was refreshed
+        self._by_memory = MemoryIndex()
+        self._touched: set[str] = set()  # nodes that have changed since the indexes were refreshed
         self._watched: list[set[str]] = []  # see `watch`
         self.kept_back = kept_back
         self.max_clients = max_clients
@@ -98,16 +100,17 @@ class Ledger:
 
     def index(self) -> CardIndex:
         """The index of all open cards by free memory, brought up to date."""
-        if self._touched:
-            self._index.refresh((name, self._open_cards(name)) for name in self._touched)
-            self._touched.clear()
+        self._refresh()
         return self._index
 
+    def by_memory(self) -> MemoryIndex:
+        """The index of nodes by memory, brought up to date."""
+        self._refresh()
+        return self._by_memory
+
     def index_some(self, nodes: int) -> bool:
-        """Brings so many nodes of the index up to date. Returns whether more are left."""
-        some = list(islice(self._touched, nodes))
-        self._index.refresh((name, self._open_cards(name)) for name in some)
-        self._touched.difference_update(some)
+        """Brings so many nodes of the indexes up to date. Returns whether more are left."""
+        self._refresh(nodes)
         return bool(self._touched)
 
     def watch(self) -> set[str]:
@@ -221,6 +224,14 @@ class Ledger:
                 self._put_in(before, {**gone, **since})
 
         return undo
+
+    def _refresh(self, nodes: int | None = None) -> None:
+        """Brings so many nodes of both indexes up to date, or all."""
+        some = list(islice(self._touched, nodes))
+        if some:
+            self._index.refresh((name, self._open_cards(name)) for name in some)
+            self._by_memory.refresh((name, self._nodes.get(name)) for name in some)
+            self._touched.difference_update(some)
 
     def _touch(self, name: str) -> None:
         self._touched.add(name)

@@ -247,24 +247,29 @@ class Scorer:
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
         """Why each node cannot take the request, once `first` has found none that can."""
-        by_name = ledger.by_name()
         plan = self._plan_on(ledger.kinds)
-        claim, _, typed = want = plan.wants[0]
-        limited = plan.unlimited is not None
-        mem = claim.mem
-        by_memory = not limited and typed is None and fitting.asks_for_memory_alone(claim)
-        refusals: dict[str, Refusal] = {}
-        for name in nodes:
-            node = by_name.get(name)
-            if node is None:
-                refusals[name] = Refusal.NOT_OURS
-            elif by_memory and node.cards and (short := fitting.short_of_memory(node, mem)) is not None:
-                refusals[name] = short  # as `refusal`, without the rest of it
-            elif limited:
-                refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
-            else:
-                refusals[name] = fitting.refusal(node, claim, typed)
+        claim, _, typed = plan.wants[0]
+        if plan.unlimited is not None or typed is not None or not fitting.asks_for_memory_alone(claim):
+            return {name: self._refusal(ledger.node(name), plan) for name in nodes}
+        by_memory = ledger.by_memory()
+        refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)
+        for name in by_memory.too_small(claim.mem):
+            if name in refusals:
+                refusals[name] = Refusal.CARD_TOO_SMALL
+        # Those without cards, and those that have the memory and are short of something else.
+        for name in (*(refusals.keys() - by_memory.names()), *by_memory.roomy(claim.mem)):
+            if name in refusals:
+                refusals[name] = self._refusal(ledger.node(name), plan)
         return refusals
+
+    def _refusal(self, node: NodeState | None, plan: fitting.Plan) -> Refusal:
+        """Why a node cannot take a request of one claim."""
+        if node is None:
+            return Refusal.NOT_OURS
+        want = plan.wants[0]
+        if plan.unlimited is not None:
+            return searching.why(node, plan, want, self._policy, self._effort)
+        return fitting.refusal(node, want.claim, want.typed)
 
     def place_on(self, node: NodeState | None, effort: searching.SearchEffort | None = None) -> Placement | Refusal:
         """The cards and devices of the node, or why there are none. `effort`: of this and other such calls."""

@@ -1,5 +1,7 @@
 """The index over all cards answers as asking node by node does."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,13 +10,14 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable, place_on
 from cardwise.core.values.refusals import Refusal
-from tests.build import cards, container, holding, pod
+from tests.build import IN_USE, OUT_OF_USE, cards, container, holding, pod
 
 NODES = [f"n{i}" for i in range(6)]
 
 changes = st.lists(
     st.one_of(
         st.tuples(st.just("cards"), st.sampled_from(NODES), st.lists(st.sampled_from([40, 80]), max_size=4)),
+        st.tuples(st.just("sick"), st.sampled_from(NODES), st.sampled_from([IN_USE, *OUT_OF_USE])),
         st.tuples(st.just("hold"), st.sampled_from(NODES), st.integers(0, 3), st.integers(1, 60), st.integers(0, 15)),
         st.tuples(st.just("release"), st.integers(0, 15)),
         st.tuples(st.just("look")),
@@ -47,6 +50,9 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
     for kind, *how in history:
         if kind == "cards":
             ledger.set_cards(how[0], cards(*how[1], node=how[0]))
+        elif kind == "sick" and ledger.node(how[0]) is not None:
+            first, *others = ledger.node(how[0]).cards or cards(40, node=how[0])
+            ledger.set_cards(how[0], [replace(first, **how[1]), *others])
         elif kind == "hold":
             node, index, mem, uid = how
             ledger.hold(holding(str(uid), mem, index, node=node))

@@ -7,9 +7,7 @@ import pytest
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import CardMps, mps_client
-from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE, P100, cards, holding
 from tests.core import others
 
@@ -31,22 +29,6 @@ def test_a_card_with_as_many_clients_as_it_takes_has_no_memory_for_others():
     ledger.set_cards("n1", cards(P100, P100))
     ledger.hold(holding("u", 100, 1))
     assert [ledger.node("n1").free_mib(i) for i in (0, 1)] == [P100, 0]
-
-
-@pytest.mark.parametrize("use", [IN_USE, *OUT_OF_USE])
-@pytest.mark.parametrize("mem", [1, 276, 277, 500, 501, P100, P100 + 1])
-def test_what_it_is_short_of_is_the_same_before_and_after_its_cards_were_sorted(use, mem):
-    """Filter reads the free memory of thousands of nodes from the sorted cards, where there are any."""
-    ledger = Ledger()
-    ledger.set_cards("n1", [*cards(P100, P100), replace(Card(index=2, uuid="GPU-n1-2", mem=P100), **use)])
-    for index, free in enumerate((276, 500, 100)):
-        ledger.hold(holding(f"u{index}", P100 - free, index))
-    node = ledger.node("n1")
-    before = fitting.short_of_memory(node, mem)
-    assert node.ascending()
-    assert fitting.short_of_memory(node, mem) is before
-    wanted = Refusal.CARD_TOO_SMALL if mem > P100 else Refusal.NO_MEMORY if mem > 500 else None
-    assert before is wanted
 
 
 def counts(node):

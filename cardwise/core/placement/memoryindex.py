@@ -1,0 +1,69 @@
+"""The index of nodes by memory: why none of thousands of nodes has so much, without a look at each of them.
+
+The answer equals that of asking node by node (tests/core/placement/test_cardindex.py).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, KeysView, Sequence
+from typing import Final, NamedTuple
+
+from cardwise.core.placement.nodestate import NodeState
+
+_MANY: Final = 500  # from so many changed nodes on, sorting again is cheaper than moving them
+
+
+class _Memory(NamedTuple):
+    """Of a node, in MiB: what its biggest card gives, and the most that is free on one of its cards, open or not."""
+
+    largest: int
+    free: int
+
+
+class MemoryIndex:
+    """The index of a ledger, which refreshes it before use (`Ledger.by_memory`)."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Memory] = {}
+        self._largest: list[tuple[int, str]] = []
+        self._free: list[tuple[int, str]] = []
+
+    def refresh(self, changed: Iterable[tuple[str, NodeState | None]]) -> None:
+        """These nodes are so now."""
+        now = {
+            name: _Memory(node.largest, max(node.free)) if node is not None and node.cards else None
+            for name, node in changed
+        }
+        many = len(now) > _MANY
+        for name, memory in now.items():
+            before = self._of.get(name)
+            if memory == before:
+                continue
+            if memory is None:
+                del self._of[name]
+            else:
+                self._of[name] = memory
+            if not many:
+                self._move(name, before, memory)
+        if many:
+            self._largest = sorted((memory.largest, name) for name, memory in self._of.items())
+            self._free = sorted((memory.free, name) for name, memory in self._of.items())
+
+    def names(self) -> KeysView[str]:
+        """The nodes with cards."""
+        return self._of.keys()
+
+    def too_small(self, mem: int) -> Sequence[str]:
+        """The nodes of which no card gives so many MiB."""
+        return [name for _, name in self._largest[: bisect_left(self._largest, (mem,))]]
+
+    def roomy(self, mem: int) -> Sequence[str]:
+        """The nodes that have so many MiB free on a card."""
+        return [name for _, name in self._free[bisect_left(self._free, (mem,)) :]]
+
+    def _move(self, name: str, before: _Memory | None, now: _Memory | None) -> None:
+        if before is not None:
+            del self._largest[bisect_left(self._largest, (before.largest, name))]
+            del self._free[bisect_left(self._free, (before.free, name))]
+        if now is not None:
+            insort(self._largest, (now.largest, name))
+            insort(self._free, (now.free, name))
