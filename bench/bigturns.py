@@ -135,6 +135,8 @@ def _on_a_full_node(state: State, _everywhere: list[str], run: int) -> None:
         state.remove_pod(_record(newcomer))
     for record in records:
         state.remove_pod(record)
+    for i in range(2 * kinds):
+        state.preemption.remove_budget(f"default/budget-{i}")
 
 
 def _beside_nominated(state: State, everywhere: list[str], run: int) -> None:

@@ -104,13 +104,14 @@ class NominatedPods:
         *,
         own: Collection[str] = (),
         gone: Collection[str] = (),
+        stay: Collection[str] = (),
     ) -> Victims | None:
         """The victims on the node for the pod; None where no eviction helps. `chosen`: kube-scheduler's own victims;
-        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway.
+        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway; `stay`: pods that may not go.
         """
         priority = claimant.request.priority
         kept = self.kept_on((node,), {claimant.uid, *own}, priority)
-        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets)
+        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, stay=stay)
         if there is None:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
@@ -119,14 +120,15 @@ class NominatedPods:
         """All that `who_goes` depends on at this node; equal while that stays the same."""
         ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
-        return loads.left(node), list(loads.on(node)), ledger.holdings(node), cards
+        pods = list(loads.on(node))
+        budgets = {name: self.budgets.changes(name) for name in {placed.namespace for _, placed in pods}}
+        return loads.left(node), pods, ledger.holdings(node), cards, budgets
 
     def rests_on(self, claimant: WaitingPod) -> object:
         """All that `who_goes` depends on for the pod, besides the node."""
         return (
             self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
             self._cache.ledger.kinds.changes,
-            self.budgets.changes,
             self._nominations.places(),
         )
 
@@ -148,9 +150,10 @@ class NominatedPods:
         gone: Collection[str] = (),
         kept: Sequence[Nominated] = (),
         budgets: Budgets = _NO_BUDGETS,
+        stay: Collection[str] = (),
     ) -> Full | None:
         """The node as the search for victims takes it: its pods, and what is kept there. `gone`: pods that go in any
-        case. None where there is no such node.
+        case; `stay`: pods that may not. None where there is no such node.
         """
         left = self._cache.loads.left(node)
         if left is None:
@@ -162,7 +165,7 @@ class NominatedPods:
         # kube-scheduler has not yet chosen this node.
         going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
         residents = [
-            *self._residents(node, claimant.uid, going, budgets),
+            *self._residents(node, claimant.uid, going, budgets, stay),
             *(_resident(one.holding, going) for one in kept),
         ]
         return Full(
@@ -184,7 +187,9 @@ class NominatedPods:
             state.add(one.holding.assignment, one.holding.mps_client, 1)
         return state
 
-    def _residents(self, node: str, but: str, gone: Collection[str], budgets: Budgets) -> list[Resident]:
+    def _residents(
+        self, node: str, but: str, gone: Collection[str], budgets: Budgets, stay: Collection[str]
+    ) -> list[Resident]:
         """All pods on the node, except this one."""
         ledger, loads = self._cache.ledger, self._cache.loads
         residents, seen = [], {but}
@@ -200,9 +205,9 @@ class NominatedPods:
                 residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
                 continue
             protecting = budgets.matching(placed.namespace, placed.labels)
-            going = placed.going or uid in gone
+            going, fixed = placed.going or uid in gone, placed.fixed or uid in stay
             residents.append(
-                Resident(uid, placed.priority, placed.load, holding, protecting, going, placed.fixed, placed.grouped)
+                Resident(uid, placed.priority, placed.load, holding, protecting, going, fixed, placed.grouped)
             )
         residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
         return residents

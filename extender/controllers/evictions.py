@@ -58,7 +58,7 @@ class Evictions:
             return
         self._next = now + _EVERY
         if not all(self._may_go(victim) for victim in eviction.victims):
-            self._preemption.given_up(eviction.claimant)
+            self._preemption.given_up(eviction)
             return
         self._left.extend((eviction, victim, now, _TRIES) for victim in eviction.victims)
         self._go_on(now)
@@ -78,7 +78,7 @@ class Evictions:
                     "a pod could not be evicted; its place is kept no longer for the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
-                self._preemption.given_up(eviction.claimant)
+                self._preemption.given_up(eviction, stays=victim.uid)
                 continue
             if not self._evict(eviction, victim):
                 self._left.append((eviction, victim, now + _AGAIN, tries - 1))

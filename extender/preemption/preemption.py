@@ -29,16 +29,18 @@ _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
+_STAY_SECONDS: Final = 600.0  # for which a pod that could not be evicted is not chosen again
 _BEST: Final = 8  # nodes looked at once more, before the extender evicts by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The victims of the extender's own eviction, and the pod that they go for."""
+    """The victims of the extender's own eviction, the pod that they go for, and what is kept for it."""
 
     claimant: WaitingPod
     node: str
     victims: tuple[PodRef, ...]
+    place: NominatedPlace
 
 
 class Preemption:
@@ -62,6 +64,7 @@ class Preemption:
         self._queue = cache.queue
         self._together = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
         self._clock = clock
+        self._stay: dict[str, float] = {}  # until when, by UID: pods that could not be evicted
 
     # What the API server tells.
 
@@ -117,6 +120,8 @@ class Preemption:
         """
         with self._lock:
             due = self._queue.next_fragmented(self._is_helped)
+            now = self._clock.now()
+            self._stay = {uid: until for uid, until in self._stay.items() if until > now}
         if due is None:
             return None
         found: list[tuple[tuple[object, ...], str]] = []
@@ -135,16 +140,17 @@ class Preemption:
                     found.append((victims.harm, node))
             give_way(self._clock)
         found.sort()
-        with self._lock:
-            self._cache.count_cards()
-            # Much may have happened since the first of them was looked at.
-            if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
-                return None
-            for _, node in found[:_BEST]:
+        for _, node in found[:_BEST]:
+            with self._lock:
+                self._cache.count_cards()
+                # Much may have happened since the first of them was looked at.
+                if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
+                    return None
                 victims = self._unprotected(due, node)
                 if victims is not None:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
-            return None
+            give_way(self._clock)
+        return None
 
     def wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to be evicted for the pod."""
@@ -155,11 +161,17 @@ class Preemption:
             going = placed is not None and placed.going
             return place is not None and victim in place.victims and not going
 
-    def given_up(self, claimant: WaitingPod) -> None:
-        """A victim could not be evicted for the pod: nothing is kept for it any more."""
+    def given_up(self, eviction: Eviction, stays: str = "") -> None:
+        """A victim could not be evicted: nothing is kept for the pod any more. `stays`: the UID of a victim that is not
+        chosen again for a while, so that others do not go in vain time and again.
+        """
         with self._lock:
-            self._nominations.drop(claimant.uid)
-            self._cache.free()
+            if stays:
+                self._stay[stays] = self._clock.now() + _STAY_SECONDS
+            nomination = self._nominations.get(eviction.claimant.uid)
+            if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
+                self._nominations.drop(eviction.claimant.uid)
+                self._cache.free()
 
     def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """A turn for each plan."""
@@ -199,13 +211,14 @@ class Preemption:
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.who_goes(due.claimant, due.policy, node)
+        victims = self._nominated.who_goes(due.claimant, due.policy, node, stay=self._stay)
         return victims if victims is not None and not victims.violations else None
 
     def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
-        self._nominations.decided(claimant, node, NominatedPlace(victims.assignment, victims.uids), self._clock.now())
+        place = NominatedPlace(victims.assignment, victims.uids)
+        self._nominations.decided(claimant, node, place, self._clock.now())
         there = {placed.uid: placed for _, placed in self._loads.on(node)}
-        return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids))
+        return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
 
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None

@@ -173,6 +173,7 @@ class _Search:
     ) -> None:
         self.best: Cover | None = None
         self._allowed = allowed
+        self._left: dict[str, int] = {}  # what budgets still allow
         self._effort = effort
         self._below = below
         self._parts = {1 << i: part for i, part in enumerate(parts)}
@@ -193,40 +194,45 @@ class _Search:
                 self._of_budget[budget] = self._of_budget.get(budget, 0) | bit
 
     def go(self, short: tuple[int, ...], left: Mapping[str, int], taken: Sequence[_Part]) -> None:
-        self._go((1 << len(self._parts)) - 1, short, left, taken)
+        self._left = dict(left)
+        cost = MOST * exceeded([part.thing for part in taken], self._allowed) + len(taken)
+        self._go((1 << len(self._parts)) - 1, short, cost, taken)
 
-    def _go(self, among: int, short: tuple[int, ...], left: Mapping[str, int], taken: Sequence[_Part]) -> None:
+    def _go(self, among: int, short: tuple[int, ...], cost: int, taken: Sequence[_Part]) -> None:
         if not any(need > 0 for need in short):
-            self._found(taken)
+            if self._below is None or cost < self._below:
+                self.best, self._below = Cover(cost, tuple([part.thing for part in taken])), cost
             return
-        spent = MOST * exceeded([part.thing for part in taken], self._allowed) + len(taken)
-        while not self._effort.spent or self.best is None:
-            self._effort.spend(among.bit_count() * len(short) + len(left))
-            hardest = self._hardest(among, short, left, spent)
+        # Whoever says `below` has an answer.
+        while not self._effort.spent or self._below is None:
+            self._effort.spend(among.bit_count() * len(short))
+            hardest = self._hardest(among, short, cost)
             if hardest is None:
                 return
-            bit, part = self._next(hardest, among, left)
+            bit, part = self._next(hardest, among)
             among &= ~bit
             after = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
-            self._go(among, after, _after(left, [part]), [*taken, part])
+            excess = sum(self._left.get(budget, 0) <= 0 for budget in part.thing.budgets)
+            self._charge(part, -1)
+            self._go(among, after, cost + MOST * excess + 1, [*taken, part])
+            self._charge(part, 1)
             # A cover without this part need not have a part that this one could replace.
             among &= ~self._replaceable_by(part)
 
-    def _next(self, dimension: int, among: int, left: Mapping[str, int]) -> tuple[int, _Part]:
+    def _charge(self, part: _Part, by: int) -> None:
+        for budget in part.thing.budgets:
+            self._left[budget] = self._left.get(budget, 0) + by
+
+    def _next(self, dimension: int, among: int) -> tuple[int, _Part]:
         """The biggest part that its budgets still allow, or else the biggest."""
         biggest = 0
         for bit, _, budget in self._orders[dimension]:
             if not among & bit:
                 continue
             biggest = biggest or bit
-            if budget is None or all(left.get(one, 0) > 0 for one in self._parts[bit].thing.budgets):
+            if budget is None or all(self._left.get(one, 0) > 0 for one in self._parts[bit].thing.budgets):
                 return bit, self._parts[bit]
         return biggest, self._parts[biggest]
-
-    def _found(self, taken: Sequence[_Part]) -> None:
-        found = _cover(taken, self._allowed, self._below)
-        if found is not None:
-            self.best, self._below = found, found.cost
 
     def _replaceable_by(self, part: _Part) -> int:
         """The parts that this one stands for at no higher cost: they give no more, and have all its budgets."""
@@ -237,7 +243,7 @@ class _Search:
             those &= self._of_budget[budget]
         return those
 
-    def _hardest(self, among: int, short: tuple[int, ...], left: Mapping[str, int], spent: int) -> int | None:
+    def _hardest(self, among: int, short: tuple[int, ...], cost: int) -> int | None:
         """The dimension that needs the most parts; None where no cover of these is cheap enough."""
         hardest, most, excess = 0, -1, 0
         bounded = self._below is not None and among & self._charged
@@ -250,21 +256,21 @@ class _Search:
             if count > most:
                 hardest, most = dimension, count
             if bounded:
-                excess = max(excess, self._excess(dimension, need, among, left))
-        if self._below is not None and spent + MOST * excess + most >= self._below:
+                excess = max(excess, self._excess(dimension, need, among))
+        if self._below is not None and cost + MOST * excess + most >= self._below:
             return None
         return hardest
 
-    def _excess(self, dimension: int, need: int, among: int, left: Mapping[str, int]) -> int:
+    def _excess(self, dimension: int, need: int, among: int) -> int:
         """How many parts beyond their budgets are in each cover, at least. A part with several budgets counts as beyond
         them only where the first of them is exceeded, so that it is never too many.
         """
-        still, beyond = dict(left), []
+        still, beyond = dict[str, int](), []
         for bit, amount, budget in self._orders[dimension]:
             if not among & bit:
                 continue
             if budget is not None:
-                allowed = still.get(budget, 0)
+                allowed = still[budget] if budget in still else self._left.get(budget, 0)
                 still[budget] = allowed - 1
                 if allowed <= 0:
                     beyond.append(amount)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 MOST_CONDITIONS: Final = 512  # of the budgets of a namespace: some 0.1 ms for a pod
+MOST_BUDGETS: Final = 8  # that cover one pod; the API server evicts no pod that more than one covers
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -70,11 +71,11 @@ class Budgets:
 
     Whoever asks holds up others meanwhile, and who may write budgets may write millions of conditions. So of one
     namespace `MOST_CONDITIONS` are asked; what comes beyond them protects all of its pods, by one budget of no name
-    that lets nobody go.
+    that lets nobody go. So does this one in place of more than `MOST_BUDGETS` that cover a pod.
     """
 
     def __init__(self) -> None:
-        self.changes = 0  # counts them
+        self._changes: dict[str, int] = {}  # how many, by namespace
         self._of: dict[str, dict[str, Budget]] = {}  # by namespace and key
         self._covering: dict[str, _Covering] = {}  # by namespace, those that were asked about
 
@@ -83,19 +84,23 @@ class Budgets:
         before = of_namespace.get(key)
         if before == budget:
             return
-        self.changes += 1
+        self._changes[budget.namespace] = self.changes(budget.namespace) + 1
         of_namespace[key] = budget
         if before is None or before.conditions != budget.conditions:
             self._covering.pop(budget.namespace, None)
 
     def remove(self, key: str) -> None:
-        self.changes += 1
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
-        of_namespace.pop(key, None)
+        if of_namespace.pop(key, None) is not None:
+            self._changes[namespace] = self.changes(namespace) + 1
         self._covering.pop(namespace, None)
         if not of_namespace:
             self._of.pop(namespace, None)
+
+    def changes(self, namespace: str) -> int:
+        """How often those of the namespace have changed."""
+        return self._changes.get(namespace, 0)
 
     def matching(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of those that cover the pod."""
@@ -120,13 +125,14 @@ class _Covering:
     def __init__(self, namespace: str, budgets: Mapping[str, Budget]) -> None:
         self._by_value: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
         self._others: list[tuple[str, Budget]] = []
+        self._all = f"{namespace}/"  # the budget of no name
         self._beyond: tuple[str, ...] = ()
         left = MOST_CONDITIONS
         for key, budget in budgets.items():
             conditions = budget.conditions or ()
             left -= max(1, len(conditions))
             if left < 0:
-                self._beyond = (f"{namespace}/",)
+                self._beyond = (self._all,)
                 return
             named = next((one for one in conditions if one.operator == "In" and len(one.values) == 1), None)
             if named is None:
@@ -139,4 +145,5 @@ class _Covering:
         asked = [*self._others]
         for key, by_value in self._by_value.items():
             asked += by_value.get(labels.get(key, ""), ())
-        return tuple(sorted([*(key for key, budget in asked if budget.covers(labels)), *self._beyond]))
+        keys = sorted([*(key for key, budget in asked if budget.covers(labels)), *self._beyond])
+        return tuple(keys) if len(keys) <= MOST_BUDGETS else (self._all,)

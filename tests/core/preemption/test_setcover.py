@@ -55,6 +55,24 @@ def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, s
         assert found.cost == cost(found.things, left)
 
 
+class Counted(CoverEffort):
+    looks = 0
+
+    def spend(self, looks: int) -> None:
+        super().spend(looks)
+        self.looks += looks
+
+
+def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
+    """Pods of one budget each and a common one, which is exceeded: no bound sees that no cover is cheaper."""
+    of = [Thing(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
+    left = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
+    of += [Thing("other", {"cpu": 1}, ("own-0", "own-1"))]
+    effort = Counted(1000)
+    assert setcover.cover(of, {"mem": 40, "cpu": 1}, left, effort, below=20 * MOST) is None
+    assert 1000 < effort.looks < 2000
+
+
 @settings(max_examples=examples(150, soak=3000))
 @given(things, needs, allowed, st.integers(0, 4), st.integers(0, 2))
 def test_nothing_that_does_not_cost_less_than_was_said(of, short, left, pods, beyond):

@@ -14,7 +14,7 @@ from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
 from extender.cache import placing
-from extender.cache.nominated import MANY, NominatedPods
+from extender.cache.nominated import MANY
 from extender.controllers.evictions import Evictions
 from extender.gangs.gangplaces import TURN
 from extender.leadership.leadership import Denial
@@ -719,7 +719,7 @@ def test_not_before_the_pod_has_waited_a_while(scene):
 
 
 class Yielding(Scene):
-    """With so many nodes like the first; between two looks at some of them, `meanwhile` happens."""
+    """With so many nodes like the first; eight looks cost a turn, and after each turn `meanwhile` happens."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
@@ -740,6 +740,14 @@ class Yielding(Scene):
             self.meanwhile()
 
         self.world.clock.sleep = sleeps
+        nominated = self.world.state._nominated
+        look = nominated.who_goes
+
+        def looks(*of, **how):
+            self.world.clock.worked += TURN / 8
+            return look(*of, **how)
+
+        nominated.who_goes = looks
 
     def asks(self) -> None:
         """The scheduler does, and after a while it is time to look for victims."""
@@ -750,17 +758,11 @@ class Yielding(Scene):
             self.world.state.set_pod(as_pod(event["object"]))
 
 
-def test_the_state_is_let_go_when_looks_have_cost_a_turn(monkeypatch):
-    scene, look = Yielding(20), NominatedPods.who_goes
-    costs = TURN / 8
-    monkeypatch.setattr(NominatedPods, "who_goes", lambda *of: (spent(scene.world.clock, costs), look(*of))[1])
+def test_the_state_is_let_go_when_looks_have_cost_a_turn():
+    scene = Yielding(20)
     scene.asks()
     assert scene.slept == 3  # after 8, 16 and 20 nodes
     assert len(scene.evicted()) == 1
-
-
-def spent(clock, seconds):
-    clock.worked += seconds
 
 
 MEANWHILE = {
@@ -922,13 +924,21 @@ def test_an_eviction_without_an_answer_is_tried_again(scene):
     assert len(scene.evicted()) == 1
 
 
-def test_whom_a_budget_protects_since_he_was_chosen_is_given_up_at_last_and_another_card_is_freed(scene):
+def test_who_may_not_go_any_more_is_given_up_at_last_and_another_card_is_freed(scene):
     scene.api.fault(Fault())  # whether it may go
     scene.api.fault(Fault(status=429), "create", paths.pods("default", "a", "eviction"), times=math.inf)
-    scene.rounds(1)
-    scene.world.budget("a", 0)
     scene.rounds(30)
     assert scene.evicted() == ["b"]
+
+
+def test_where_the_pod_was_nominated_since_stays_kept_when_the_extenders_own_eviction_is_given_up(scene):
+    preemption = scene.world.state.preemption
+    assert scene.world.filter(scene.wanted) == []
+    scene.world.clock.advance(4.0)
+    eviction = preemption.next_eviction()
+    scene.world.nominate(scene.wanted, "n2")
+    preemption.given_up(eviction)
+    assert scene.world.state._nominated.unknown() == ["n2"]
 
 
 def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nominated_elsewhere(scene):

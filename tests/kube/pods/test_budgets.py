@@ -65,6 +65,26 @@ def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
     assert found.matching("team", labels) == ()
 
 
+def test_a_pod_that_very_many_cover_is_protected_by_one_that_lets_nobody_go():
+    found = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_BUDGETS + 1)))
+    (covers,) = found.matching("team", {"app": "a"})
+    assert found.allowed([covers]) == {covers: 0}
+    found.remove("team/b0")
+    assert len(found.matching("team", {"app": "a"})) == budgets.MOST_BUDGETS
+
+
+def test_what_has_changed_is_counted_by_namespace():
+    found = known(budget("app", {"matchLabels": {"app": "a"}}))
+    before = found.changes("team")
+    found.set(*budget("app", {"matchLabels": {"app": "a"}}))
+    found.set(*budget("app", {}, namespace="other"))
+    found.remove("team/unknown")
+    assert found.changes("team") == before, "nothing of this namespace"
+    found.set(*budget("app", {"matchLabels": {"app": "a"}}, 3))
+    assert found.changes("team") > before
+    assert found.allowed(["team/app"]) == {"team/app": 3}
+
+
 def test_many_small_ones_are_too_many_as_well():
     found = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_CONDITIONS + 1)))
     assert len(found.matching("team", {"app": "b"})) == 1
