@@ -104,14 +104,15 @@ class NominatedPods:
         *,
         own: Collection[str] = (),
         gone: Collection[str] = (),
-        stay: Collection[str] = (),
+        refused: Collection[str] | None = None,
     ) -> Victims | None:
         """The victims on the node for the pod; None where no eviction helps. `chosen`: kube-scheduler's own victims;
-        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway; `stay`: pods that may not go.
+        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway. `refused`: pods that the Eviction
+        API has refused; None where it is not used.
         """
         priority = claimant.request.priority
         kept = self.kept_on((node,), {claimant.uid, *own}, priority)
-        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, stay=stay)
+        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
         if there is None:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
@@ -150,10 +151,10 @@ class NominatedPods:
         gone: Collection[str] = (),
         kept: Sequence[Nominated] = (),
         budgets: Budgets = _NO_BUDGETS,
-        stay: Collection[str] = (),
+        refused: Collection[str] | None = None,
     ) -> Full | None:
         """The node as the search for victims takes it: its pods, and what is kept there. `gone`: pods that go in any
-        case; `stay`: pods that may not. None where there is no such node.
+        case. None where there is no such node.
         """
         left = self._cache.loads.left(node)
         if left is None:
@@ -165,7 +166,7 @@ class NominatedPods:
         # kube-scheduler has not yet chosen this node.
         going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
         residents = [
-            *self._residents(node, claimant.uid, going, budgets, stay),
+            *self._residents(node, claimant.uid, going, budgets, refused),
             *(_resident(one.holding, going) for one in kept),
         ]
         return Full(
@@ -188,7 +189,7 @@ class NominatedPods:
         return state
 
     def _residents(
-        self, node: str, but: str, gone: Collection[str], budgets: Budgets, stay: Collection[str]
+        self, node: str, but: str, gone: Collection[str], budgets: Budgets, refused: Collection[str] | None
     ) -> list[Resident]:
         """All pods on the node, except this one."""
         ledger, loads = self._cache.ledger, self._cache.loads
@@ -205,7 +206,9 @@ class NominatedPods:
                 residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
                 continue
             protecting = budgets.matching(placed.namespace, placed.labels)
-            going, fixed = placed.going or uid in gone, placed.fixed or uid in stay
+            # The Eviction API evicts no pod that several budgets cover, whatever they allow.
+            stays = refused is not None and (uid in refused or len(protecting) > 1)
+            going, fixed = placed.going or uid in gone, placed.fixed or stays
             residents.append(
                 Resident(uid, placed.priority, placed.load, holding, protecting, going, fixed, placed.grouped)
             )

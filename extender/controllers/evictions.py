@@ -22,6 +22,8 @@ _log = structlog.get_logger(__name__)
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
 _AGAIN = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
+# For which a victim is not chosen again, after a dry run, and after evictions that others may have gone for.
+_REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
 
 
 class Evictions:
@@ -57,8 +59,9 @@ class Evictions:
         if eviction is None:
             return
         self._next = now + _EVERY
-        if not all(self._may_go(victim) for victim in eviction.victims):
-            self._preemption.given_up(eviction)
+        refused = [victim.uid for victim in eviction.victims if not self._may_go(victim)]
+        if refused:
+            self._preemption.given_up(eviction, refused, _REFUSED_SECONDS)
             return
         self._left.extend((eviction, victim, now, _TRIES) for victim in eviction.victims)
         self._go_on(now)
@@ -73,12 +76,13 @@ class Evictions:
             if not self._active() or not self._preemption.wanted(eviction, victim.uid):
                 continue
             if not tries:
-                # While its place is kept, no other victims are looked for.
+                # While its place is kept, no other victims are looked for. Others of it are as far.
+                refused = [one.uid for one in eviction.victims if self._preemption.wanted(eviction, one.uid)]
                 _log.warning(
                     "a pod could not be evicted; its place is kept no longer for the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
-                self._preemption.given_up(eviction, stays=victim.uid)
+                self._preemption.given_up(eviction, refused, _STUCK_SECONDS)
                 continue
             if not self._evict(eviction, victim):
                 self._left.append((eviction, victim, now + _AGAIN, tries - 1))

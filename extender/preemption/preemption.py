@@ -6,7 +6,7 @@ queue, for `evictions`.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,6 @@ _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
-_STAY_SECONDS: Final = 600.0  # for which a pod that could not be evicted is not chosen again
 _BEST: Final = 8  # nodes looked at once more, before the extender evicts by itself
 
 
@@ -64,7 +63,7 @@ class Preemption:
         self._queue = cache.queue
         self._together = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
         self._clock = clock
-        self._stay: dict[str, float] = {}  # until when, by UID: pods that could not be evicted
+        self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
     # What the API server tells.
 
@@ -115,13 +114,13 @@ class Preemption:
     # Pods that only cards keep waiting.
 
     def next_eviction(self) -> Eviction | None:
-        """The next eviction that is due; its cards are kept from now on. Pods that a disruption budget protects are no
-        victims.
+        """The next eviction that is due; its cards are kept from now on. No victims are pods that a disruption budget
+        protects, that several cover, or that were refused lately.
         """
         with self._lock:
             due = self._queue.next_fragmented(self._is_helped)
             now = self._clock.now()
-            self._stay = {uid: until for uid, until in self._stay.items() if until > now}
+            self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         if due is None:
             return None
         found: list[tuple[tuple[object, ...], str]] = []
@@ -144,7 +143,8 @@ class Preemption:
             with self._lock:
                 self._cache.count_cards()
                 # Much may have happened since the first of them was looked at.
-                if not self._queue.is_fragmented(due.claimant.uid) or self._is_helped(due.claimant.uid):
+                uid = due.claimant.uid
+                if not self._queue.is_fragmented_on(uid, node) or self._is_helped(uid):
                     return None
                 victims = self._unprotected(due, node)
                 if victims is not None:
@@ -161,13 +161,12 @@ class Preemption:
             going = placed is not None and placed.going
             return place is not None and victim in place.victims and not going
 
-    def given_up(self, eviction: Eviction, stays: str = "") -> None:
-        """A victim could not be evicted: nothing is kept for the pod any more. `stays`: the UID of a victim that is not
-        chosen again for a while, so that others do not go in vain time and again.
+    def given_up(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
+        """These victims, by UID, could not be evicted: nothing is kept for the pod any more, and they are not chosen
+        again for so long. Else the same would be tried again and again, and others would go in vain.
         """
         with self._lock:
-            if stays:
-                self._stay[stays] = self._clock.now() + _STAY_SECONDS
+            self._refused |= dict.fromkeys(refused, self._clock.now() + seconds)
             nomination = self._nominations.get(eviction.claimant.uid)
             if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
                 self._nominations.drop(eviction.claimant.uid)
@@ -211,7 +210,7 @@ class Preemption:
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.who_goes(due.claimant, due.policy, node, stay=self._stay)
+        victims = self._nominated.who_goes(due.claimant, due.policy, node, refused=self._refused)
         return victims if victims is not None and not victims.violations else None
 
     def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:

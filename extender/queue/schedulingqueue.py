@@ -327,9 +327,10 @@ class SchedulingQueue:
         not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED_SECONDS
         row.fragmented = Fragmented(claimant, policy, tuple(sorted(nodes)), now, not_before)
 
-    def is_fragmented(self, uid: str) -> bool:
+    def is_fragmented_on(self, uid: str, node: str) -> bool:
+        """Whether the node is one of those of its newest refusal."""
         row = self._pods.get(uid)
-        return row is not None and row.fragmented is not None
+        return row is not None and row.fragmented is not None and node in row.fragmented.nodes
 
     def next_fragmented(self, helped: Callable[[str], bool]) -> Fragmented | None:
         """The next pod to find victims for, the highest priority first; the same pod not again for a while. `helped`:

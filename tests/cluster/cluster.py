@@ -41,6 +41,9 @@ from tests.cluster.verbs import Verbs
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
 
 
+_NOT_YET = (errors.NotFound, errors.Unreachable, errors.ServerError)
+
+
 class _PatientClient(KubeClient):
     """A test waits for an answer as long as for any event: on a busy machine the API server may stand still for longer
     than a part of ours would wait. After 60 s it breaks off what it was answering: what was only read is read again.
@@ -61,12 +64,12 @@ class ClusterSpec:
     """`nodes` are real kubelets n1, n2, … (root), `sim_nodes` are sim-1, sim-2, …; `cards` see `cards.py`.
 
     `rdma_devices`: so many has each real node. `nvidia_runtime`: each has NVIDIA's container toolkit (`toolkit`).
-    `mps`: each has an MPS manager, with the control double. `agent`: each has our image, and the webhook puts the
-    share agent into pods. `gates`: feature gates of Kubernetes that are on; `apis`: groups and versions that are served
-    beside those by default. `real_cards`: the node has this machine's NVIDIA cards, and its MPS manager NVIDIA's own
-    program. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
-    `values`; one such cluster at a time. `former`: another tree of ours (tests/cluster/former.py), whose chart and
-    code are installed first, to be upgraded.
+    `mps`: each has an MPS manager, with the control double. `agent`: each has our image, and the webhook puts the share
+    agent into pods. `gates`: feature gates of Kubernetes that are on; `apis`: groups and versions that are served
+    beside those by default. `real_cards`: the node has this machine's NVIDIA cards, its MPS manager NVIDIA's own
+    program; and NVIDIA's runtime where the parts are pods. `chart`: our parts are no processes but pods on the real
+    nodes, installed by Helm with `values`; one such cluster at a time. `former`: another tree of ours
+    (tests/cluster/former.py), whose chart and code are installed first, to be upgraded.
     """
 
     state_dir: Path
@@ -200,10 +203,22 @@ class Cluster:
         """YAML text or decoded objects, server-side: what an earlier one said and these do not goes."""
         self.ask("apply", "--server-side", "--force-conflicts", stdin=documents)
 
-    def wait(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait for a condition. Raises AssertionError that names it."""
-        if not wait_for(ready):
-            raise AssertionError(f"{what}: not so after {PATIENCE:.0f} s")
+    def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+        """Wait for a condition. Where it looks for something that is not there yet, or the API server does not answer,
+        it is not so yet. Raises AssertionError that names it.
+        """
+        trouble = ""
+
+        def so() -> bool:
+            nonlocal trouble
+            try:
+                return bool(ready())
+            except (LookupError, StopIteration, OSError, *_NOT_YET) as error:
+                trouble = f"; at last {error!r}"
+                return False
+
+        if not wait_for(so, timeout):
+            raise AssertionError(f"not so after {timeout:.0f} s: {what}{trouble}")
 
     def simulate(self, nodes: Mapping[str, Sequence[cards.TestCard]], *, keeper: bool = True) -> None:
         """Simulated nodes with these cards; `keeper`: it plays their kubelets."""
@@ -326,6 +341,9 @@ class Cluster:
         for name in real:
             self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready")
             self.kubectl("label", "node", name, f"{chart.GPU_LABEL}=true")
+        if self._spec()["real_cards"]:
+            made = {"metadata": {"name": toolkit.RUNTIME_CLASS}, "handler": toolkit.RUNTIME_CLASS}
+            self.api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
         try:
             self.chart.install()
         except processes.CommandFailed as error:
@@ -336,7 +354,7 @@ class Cluster:
         """Images of pods that are ours."""
         folder = self.state_dir / "images"
         folder.mkdir(exist_ok=True)
-        partsimage.write(folder / "cardwise.tar", self._say)
+        partsimage.write(folder / "cardwise.tar", self._say, double=not spec.real_cards)
         found = [folder / "cardwise.tar"]
         if spec.agent:
             partsimage.write_agent(folder / "agent.tar")
@@ -352,7 +370,8 @@ class Cluster:
         if not real:
             return
         node_bin = binaries.runtime(self._say)
-        nvidia = binaries.nvidia(self._say) if spec.nvidia_runtime else None
+        real_runtime = spec.real_cards and spec.chart
+        nvidia = binaries.nvidia(self._say) if spec.nvidia_runtime or real_runtime else None
         archives = self._archives(spec) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):
             of_node = inventory.get(name, inventory["default"])
@@ -361,7 +380,9 @@ class Cluster:
                 cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
             if spec.rdma_devices:
                 devices.write(self.node(name).folder, name, spec.rdma_devices)
-            if nvidia:
+            if real_runtime:
+                toolkit.write_real(self.node(name).folder)
+            elif nvidia:
                 toolkit.write(self.node(name).folder, name, len(of_node))
             self.node(name).start_runtime(
                 node_bin=node_bin,

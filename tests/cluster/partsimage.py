@@ -44,9 +44,10 @@ _LEFT_OUT = re.compile(
 _SONAME = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 
 
-def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG) -> None:
-    """The OCI archive of the image `NAME:tag` with the code that lies in `root`."""
-    images.write_layers(path, [f"{NAME}:{tag}"], [Layer.plain(_base(say)), Layer.packed(_code(root))], [f"/{_PYTHON}"])
+def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG, *, double: bool = True) -> None:
+    """The OCI archive of the image `NAME:tag` with the code in `root`; `double`: with that of NVIDIA's MPS."""
+    layers = [Layer.plain(_base(say)), Layer.packed(_code(root, double=double))]
+    images.write_layers(path, [f"{NAME}:{tag}"], layers, [f"/{_PYTHON}"])
 
 
 def write_agent(path: Path, root: Path = _ROOT) -> None:
@@ -127,8 +128,8 @@ def _objects(users: Iterable[Path]) -> dict[str, Path]:
     return {**found, f"lib64/{loader.name}": loader}
 
 
-def _code(root: Path) -> bytes:
-    """Our packages, their commands, and the double of NVIDIA's MPS."""
+def _code(root: Path, *, double: bool) -> bytes:
+    """Our packages, their commands, and where it is asked for the double of NVIDIA's MPS."""
     scripts = metadata.distribution("cardwise").entry_points.select(group="console_scripts")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as layer:
@@ -141,11 +142,11 @@ def _code(root: Path) -> bytes:
         for script in scripts:
             text = f"#!/{_PYTHON}\nimport sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
             images.add(layer, f"{_BIN}/{script.name}", text.encode(), 0o755)
-        for double in sorted(mps.CONTROL.parent.iterdir()):
-            if double.is_file():
-                first, _, rest = double.read_bytes().partition(b"\n")
+        for program in sorted(mps.CONTROL.parent.iterdir()) if double else ():
+            if program.is_file():
+                first, _, rest = program.read_bytes().partition(b"\n")
                 text = re.sub(rb"^#!/usr/bin/env (-S )?python3", f"#!/{_PYTHON}".encode(), first) + b"\n" + rest
-                images.add(layer, f"{_BIN}/{double.name}", text, 0o755)
+                images.add(layer, f"{_BIN}/{program.name}", text, 0o755)
     return buffer.getvalue()
 
 

@@ -17,6 +17,7 @@ from tests.cluster.processes import run
 
 MOCK = "CARDWISE_NVML_MOCK"
 RUNTIME_CLASS = "nvidia"
+MODE = "nvidia-container-runtime.mode"
 _PROFILE = "configs/mock-nvml-config-t4.yaml"
 _LIBRARY = "libnvidia-ml.so"
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64")  # where drivers are, beside what ldconfig knows
@@ -44,6 +45,19 @@ def write(folder: Path, node: str, count: int) -> None:
         folder,
         {
             "nvidia-container-cli.root": str(folder),
+            "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
+            "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
+        },
+    )
+
+
+def write_real(folder: Path) -> None:
+    """The toolkit's settings on a node with this machine's own cards: by the CDI spec that it has of them."""
+    configure(
+        folder,
+        {
+            MODE: "cdi",
+            "nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu",
             "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
             "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
         },

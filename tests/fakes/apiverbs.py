@@ -200,6 +200,9 @@ class Verbs:
         _check(pod, deletion.body.get("preconditions") or {})
         running = (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
         budgets = self._budgets(pod) if running else []
+        if len(budgets) > 1:
+            text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise Refused(500, text)
         for budget in budgets:
             if budget.get("status", {}).get("disruptionsAllowed", 0) <= 0:
                 text = "Cannot evict pod as it would violate the pod's disruption budget."

@@ -602,6 +602,19 @@ class TestPods:
             evict(client, ns, "b", uids["b"], dry_run=True)
         evict(client, ns, "c", uids["c"], grace=0)  # it does not run, so it counts for nobody
 
+    def test_no_pod_is_evicted_that_two_budgets_cover(self, server, client, ns):
+        uid = pod(server, ns, node="n1", metadata={"labels": {"app": "web"}})["metadata"]["uid"]
+        client.patch(paths.pods(ns, "p", "status"), {"status": ready()}, "strategic")
+        for name in ("one", "other"):
+            budget = {"minAvailable": 0, "selector": {"matchLabels": {"app": "web"}}}
+            server.make(paths.poddisruptionbudgets(ns), name, spec=budget)
+            status = {"observedGeneration": 1, "disruptionsAllowed": 1, "currentHealthy": 1, "desiredHealthy": 0}
+            path = paths.poddisruptionbudgets(ns, name)
+            client.patch(f"{path}/status", {"status": status | {"expectedPods": 1}})
+        for dry in (True, False):
+            with pytest.raises(errors.ServerError, match="more than one PodDisruptionBudget"):
+                evict(client, ns, "p", uid, dry_run=dry)
+
 
 def ready() -> Json:
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}

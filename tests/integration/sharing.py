@@ -22,7 +22,7 @@ from tests.build import container
 from tests.cluster import Cluster, simnodes
 from tests.cluster.cards import DEFAULT, TestCard, write_inventory
 from tests.cluster.images import IDLE
-from tests.cluster.processes import PATIENCE, Process, wait_for
+from tests.cluster.processes import PATIENCE, Process
 
 # A container tells which cards it sees and which it can open, also by a node of its own making; one line each, into
 # the termination message, which needs no further call to read. Numbers of the node's cards are filled in.
@@ -116,17 +116,10 @@ class Space:
         return made
 
     def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
-        trouble = ""
-
-        def so() -> bool:
-            nonlocal trouble
-            try:
-                return bool(ready())
-            except (OSError, errors.Unreachable, errors.ServerError) as error:  # on a busy machine: not yet
-                trouble = f"; at last {error!r}"
-                return False
-
-        assert wait_for(so, timeout), f"not so after {timeout:.0f} s: {what}{trouble}\n{self.story()}"
+        try:
+            self.cluster.wait(ready, what, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
 
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *args, **options)

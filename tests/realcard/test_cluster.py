@@ -1,5 +1,7 @@
 """The whole of Cardwise on a real card: plain pods of a real Kubernetes, and what their containers get of the card.
 
+Each test runs twice: with our parts as processes, and by the chart, in pods that get the driver by NVIDIA's runtime.
+
 Needs what real nodes of the tests need (tests/cluster): root, its programs, and Debian's runc, CNI and busybox.
 """
 
@@ -17,7 +19,8 @@ from cardwise.core.api import mps, names, policies
 from cardwise.core.values.decoded import Json
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube import paths
-from tests.cluster import Cluster, partsimage
+from tests.cluster import Cluster, partsimage, toolkit
+from tests.cluster.chart import RELEASE, WAITS
 from tests.cluster.images import IDLE
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, workload
@@ -30,14 +33,31 @@ CONTEXT = 640  # MiB that CUDA's own context takes of a limit, at most
 TENANT = "/tenant/tenant.py"
 
 
-@pytest.fixture(scope="module")
-def cluster(gpus: NvmlGpus) -> Iterator[Cluster]:
-    """One node, which has this machine's cards."""
-    settings = ["--stop-daemons=always", "--audit-interval=1s", *(["--no-exclusive"] if KEEP else [])]
-    with_mps = {"mps": True, "agent": True, "part_args": {"mps": settings}}
-    for made in started(SpecOf(policy=policies.DEFAULT, nodes=1, real_cards=True, **with_mps)):
+MANAGER = ["--audit-interval=1s", *(["--no-exclusive"] if KEEP else [])]
+PARTS: dict[str, Json] = {
+    "processes": {"mps": True, "part_args": {"mps": ["--stop-daemons=always", *MANAGER]}},
+    "pods": {
+        "chart": True,
+        "values": {
+            "nodes": {"simulatedCards": "", "runtimeClass": toolkit.RUNTIME_CLASS},
+            "mps": {"enabled": True, "stopDaemons": "always", "extraArgs": MANAGER},
+            "webhook": {"shareAgentImage": partsimage.AGENT},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def cluster(gpus: NvmlGpus, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One node, which has this machine's cards; our parts as processes, then by the chart."""
+    spec = SpecOf(policy=policies.DEFAULT, nodes=1, real_cards=True, agent=True, **PARTS[request.param])
+    for made in started(spec):
         yield made
-        made.process("mps-n1").stop()  # its daemons with it
+        if made.has_parts:
+            made.process("mps-n1").stop()  # its daemons with it
+        else:
+            made.chart.helm("uninstall", RELEASE, *WAITS)
+        made.wait(lambda: gpus.processes(gpus.cards()[0].uuid) == [], "nothing is left on the card")
 
 
 @pytest.fixture

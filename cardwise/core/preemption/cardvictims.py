@@ -2,11 +2,13 @@
 
 Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption` says
 which pods may go and what else is short. For a request of one card that is one question for each card. For several
-cards, choices that cannot be cheaper are skipped, and the search ends when its effort is spent.
+cards, choices that cannot be cheaper are skipped, and the search ends when its effort is spent: with the best set so
+far, or after some choices with none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.quotas import Headroom
@@ -19,6 +21,7 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Thing
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
+_AT_LEAST: Final = 16  # choices of cards that are looked at, also when the effort is spent
 MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
 
 
@@ -92,6 +95,7 @@ class _Choice:
         self._headroom = plan.headroom
         self._slots = [want for want in plan.wants for _ in range(want.claim.cards)]
         self._found: Cover | None = None
+        self._looks = 0
         self._effort = effort
         # The pods on each card: only they can clear it.
         self._on: list[list[Thing]] = [[] for _ in node.cards]
@@ -165,7 +169,7 @@ class _Choice:
                 return
             if not self._worth(costs[i]):
                 return
-            if self._found is not None and self._effort.spent:
+            if self._effort.spent and (self._found is not None or self._looks >= _AT_LEAST):
                 return
             before = uses.get(i, _Use())
             if before.whole or (claim.whole and before.clients):
@@ -183,6 +187,7 @@ class _Choice:
         return self._found is None or cost < self._found.cost
 
     def _look(self, uses: Mapping[int, _Use]) -> None:
+        self._looks += 1
         needs = dict(self._needs)
         for i, use in uses.items():
             short = self._short(i, use)

@@ -71,7 +71,7 @@ class Budgets:
 
     Whoever asks holds up others meanwhile, and who may write budgets may write millions of conditions. So of one
     namespace `MOST_CONDITIONS` are asked; what comes beyond them protects all of its pods, by one budget of no name
-    that lets nobody go. So does this one in place of more than `MOST_BUDGETS` that cover a pod.
+    that lets nobody go. The same one stands for those beyond `MOST_BUDGETS` of a pod.
     """
 
     def __init__(self) -> None:
@@ -146,4 +146,4 @@ class _Covering:
         for key, by_value in self._by_value.items():
             asked += by_value.get(labels.get(key, ""), ())
         keys = sorted([*(key for key, budget in asked if budget.covers(labels)), *self._beyond])
-        return tuple(keys) if len(keys) <= MOST_BUDGETS else (self._all,)
+        return tuple(keys) if len(keys) <= MOST_BUDGETS else (self._all, *keys[: MOST_BUDGETS - 1])

@@ -70,6 +70,26 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
         assert found.node in candidates
 
 
+def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
+    """More nodes than one by one come into the index of memory; then some of them change."""
+    ledger = Ledger(kept_back=10)
+    nodes = [f"n{i:04}" for i in range(1100)]
+    for i, name in enumerate(nodes):
+        ledger.set_cards(name, cards(40 + 40 * (i % 3), 50, node=name))
+        ledger.hold(holding(f"u{i}", 30 + 40 * (i % 3) - 5 * (i % 2), 0, node=name))
+    for mem in (41, 60, 200):
+        wanted = request.parse(pod(containers=[container(gpu_mem=mem)]))
+        assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
+        for i in range(0, 1100, 50):
+            ledger.set_cards(nodes[i], cards(*[[], [45], [mem + 9]][i // 50 % 3], node=nodes[i]))
+            ledger.release(f"u{i + 1}")
+            ledger.hold(holding(f"u{i + 2}", 5, 1, node=nodes[i + 2]))
+        with ledger.what_if(released=[f"u{i}" for i in range(9)]):
+            found = placement.place(ledger, nodes, wanted, "binpack")
+            assert found == slowly(ledger, nodes, wanted, "binpack")
+        assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
+
+
 MANY = [f"n{i:02}" for i in range(17)]
 
 

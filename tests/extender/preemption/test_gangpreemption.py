@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.gangs.capacity import LOOKS, Capacities
+from cardwise.kube.pods.budgets import Budget, Condition
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.gangs import gangplaces
@@ -39,7 +40,7 @@ class Full(World):
     def runs(self, name: str, card: int, node: str, priority: int = LOW) -> None:
         made = bound(name, P100, card, node=node)
         made["spec"]["priority"] = priority
-        made["metadata"]["labels"] = {}
+        made["metadata"]["labels"] = {"place": f"{node}-{card}"}
         made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
         self.pods[name] = made
         self.tell(made)
@@ -425,6 +426,7 @@ def test_what_happens_on_a_node_that_was_not_looked_at_is_no_reason_to_begin_ane
     def sleep(seconds: float) -> None:
         world.clock.advance(seconds)
         world.tell(bound(f"late{len(pauses)}", 1, 0, node="busy"))
+        world.state.preemption.set_budget("other/busy", Budget("other", len(pauses), ()))
         pauses.append(seconds)
 
     world.clock.sleep = sleep
@@ -432,7 +434,21 @@ def test_what_happens_on_a_node_that_was_not_looked_at_is_no_reason_to_begin_ane
     assert len(pauses) > 8
 
 
-happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending"])
+@pytest.mark.parametrize("pause", range(1, 6))
+def test_whom_a_budget_protects_since_he_was_looked_at_stays(pause):
+    """Between two turns; before, he was the first to go."""
+    world = Full(**{f"n{i}": [LOW] for i in range(4)})
+    gang(world, 3)
+    takes_a_turn(world)
+    protected = Budget("default", 0, (Condition("place", "In", frozenset(["n0-0"])),))
+    pauses = world.meanwhile(pause, lambda: world.state.preemption.set_budget("default/late", protected))
+    answer = world.asks("g0")
+    assert len(pauses) > pause
+    assert len(answer) == 1
+    assert "n0" not in answer
+
+
+happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "ending", "budget"])
 
 
 @settings(max_examples=examples(25, soak=400), deadline=None)
@@ -464,6 +480,9 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
             world.delete(f"g{size - 1}")
         elif what == "ended" and there is not None:
             world.delete(f"{node}-{card}")
+        elif what == "budget":
+            protects = Condition("place", "In", frozenset([f"{node}-{card}"]))
+            world.state.preemption.set_budget("default/late", Budget("default", 0, (protects,)))
         elif what == "ending" and there is not None:
             world.terminate(f"{node}-{card}")
 

@@ -931,13 +931,39 @@ def test_who_may_not_go_any_more_is_given_up_at_last_and_another_card_is_freed(s
     assert scene.evicted() == ["b"]
 
 
+def test_whom_the_api_server_refuses_at_first_is_left_alone_for_a_minute_and_another_card_is_freed(scene):
+    scene.api.fault(Fault(status=500), "create", paths.pods("default", "a", "eviction"), times=math.inf)
+    scene.rounds(8)
+    assert scene.evicted() == ["b"]
+    assert len(scene.api.sent("create", paths.pods("default", "a", "eviction"))) == 1
+
+
+def test_whom_two_budgets_cover_is_no_victim_though_both_let_him_go(scene):
+    """The Eviction API refuses such pods."""
+    for name in ("one", "other"):
+        selector = {"matchLabels": {"app": "a"}}
+        made = {"metadata": {"namespace": "default", "name": name}, "spec": {"selector": selector}}
+        made["status"] = {"disruptionsAllowed": 5}
+        scene.world.state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
+    scene.rounds(3)
+    assert scene.evicted() == ["b"]
+    assert not scene.api.sent("create", paths.pods("default", "a", "eviction"))
+
+
+def test_not_on_a_node_that_the_newest_refusal_does_not_name():
+    scene = Yielding(9)
+    scene.meanwhile = lambda: scene.world.filter(scene.wanted, *scene.nodes[1:])
+    scene.asks()
+    assert not {"a", "b"} & set(scene.evicted())
+
+
 def test_where_the_pod_was_nominated_since_stays_kept_when_the_extenders_own_eviction_is_given_up(scene):
     preemption = scene.world.state.preemption
     assert scene.world.filter(scene.wanted) == []
     scene.world.clock.advance(4.0)
     eviction = preemption.next_eviction()
     scene.world.nominate(scene.wanted, "n2")
-    preemption.given_up(eviction)
+    preemption.given_up(eviction, [], 60.0)
     assert scene.world.state._nominated.unknown() == ["n2"]
 
 

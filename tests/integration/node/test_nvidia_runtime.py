@@ -56,7 +56,7 @@ NOT: Mapping[str, Json] = {
 }
 WAYS = {**BY_ENVIRONMENT, **BY_MOUNT, **BY_PRIVILEGE, **NOT}
 
-MODE = "nvidia-container-runtime.mode"
+MODE = toolkit.MODE
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 KIND = "nvidia-container-runtime.modes.cdi.default-kind"
