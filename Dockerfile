@@ -42,6 +42,8 @@ FROM python:${PYTHON}-slim-bookworm AS cardwise
 RUN pip uninstall --yes --quiet setuptools wheel pip
 COPY --from=build /opt/cardwise /opt/cardwise
 # Before the image's own Python, so that `python3` of the chart's jobs is the one with our packages.
-ENV PATH=/opt/cardwise/bin:$PATH PYTHONUNBUFFERED=1
+# The last: where some hosts have the driver's programs, which come into the container by that path. NVIDIA's images
+# of CUDA look there, too.
+ENV PATH=/opt/cardwise/bin:$PATH:/usr/local/nvidia/bin PYTHONUNBUFFERED=1
 USER 65532:65532
 CMD ["cardwise", "--help"]

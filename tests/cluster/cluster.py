@@ -41,6 +41,8 @@ from tests.cluster.verbs import Verbs
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
 
 
+# For `kubectl logs`: the end of what each part has said.
+_OF_ALL_PARTS = ("--selector=app.kubernetes.io/part-of=cardwise", "--all-containers", "--prefix", "--tail=20")
 _NOT_YET = (errors.NotFound, errors.Unreachable, errors.ServerError)
 
 
@@ -348,7 +350,8 @@ class Cluster:
             self.chart.install()
         except processes.CommandFailed as error:
             seen = self.kubectl("describe", "pods", f"--namespace={names.NAMESPACE}", check=False)
-            raise processes.CommandFailed(f"{error}\n{seen}") from error
+            said = self.kubectl("logs", f"--namespace={names.NAMESPACE}", *_OF_ALL_PARTS, check=False)
+            raise processes.CommandFailed(f"{error}\n{seen}\n{said}") from error
 
     def _archives(self, spec: ClusterSpec) -> list[Path]:
         """Images of pods that are ours."""

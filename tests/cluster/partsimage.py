@@ -31,8 +31,10 @@ _LOCK = _ROOT / "requirements" / "run.lock"
 _PACKAGES = ("cardwise", "webhook", "extender", "deviceplugin", "mps")
 _BIN = "usr/local/bin"
 _PYTHON = f"{_BIN}/python3"
+_PATH = "/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/nvidia/bin"  # the last: see Dockerfile
 _LIB = f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}"
-_SITE = f"{_LIB}/site-packages"
+_OF_DEBIAN = "deb_system" in sysconfig.get_scheme_names()  # its interpreter has another name for this folder
+_SITE = f"{_LIB}/{'dist' if _OF_DEBIAN else 'site'}-packages"
 _OBJECTS = "lib/x86_64-linux-gnu"  # where the loader looks without a cache of its own
 # Of the standard library and of `kubernetes`, what no part imports: half of the size.
 _LEFT_OUT = re.compile(
@@ -47,7 +49,7 @@ _SONAME = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG, *, double: bool = True) -> None:
     """The OCI archive of the image `NAME:tag` with the code in `root`; `double`: with that of NVIDIA's MPS."""
     layers = [Layer.plain(_base(say)), Layer.packed(_code(root, double=double))]
-    images.write_layers(path, [f"{NAME}:{tag}"], layers, [f"/{_PYTHON}"])
+    images.write_layers(path, [f"{NAME}:{tag}"], layers, [f"/{_PYTHON}"], PATH=_PATH)
 
 
 def write_agent(path: Path, root: Path = _ROOT) -> None:

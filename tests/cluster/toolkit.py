@@ -57,6 +57,7 @@ def write_real(folder: Path) -> None:
         folder,
         {
             MODE: "cdi",
+            "accept-nvidia-visible-devices-envvar-when-unprivileged": True,
             "nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu",
             "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
             "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),

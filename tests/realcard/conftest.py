@@ -25,6 +25,7 @@ import pytest
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import GpusUnavailable
 from mps.host.processes import CONTROL
+from tests.integration.conftest import pytest_runtest_makereport  # noqa: F401 - a hook
 from tests.realcard.machine import Machine
 
 _MEASURED: list[tuple[str, str]] = []

@@ -10,7 +10,7 @@ import os
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,13 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         yield made
 
 
+@pytest.fixture
+def told(cluster: Cluster, measured: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """As `measured`, and where our parts are."""
+    where = "processes" if cluster.has_parts else "pods"
+    return lambda what, value: measured(f"{what}; our parts are {where}", value)
+
+
 def tenant(name: str, mib: int, *what: object, **settings: Json) -> Json:
     """A pod with such a share that runs the tenants' program. Its input stays open, so it stays until it is deleted."""
     pod = workload(name, gpu_mem=mib, **settings)
@@ -107,24 +114,24 @@ def test_pods_see_the_card_only_with_a_share(cluster, space, gpus):
     assert not [word for word in space.inside("plain", "ls /dev").split() if word.startswith("nvidia")]
 
 
-def test_a_pod_gets_its_share_and_not_more(space, measured):
+def test_a_pod_gets_its_share_and_not_more(space, told):
     began = time.monotonic()
     space.create(tenant("fills", SHARE, "fill"))
-    told = heard(space, "fills")
-    assert told["error"] == OUT_OF_MEMORY
-    assert SHARE - CONTEXT <= told["allocated"] <= SHARE
-    measured(f"a plain pod of {SHARE} MiB, in a container of containerd", f"{told['allocated']} MiB allocated")
-    measured("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
+    found = heard(space, "fills")
+    assert found["error"] == OUT_OF_MEMORY
+    assert SHARE - CONTEXT <= found["allocated"] <= SHARE
+    told(f"a plain pod of {SHARE} MiB, in a container of containerd", f"{found['allocated']} MiB allocated")
+    told("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
 
 
-def test_three_pods_compute_at_the_same_time(space, gpus, measured):
+def test_three_pods_compute_at_the_same_time(space, gpus, told):
     pods = [f"works-{number}" for number in range(3)]
     began = time.monotonic()
     for name in pods:
         space.create(tenant(name, SHARE, "busy", 8))
     for name in pods:
         assert heard(space, name) == {"ready": True}
-    measured("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
+    told("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
     listed = gpus.processes(gpus.cards()[0].uuid)
     assert len(listed) >= len(pods)
     # One ends with the others at work: they notice nothing, and its share is another's.
@@ -149,7 +156,7 @@ def test_the_audit_tells_the_pod_that_holds_more(space):
     assert "MemoryOverrun" not in space.reasons("keeps")
 
 
-def test_torch_in_a_pod_keeps_to_its_share(space, measured):
+def test_torch_in_a_pod_keeps_to_its_share(space, told):
     """The folders of the Python that has it are mounted; what it may have, it reads where every container does."""
     skip_without("torch")
     where = [PYTHON, "-c", "import torch; print(torch.__path__[0])"]
@@ -164,7 +171,7 @@ def test_torch_in_a_pod_keeps_to_its_share(space, measured):
         main["volumeMounts"].append({"name": name, "mountPath": folder, "readOnly": True})
         pod["spec"]["volumes"].append({"name": name, "hostPath": {"path": os.path.realpath(folder)}})
     space.create(pod)
-    told = heard(space, "torch")
-    assert told["result"] == 1000.0
-    assert 0.85 * SHARE <= told["mib"] <= SHARE
-    measured(f"torch in a pod of {SHARE} MiB", f"{told['mib']} MiB")
+    found = heard(space, "torch")
+    assert found["result"] == 1000.0
+    assert 0.85 * SHARE <= found["mib"] <= SHARE
+    told(f"torch in a pod of {SHARE} MiB", f"{found['mib']} MiB")
