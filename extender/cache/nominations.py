@@ -146,7 +146,7 @@ class Nominations:
             nomination.until = now + _KEEP_SECONDS
 
     def drop(self, uid: str) -> None:
-        """The pod is bound, or gone."""
+        """The pod is bound or gone, or what is kept for it is given up."""
         self._of.pop(uid, None)
         self._over.pop(uid, None)
 

@@ -11,7 +11,8 @@ USAGE: Final = f"""Usage: cardwise-agent [--probe]
 The share agent of a pod, as Cardwise's webhook puts it there (docs/reference/agent.md). Writes {shareagent.FILE} for
 each container, serves it on a socket beside the file, and holds the pod back until MPS answers on its cards.
 
-  --probe    Ask the agent of this container whether the others may start: exit status 0 or 1. For the startup probe.
+  --probe    Ask the agent of this container whether the others may start, for five seconds: exit status 0 or 1. For the
+             startup probe.
 
 Environment:
   {shareagent.ASSIGNMENT_ENV}          the pod's assignment; written by the device plugin

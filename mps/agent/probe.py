@@ -1,18 +1,38 @@
-"""The startup probe's question to the agent. It runs every two seconds and must not cost a thing."""
+"""The startup probe's question to the agent. Each is a process of its own and must not cost a thing, so it asks for a
+while: the pod starts when the agent says so, and not when the kubelet's next probe comes.
+"""
 
 import socket
 import sys
+import time
 from collections.abc import Mapping
+from typing import Final
 
 from cardwise.core.api import shareagent
 
-_SECONDS = 3.0
-_YES = b"200"
+_TRIES, _PAUSE = 25, 0.2  # five seconds; the kubelet shows the reason after that
+_SECONDS: Final = 3.0  # for an answer
+_YES: Final = b"200"
 
 
-def ask(environ: Mapping[str, str]) -> int:
-    """The exit status. Says why not on stderr, which the kubelet puts into the pod's events."""
+def ask(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) -> int:
+    """The exit status: 0 once the others may start. Says why not on stderr, which the kubelet puts into the pod's
+    events.
+    """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
+    why = _why_not(path)
+    for _ in range(tries - 1):
+        if why is None:
+            break
+        time.sleep(pause)
+        why = _why_not(path)
+    if why is None:
+        return 0
+    sys.stderr.write(why)
+    return 1
+
+
+def _why_not(path: str) -> str | None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_SECONDS)
@@ -22,10 +42,6 @@ def ask(environ: Mapping[str, str]) -> int:
             while more := client.recv(4096):
                 answer += more
     except OSError as error:
-        sys.stderr.write(f"the share agent does not answer at {path}: {error}\n")
-        return 1
+        return f"the share agent does not answer at {path}: {error}\n"
     head, _, body = answer.partition(b"\r\n\r\n")
-    if head.split()[1:2] == [_YES]:
-        return 0
-    sys.stderr.write(body.decode(errors="replace"))
-    return 1
+    return None if head.split()[1:2] == [_YES] else body.decode(errors="replace")

@@ -172,8 +172,8 @@ def _container(
         "volumeMounts": [dict(_SHARED)],
         "startupProbe": {
             "exec": {"command": [_COMMAND, "--probe"]},
-            "periodSeconds": 2,
-            "timeoutSeconds": 30,  # the probe gives up sooner; a busy node may take that long to start it
+            "periodSeconds": 1,
+            "timeoutSeconds": 30,  # the probe gives up after five; a busy node may take that long to start it
             "failureThreshold": 43200,
         },
         "securityContext": {

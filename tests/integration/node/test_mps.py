@@ -228,7 +228,7 @@ def sidecar() -> dict[str, Any]:
         "volumeMounts": [*mounts, {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}],
         "startupProbe": {
             "exec": {"command": [*AGENT, "--probe"]},
-            "periodSeconds": 2,
+            "periodSeconds": 1,
             "timeoutSeconds": 30,
             "failureThreshold": 43200,
         },

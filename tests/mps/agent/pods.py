@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,15 +136,16 @@ class Pod:
         for _ in range(4):
             self.agent._endpoint.go_on(0.0)
 
-    def probe(self) -> tuple[int, str]:
-        """What the kubelet's probe finds: exit status and what it would show."""
+    def probe(self, tries: int = 1, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
+        """What the kubelet's probe finds: exit status and what it would show. `meanwhile` happens again and again."""
         said = io.StringIO()
         codes: list[int] = []
-        asking = threading.Thread(target=lambda: codes.append(probe.ask(self.env)))
+        asking = threading.Thread(target=lambda: codes.append(probe.ask(self.env, tries, 0.0)))
         with contextlib.redirect_stderr(said):
             asking.start()
             while asking.is_alive():
                 self.agent._endpoint.go_on(0.005)
+                meanwhile()
         return codes[0], said.getvalue()
 
     def ask(self, path: str, container: str = "") -> tuple[int, str]:

@@ -12,6 +12,7 @@ import pytest
 
 from cardwise.core.api import mps, shareagent
 from cardwise.core.api.mps import MpsState
+from mps.agent import probe
 from tests.mps.agent.pods import AGENT, ONE, SECONDS, TWO, Card, Pod, assignment, command, parsed, share
 
 # No program of ours may bring these: each pod would pay for them.
@@ -29,6 +30,23 @@ def test_the_pod_is_held_back_until_its_card_answers(pod, card):
     assert "takes no connection" in why
     card.runs()
     assert pod.later().probe() == (0, "")
+
+
+def test_a_probe_that_asks_for_a_while_lets_the_pod_go_on_as_soon_as_its_card_answers(pod, card):
+    card.says(state=MpsState.STARTING, reason="its server is not there yet")
+    pod.start(assignment(c0=[share()]))
+    looks = 0
+
+    def soon() -> None:
+        nonlocal looks
+        looks += 1
+        if looks <= 3:
+            card.says(state=MpsState.STARTING if looks < 3 else MpsState.READY)
+            pod.later()
+
+    code, _ = pod.probe(tries=10_000, meanwhile=soon)
+    assert code == 0
+    assert looks >= 3
 
 
 def test_it_waits_for_every_card_of_the_pod(pod, card, other):
@@ -237,10 +255,9 @@ def test_as_a_process_that_waits_it_ends_at_once(pod):
         assert process.wait(SECONDS) == 0
 
 
-def test_without_an_agent_the_probe_says_so(pod):
-    done = command("--probe", env={shareagent.FOLDER_ENV: str(pod.folder)})
-    assert done.returncode == 1
-    assert "the share agent does not answer" in done.stderr
+def test_without_an_agent_the_probe_says_so(pod, capsys):
+    assert probe.ask({shareagent.FOLDER_ENV: str(pod.folder)}, tries=2, pause=0.0) == 1
+    assert "the share agent does not answer" in capsys.readouterr().err
 
 
 def test_a_setting_that_cannot_be_is_refused_with_the_remedy(pod):

@@ -56,7 +56,7 @@ def test_the_agent_is_as_the_contract_says() -> None:
             "volumeMounts": [{"name": "cardwise-share", "mountPath": FOLDER}],
             "startupProbe": {
                 "exec": {"command": ["cardwise-agent", "--probe"]},
-                "periodSeconds": 2,
+                "periodSeconds": 1,
                 "timeoutSeconds": 30,
                 "failureThreshold": 43200,
             },
