@@ -296,6 +296,7 @@ class State:
             self.ahead.comes(uid, wanted.nodes)
             scores, refusals = self.ahead.score(wanted, created)
             if scores:
+                self._queue.placed(uid)
                 self._scored = uid, self._clock.now(), scores
                 return scores
             self._cache.refused(uid, wanted.since)
@@ -378,7 +379,7 @@ class State:
         with self._lock:
             over = self._reservations.expire()
             for one in over.rows:
-                if one.phase is Phase.NOMINATED:
+                if one.phase is Phase.AHEAD:
                     self.ahead.expired(one.pod.uid)
             steady = self._loads.settle(self._clock.now())
             if self._queue.end_turns() or over.nomination or steady:

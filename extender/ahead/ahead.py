@@ -1,7 +1,7 @@
 """Nominating ahead: gives waiting pods a node and cards before kube-scheduler asks for them. Part of the state.
 
 kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
-all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase NOMINATED, and ends like
+all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase AHEAD, and ends like
 one of filter. kube-scheduler's own filters, our filter and bind decide as always. Shares the state's lock.
 """
 
@@ -192,7 +192,7 @@ class Ahead:
         found = search()
         if nodes_of(found):
             return found
-        ahead = self._reservations.among(Phase.NOMINATED)
+        ahead = self._reservations.among(Phase.AHEAD)
         later = [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
         if not later:
             return found
@@ -222,7 +222,7 @@ class Ahead:
         namespaces that are left out for now.
         """
         with self._lock:
-            if not self._active() or self._reservations.count(Phase.NOMINATED) >= WINDOW:
+            if not self._active() or self._reservations.count(Phase.AHEAD) >= WINDOW:
                 return False, None
             pod = self._queue.take_first(self._served, resting)
             if pod is None:
@@ -328,4 +328,4 @@ class Ahead:
     def _nominated(self, uid: str) -> Reservation | None:
         """The pod's reservation ahead, until kube-scheduler asks for the pod."""
         one = self._reservations.get(uid)
-        return one if one is not None and one.phase is Phase.NOMINATED else None
+        return one if one is not None and one.phase is Phase.AHEAD else None

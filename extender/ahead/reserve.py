@@ -199,8 +199,8 @@ class _Kept(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The result of a look at a gang: the nodes that it could have, or why there are none. `changes`: how often it had
-    changed until then.
+    """The result of a look at a gang: the nodes that it could have, or why there are none. `changes`: the gang's count
+    of its changes then.
     """
 
     at: float

@@ -55,5 +55,5 @@ class LongSearch:
                         break
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         with self._lock:
-            ahead = {one.node for one in self._cache.reservations.among(Phase.NOMINATED)}
+            ahead = {one.node for one in self._cache.reservations.among(Phase.AHEAD)}
         return wanted._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))

@@ -141,7 +141,7 @@ class Placing:
             pod.ref,
             placed.node,
             placed.assignment,
-            Phase.NOMINATED,
+            Phase.AHEAD,
             mps_client=pod.request.mps_client,
             load=pod.load,
             ahead=pod,

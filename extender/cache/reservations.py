@@ -3,13 +3,17 @@
 The life of a row::
 
                  filter                    bind                 accepted          the watch shows it
-    (none) ──► RESERVED ◄── NOMINATED ──► BINDING ───────────► ASSUMED ───────► BOUND
-       │          │   decided │ ahead     ▲  │ answer lost         ▲              │ the pod is gone,
-       │          ▼           ▼           │  └──► UNCONFIRMED ─────┘              │ its containers may not be
-       │        (none): expires, dropped  │          │ looked up: not bound        ▼
-       └──────► WAITING ──────────────────┘          ▼                      TERMINATING ──► (none): proved gone
-                 a plan of its gang                (none)                        │ its time is over
-                                                                               LAPSED
+    (none) ──► RESERVED ◄──── AHEAD ────► BINDING ───────────► ASSUMED ───────► BOUND
+       │          │   decided │ ahead     ▲  │ ▲                                  │ the pod is gone,
+       │          ▼           ▼           │  │ │ posted again                     │ its containers may not be
+       │        (none): expires, dropped  │  ▼ │                                  ▼
+       └──────► WAITING ──────────────────┘ UNCONFIRMED: the answer was lost TERMINATING ──► (none): proved gone
+                 a plan of its gang          │ looked up: not bound             │ its time is over
+                                             ▼                                  ▼
+                                           (none)                             LAPSED
+
+Not drawn: BINDING goes back to WAITING where nothing was posted and the gang's plan stands; ASSUMED and UNCONFIRMED end
+when a look at the pod says so; LAPSED is followed by whatever is known of the pod again.
 
 The API server's word comes at any time: a pod that the watch shows bound is BOUND whatever it was before, and the order
 in which things are heard does not matter. What is posted (BINDING, UNCONFIRMED, ASSUMED) is given up only by its own
@@ -53,7 +57,7 @@ _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one p
 class Phase(StrEnum):
     """How far a reservation is; the picture above says what follows what."""
 
-    NOMINATED = "nominated"  # decided ahead: the pod's status will name the node, kube-scheduler has not asked yet
+    AHEAD = "ahead"  # decided ahead: the pod's status will name the node, kube-scheduler has not asked yet
     RESERVED = "reserved"  # filter has answered the node
     WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
     BINDING = "binding"  # a thread is posting it
@@ -64,13 +68,13 @@ class Phase(StrEnum):
     LAPSED = "lapsed"  # the same, and the time for it is over: it counts only while its node reports it
 
 
-PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted
+PLANS: Final = frozenset({Phase.AHEAD, Phase.RESERVED, Phase.WAITING})  # nothing is posted
 POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ASSUMED})
 
 # What may follow what; None: no reservation. A pod may be seen bound, or be gone, at any time.
 FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     None: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
-    Phase.NOMINATED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
+    Phase.AHEAD: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
     Phase.RESERVED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
     Phase.WAITING: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
     Phase.BINDING: frozenset({*POSTED, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
@@ -83,7 +87,7 @@ FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
 
 # What a phase is called in metrics and in `inspect`; these names are from the first release ("ghost": TERMINATING).
 MARKS: Final[Mapping[Phase, str]] = {
-    Phase.NOMINATED: "plan",
+    Phase.AHEAD: "plan",
     Phase.RESERVED: "plan",
     Phase.WAITING: "gang",
     Phase.BINDING: "binding",
@@ -396,7 +400,7 @@ class Reservations:
         of gangs end with their gangs.
         """
         now = self._clock.now()
-        plans = [one for one in self.among(Phase.NOMINATED, Phase.RESERVED) if now - one.since > self._patience.hold]
+        plans = [one for one in self.among(Phase.AHEAD, Phase.RESERVED) if now - one.since > self._patience.hold]
         over = [replace(one) for one in plans]
         for one in plans:
             self._drop(one)

@@ -12,7 +12,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
 from extender.preemption.preemption import Eviction, Preemption
 from extender.records.podref import PodRef
@@ -108,7 +108,7 @@ class Evictions:
             return False
         newcomer, node = eviction.claimant.ref, eviction.node
         text = f"evicted for {newcomer.pod}, of higher priority, which needs its GPU card"
-        self._events.record(ObjectRef.pod(victim.namespace, victim.name, victim.uid), "Preempted", text)
+        self._events.record(victim.about, "Preempted", text)
         text = f"{victim.pod} is evicted on node {node}, whose GPU cards have no room in one piece"
-        self._events.record(ObjectRef.pod(newcomer.namespace, newcomer.name, newcomer.uid), "Preempting", text)
+        self._events.record(newcomer.about, "Preempting", text)
         return True

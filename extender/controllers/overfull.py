@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
 from extender.records.podref import PodRef
 from extender.state import State
@@ -134,7 +134,7 @@ class Overfull:
             return
         _log.warning("evicted from a card that was given away twice", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
         text = f"evicted before its start was seen: {uuid} of node {node} was given to more pods than it has room for"
-        self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CardGivenTwice", text, "Warning")
+        self._events.record(pod.about, "CardGivenTwice", text, "Warning")
 
 
 def _held(made: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:

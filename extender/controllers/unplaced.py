@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.events import Recorder
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.state import State
@@ -96,7 +96,7 @@ class Unplaced:
         text = (
             f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
         )
-        self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "BoundPastCardwise", text, "Warning")
+        self._events.record(pod.about, "BoundPastCardwise", text, "Warning")
 
 
 def _is_unplaced(pod: dict[str, Any], node: str) -> bool:

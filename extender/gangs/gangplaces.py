@@ -289,7 +289,7 @@ class GangPlaces:
         """How many more members would fit at most, if nothing were held ahead."""
         least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
         more = 0
-        for one in self._reservations.among(Phase.NOMINATED):
+        for one in self._reservations.among(Phase.AHEAD):
             shares = one.assignment.shares() if one.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
             cpu, memory, _ = one.load or Load(0, 0, 0)
@@ -305,12 +305,12 @@ class GangPlaces:
         if not self._capacities.most(shape)[1]:
             return None
         # Pods that hold cards ahead may lose them.
-        return self._capacities.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.NOMINATED))
+        return self._capacities.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.AHEAD))
 
 
 class _State(NamedTuple):
-    """If it has changed, a plan that failed might succeed: how often something became free, how often the gang's
-    members and its offers have changed, and which shape avoids which node.
+    """What a failed plan rested on: while it is equal, planning again fails again. How often something became free, how
+    often the gang's members and its offers have changed, and which shape avoids which node.
     """
 
     freed: int

@@ -21,7 +21,7 @@ from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.events import Recorder
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 
@@ -158,7 +158,7 @@ class Fence:
         _log.warning("a waiting pod cannot be changed", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
-            self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CannotBeFenced", text, "Warning")
+            self._events.record(pod.about, "CannotBeFenced", text, "Warning")
 
     def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> Fate:
         """What became of the pod, by a consistent read; changes nothing."""

@@ -34,7 +34,7 @@ _PROVES_AT_ONCE = 2  # writes to unproven pods at a time, so that the Lease is s
 _AGAIN_SECONDS = 20.0  # until pods that could not be changed when the term began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
-"""Waits until all that was written before is known, as long as its argument is true; whether it is known."""
+"""Waits until the state knows all that was written before, or its argument says no. Returns whether it knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class _Put:
 
 @dataclass(slots=True)
 class _Tried:
-    """Which members were put where. `rests_on`: that of which the victims of any node depend; `seen`: the nodes that
+    """Which members were put where. `rests_on`: what the victims on every node depend on; `seen`: the nodes that
     were looked at, as they were. `queue`: the nodes where more members may be put, the least harm first; `now`: the
     victims there for one more, where that is known. `fellows`: the members of this shape without a place.
     """

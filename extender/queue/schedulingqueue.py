@@ -195,10 +195,10 @@ class SchedulingQueue:
         return True
 
     def placed(self, uid: str) -> None:
-        """Filter has answered a node."""
+        """Filter has answered a node, or several."""
         row = self._unschedulable.pop(uid, None)
         if row is not None:
-            row.reason = ""
+            row.reason, row.fragmented = "", None
 
     def refused(self, uid: str) -> None:
         """Filter has no node for the pod. It waits for room that kube-scheduler may not see."""
@@ -277,11 +277,6 @@ class SchedulingQueue:
         self._touched = now
         return node if node in nodes else next(iter(nodes), None)  # any node will do if that one is gone
 
-    @property
-    def moving(self) -> bool:
-        """Whether a node is to be touched, now or later."""
-        return self._move is not None
-
     def failed(self, node: str) -> None:
         """The node that was due could not be touched."""
         self._others = True
@@ -301,7 +296,7 @@ class SchedulingQueue:
         self._turns_until = self._term + _TURNS_SECONDS
 
     def has_turn(self, priority: int) -> bool:
-        """Whether a pod of this priority may be placed now. If not, it is noted, and woken later (`end_turns`)."""
+        """Whether a pod of this priority may be placed now. If not, all waiting pods are woken later (`end_turns`)."""
         if self._clock.now() >= self._turns_until or max(self._to_come(), default=priority) <= priority:
             return True
         self._put_off = True

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from cardwise.kube.events import ObjectRef
+
 
 class PodRef(NamedTuple):
     """`uid` tells this pod from a later one with the same name."""
@@ -14,3 +16,8 @@ class PodRef(NamedTuple):
     def pod(self) -> str:
         """As "namespace/name", for the log."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def about(self) -> ObjectRef:
+        """What an event on the pod names."""
+        return ObjectRef.pod(self.namespace, self.name, self.uid)

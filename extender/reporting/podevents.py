@@ -53,7 +53,7 @@ class PodEvents:
                 "pod and ask for a class that there is (kubectl get resourceclasses)"
             )
             for pod in self._waiting_for(name):
-                self._events.record(_ref(pod), "ResourceClassDeleted", text, "Warning")
+                self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
     def waits_for_quota(self, pod: PodRef, full: FullEntry) -> None:
         """Only this entry of a quota keeps the pod from being placed. Returns at once."""
@@ -65,16 +65,12 @@ class PodEvents:
             self._told.move_to_end(pod.uid)
             if len(self._told) > _REMEMBERED:
                 self._told.popitem(last=False)
-        self._events.record(_ref(pod), "WaitingForQuota", _waits(full))
+        self._events.record(pod.about, "WaitingForQuota", _waits(full))
 
     def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
         """The status of the quota says now that one of its classes does not exist. Returns at once."""
         about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
-
-
-def _ref(pod: PodRef) -> ObjectRef:
-    return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
 
 
 def _waits(full: FullEntry) -> str:

@@ -163,7 +163,7 @@ class PodGroupWriter:
             about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
             self._events.record(about, before.reason, before.text, kind)
         for pod in view.oldest:
-            self._events.record(_ref(pod), before.reason, before.text, kind)
+            self._events.record(pod.about, before.reason, before.text, kind)
 
 
 def _words(view: View) -> tuple[str, str] | None:
@@ -197,10 +197,6 @@ def _running(seen: GroupRecord | None) -> bool:
     return seen is not None and seen.status.get("phase") == GangPhase.RUNNING
 
 
-def _ref(pod: PodRef) -> ObjectRef:
-    return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
-
-
 def rolled_back(pod: PodRef, why: str) -> tuple[ObjectRef, str, str]:
     """The event of a member that is evicted."""
-    return _ref(pod), "GangRolledBack", f"{why}; the pod is evicted, and the gang is tried as a whole"
+    return pod.about, "GangRolledBack", f"{why}; the pod is evicted, and the gang is tried as a whole"

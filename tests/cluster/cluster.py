@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from urllib3 import BaseHTTPResponse
+from urllib3 import BaseHTTPResponse, Timeout
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
@@ -56,6 +56,9 @@ class _PatientClient(KubeClient):
             return super().get(path, query, timeout=timeout)
         except errors.Unreachable:
             return super().get(path, query, timeout=timeout)
+
+    def _timeout(self, seconds: float | None) -> Timeout:
+        return Timeout(connect=PATIENCE, read=seconds, total=seconds)
 
     def _ask(self, method: str, path: str, *, timeout: float | None, **settings: Any) -> BaseHTTPResponse:
         return super()._ask(method, path, timeout=timeout and max(timeout, PATIENCE), **settings)

@@ -9,7 +9,7 @@ import yaml
 
 from tests.cluster import binaries, ports
 from tests.cluster.network import Network
-from tests.cluster.processes import Process, run, wait_for
+from tests.cluster.processes import PATIENCE, Process, run, wait_for
 
 PROXY = "kube-proxy"
 _FIREWALL = "KUBE-FIREWALL"
@@ -56,7 +56,7 @@ class Services:
             self._process.kill()  # it still waits for the lock: the rules that there are are another cluster's
             return
         self._process.pause()
-        run([self._program, "--cleanup"], check=False, timeout=30)
+        run([self._program, "--cleanup"], check=False, timeout=PATIENCE)
         # It leaves this one to a kubelet, and ours make none.
         for program in ("iptables", "ip6tables"):
             for words in ("-D INPUT -j {0}", "-D OUTPUT -j {0}", "-F {0}", "-X {0}"):

@@ -22,7 +22,7 @@ from tests.build import container
 from tests.cluster import Cluster, simnodes
 from tests.cluster.cards import DEFAULT, TestCard, write_inventory
 from tests.cluster.images import IDLE
-from tests.cluster.processes import PATIENCE, Process
+from tests.cluster.processes import PATIENCE, Process, wait_for
 
 # A container tells which cards it sees and which it can open, also by a node of its own making; one line each, into
 # the termination message, which needs no further call to read. Numbers of the node's cards are filled in.
@@ -191,7 +191,9 @@ class Space:
 
         def said() -> bool:
             conditions = self.get(name)["status"].get("conditions") or ()
-            return any(one["type"] == "PodScheduled" and why in one.get("message", "") for one in conditions)
+            scheduled = [one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"]
+            # With a gate nobody has tried it: the API server says so by itself.
+            return any(one["reason"] != "SchedulingGated" and why in one.get("message", "") for one in scheduled)
 
         self.wait(said, f"{name} is refused: {why}")
 
@@ -295,14 +297,20 @@ def probed(numbers: dict[str, str], index: str) -> list[str]:
 
 def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str, int]]]:
     """The extender's ledger as its users see it: total, used and MiB by pod, for each (node, card)."""
-    pool = _extender(cluster.parts.ports["extender"], cluster.parts.tls_dir)
-    try:
-        answer = pool.request("GET", f"{names.EXTENDER_PREFIX}/inspect", timeout=PATIENCE, retries=False)
-    except urllib3.exceptions.HTTPError as error:
-        raise OSError(f"the extender does not answer: {error}") from error
-    if answer.status != HTTPStatus.OK:  # it says so where a turn has taken half a second
-        raise OSError(f"the extender does not answer: {answer.data!r}")
-    nodes = answer.json()["nodes"]
+    pool, nodes = _extender(cluster.parts.ports["extender"], cluster.parts.tls_dir), []
+
+    def answered() -> bool:
+        try:
+            answer = pool.request("GET", f"{names.EXTENDER_PREFIX}/inspect", timeout=PATIENCE, retries=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise OSError(f"the extender does not answer: {error}") from error
+        if answer.status != HTTPStatus.OK:  # it says so where a turn has taken half a second
+            return False
+        nodes[:] = answer.json()["nodes"]
+        return True
+
+    if not wait_for(answered):
+        raise OSError("the extender does not answer")
     return {
         (node["name"], card["id"]): (
             card["totalGPU"],

@@ -203,7 +203,7 @@ def check_name(name: str, field: str = "metadata.name") -> None:
 
 
 def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
-    """Whether who asks for a resource of this name, which Kubernetes refuses for want of a domain, means a class."""
+    """Whether a resource name without a domain, which Kubernetes would refuse, means a class."""
     if "/" in name:
         return False
     try:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.mps import Mode
 
-# Users, beside the numbers of such: who a pod runs as, and who a card is for.
+# Beside the numbers of users: whom a pod runs as, or for whom a card is.
 IMAGE: Final = -1  # the image's, which nobody knows before it is there; taken to be the same in all images
 MIXED: Final = -2  # more than one
 OWN_USERS: Final = MIXED  # of a pod with `hostUsers: false`: its numbers mean other users than everybody else's
@@ -36,7 +36,7 @@ class MpsClient(NamedTuple):
     user: int
 
 
-# Of a pod of which only its node still tells: nobody joins it.
+# Of a pod that only its node still reports: no pod may share MPS with it.
 UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
 SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # of what is counted and in nobody's way
 

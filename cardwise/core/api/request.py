@@ -305,7 +305,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
 
 
 def _counts(field: str, values: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
-    """What says how many cards, of one mind. `split`: the webhook has written it into an annotation.
+    """The resources that say how many cards; they must agree. `split`: the webhook has written it into an annotation.
 
     It is then no matter how many of the class were asked for: they may be so many shares of one card.
     """

@@ -23,8 +23,8 @@ _NODES: Final = 512  # those with the most free on a card, where somebody may be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """`moves` in order. `fits`: how many of the goal's pods fit now and after each move; `least`: no plan has fewer
-    moves; with fewer fits than the goal's count none was found, and where all was `searched` there is none.
+    """`moves` in order. `fits`: how many of the goal's pods fit now and after each move. `least`: no plan has fewer
+    moves. If the last of `fits` is below the goal's count, no plan was found; if also `searched`, there is none.
 
     `cordons`: each card that a pod leaves must be cordoned before that, until all have moved.
     """

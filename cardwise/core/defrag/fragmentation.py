@@ -1,8 +1,8 @@
 """Fragmentation: how much idle room on cards no expected pod can use, by node and by kind of card.
 
 One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
-`fgd` decides (`scored.fgd`). What is idle on a card is a fragment to a pod that cannot have that card; of all
-pods that come it is the mean, each counted as often as it comes. Imports numpy, as all do that ask `scored`.
+`fgd` decides (`scored.fgd`). For one pod, idle memory of a card that it cannot have is a fragment. The measure is the
+mean over all pods that come, each counted as often as it comes. Imports numpy, as all do that ask `scored`.
 """
 
 from collections import Counter

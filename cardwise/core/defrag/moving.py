@@ -88,17 +88,17 @@ class World:
     @contextmanager
     def filled(self, goal: Goal) -> Iterator[list[Placement]]:
         """Context: the goal's pods that fit are there, and no card is cordoned for a move."""
-        self._mark(self._closed, cordoned=False)
         placed: list[Placement] = []
-        for i in range(goal.count):
-            found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.headroom)
-            if found is None:
-                break
-            mps_client = goal.request.mps_client
-            self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, mps_client=mps_client))
-            self._placer.take(found.node, goal.load)
-            placed.append(found)
         try:
+            self._mark(self._closed, cordoned=False)
+            for i in range(goal.count):
+                found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.headroom)
+                if found is None:
+                    break
+                mps_client = goal.request.mps_client
+                self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, mps_client=mps_client))
+                self._placer.take(found.node, goal.load)
+                placed.append(found)
             yield placed
         finally:
             for i, found in enumerate(placed):

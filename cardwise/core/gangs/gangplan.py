@@ -30,8 +30,8 @@ from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
-_MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together, but
-_AT_LEAST: Final = 2  # at least so many for each member
+_MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together
+_AT_LEAST: Final = 2  # nodes that are searched for each of them, also where that is more in sum
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
 _WILL_NOT_DO: Final = -(1 << 62)  # below all scores
 _MOST_TURNS: Final = 50  # of one draft, if the nodes that it uses change all the time; the next one finishes it
@@ -357,8 +357,8 @@ class _Ground:
 
 
 def _both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
-    """`count` candidates: half of them those that the policy seems to prefer, and half the emptiest, since the former
-    may have cards for each claim and not for all together. Given are all, in both orders.
+    """`count` candidates of all, which are given in both orders. Half are the nodes that the policy prefers, half the
+    emptiest: a preferred node may have a card for each claim, but not for all together.
     """
     half = count if spreads else count // 2
     return sorted({*islice(emptiest, half), *islice(fullest, count - half)})

@@ -40,7 +40,9 @@ class Claim(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A claim and the kinds of cards that it may have: by level those that no quota closes, and all of its class."""
+    """A claim and the kinds of cards that it may have. `levels`: those that no quota closes, in the order of trying;
+    `typed`: all kinds of its class, None: any.
+    """
 
     claim: Claim
     levels: tuple[KindLevel, ...]

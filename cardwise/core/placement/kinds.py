@@ -17,7 +17,7 @@ UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 _MANY = 1024  # remembered answers; if there are more, all are forgotten
 
 KindLevel = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
-# The levels of who may have every card, and to whom all are equal.
+# The levels of a claim that may have every card and prefers none.
 ANY_CARD: Final[tuple[KindLevel, ...]] = ((0, None),)
 
 

@@ -33,7 +33,7 @@ _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 class SearchEffort:
     """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes.
 
-    `reasons`: whether it is found out why a node is refused, which costs more than that it is.
+    `reasons`: whether to find out why a node refuses. That costs more than to find out that it does.
     """
 
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
@@ -50,7 +50,9 @@ def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: SearchEffo
 
 
 def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort) -> Refusal:
-    """Why `failed`, a part of the plan, found no card; None where each part would alone, but not all together."""
+    """Why the node takes no such pod. `failed`: the part that finds no card even alone; None: only all together do not
+    fit.
+    """
     wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
         found = _search(node, wants, (), policy, effort)

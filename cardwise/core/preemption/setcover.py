@@ -203,7 +203,7 @@ class _Search:
             if self._below is None or cost < self._below:
                 self.best, self._below = Cover(cost, tuple([part.thing for part in taken])), cost
             return
-        # Whoever says `below` has an answer.
+        # A caller that gives `below` has a cover already.
         while not self._effort.spent or self._below is None:
             self._effort.spend(among.bit_count() * len(short))
             hardest = self._hardest(among, short, cost)
@@ -262,8 +262,8 @@ class _Search:
         return hardest
 
     def _excess(self, dimension: int, need: int, among: int) -> int:
-        """How many parts beyond their budgets are in each cover, at least. A part with several budgets counts as beyond
-        them only where the first of them is exceeded, so that it is never too many.
+        """How many parts of any cover exceed a budget, at least. Of a part's budgets only the first counts, so that it
+        is never too many.
         """
         still, beyond = dict[str, int](), []
         for bit, amount, budget in self._orders[dimension]:

@@ -314,7 +314,7 @@ def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, t
 @pytest.mark.parametrize(
     ("before", "seconds", "then"),
     [
-        (Phase.NOMINATED, 30, None),
+        (Phase.AHEAD, 30, None),
         (Phase.RESERVED, 30, None),
         (Phase.TERMINATING, 20, Phase.LAPSED),
         (Phase.WAITING, 1000, Phase.WAITING),

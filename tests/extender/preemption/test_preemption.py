@@ -846,6 +846,22 @@ def test_not_any_more_once_the_pod_is_nominated_elsewhere(scene):
     assert not preemption.wanted(eviction, victim.uid)
 
 
+def test_not_for_a_pod_that_got_all_nodes_that_fit_since_it_was_refused(scene):
+    """It holds nothing until its bind."""
+    scene.world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 40, 100)))
+    scene.wanted["metadata"]["annotations"][names.ONE_NODE] = "false"
+    assert scene.world.filter(scene.wanted) == []
+    with scene.world.state.queue() as queue:
+        assert queue.is_unschedulable("uid-p")
+    scene.world.state.set_card(*as_card(resource(0, node="n2")))
+    assert scene.world.filter(scene.wanted, "n1", "n2") == ["n2"]
+    with scene.world.state.queue() as queue:
+        assert not queue.is_unschedulable("uid-p")
+    scene.world.clock.advance(4.0)
+    scene.evictions.step()
+    assert scene.evicted() == []
+
+
 def test_not_for_a_pod_whose_class_preempts_nobody(scene):
     scene.wanted["spec"]["preemptionPolicy"] = "Never"
     scene.rounds(5)

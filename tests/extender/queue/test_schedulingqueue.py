@@ -77,12 +77,15 @@ def test_who_was_refused_until_a_time_is_woken_then(queue, clock):
     assert queue.due(NODES) is None, "once"
 
 
-def test_nobody_is_woken_where_nobody_waits(queue):
+def test_nobody_is_woken_where_nobody_waits(queue, clock):
     queue.refused("a")
     queue.placed("a")
     queue.move_all("n1")
     queue.move_all_at(0.0)
-    assert (queue.due(NODES), queue.moving) == (None, False)
+    assert queue.due(NODES) is None
+    queue.refused("b")
+    clock.advance(5.0)
+    assert queue.due(NODES) is None, "what moved before it waited"
 
 
 def test_a_touch_that_failed_is_due_again(queue, clock):

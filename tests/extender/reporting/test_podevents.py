@@ -1,13 +1,12 @@
 """What a pod that waits is told."""
 
-from typing import NamedTuple
-
 import pytest
 
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
 from extender.cache.quotas import FullEntry
 from extender.records.objects import QuotaRecord
+from extender.records.podref import PodRef
 from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
 from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object
@@ -15,17 +14,11 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
 
 
-class Pod(NamedTuple):
-    uid: str
-    namespace: str
-    name: str
-
-
 class World:
     def __init__(self):
         self.clock, self.seen, self.events, self.active = FakeClock(), Listers(), Events(), True
         self.api = Watched(self.seen, self.clock)
-        self.waiting = {"k80": [Pod("u1", "team", "a"), Pod("u2", "team", "b")]}
+        self.waiting = {"k80": [PodRef("u1", "team", "a"), PodRef("u2", "team", "b")]}
         self.pod_events = PodEvents(
             self.events, self.seen, active=lambda: self.active,
             waiting_for=lambda name: self.waiting.get(name, []), clock=self.clock,
@@ -79,7 +72,7 @@ def full(**limits):
 
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
-    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
+    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
     (event,) = world.events.all
     assert (event.about, event.reason, event.type) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
     assert event.message.startswith(
@@ -89,24 +82,24 @@ def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
 
 
 def test_only_what_is_full_is_named(world):
-    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=9, memory=65536))
+    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full(shares=9, memory=65536))
     assert "shares" not in world.events.all[0].message
 
 
 def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     for _ in range(10):
         for uid in ("u1", "u2"):
-            world.pod_events.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
+            world.pod_events.waits_for_quota(PodRef(uid, "team", uid), full(shares=5))
         world.clock.advance(29)
     assert len(world.events.all) == 2
     world.clock.advance(20)
-    world.pod_events.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
+    world.pod_events.waits_for_quota(PodRef("u1", "team", "u1"), full(shares=5))
     assert len(world.events.all) == 3
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
     asked = FullEntry("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
-    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), asked)
+    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), asked)
     assert world.events.all[0].message == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "

@@ -205,7 +205,7 @@ def chaos(space: Space, steps: int, seed: int) -> None:
             quiet[:] = disagreements(space)
             return not quiet
 
-        assert wait_for(agreed), quiet
+        space.wait(agreed, "all records agree")
         print(f"ready and agreed after {time.monotonic() - began:.1f} s, {watcher.events} events of pods", flush=True)
         dead = len(space.pods()) - len(WORKLOADS)
         print(f"{dead} pods have failed meanwhile and hold nothing", flush=True)

@@ -56,6 +56,7 @@ def refused(space: Space, name: str) -> None:
 def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(space):
     """A node pool comes up from nothing: the class of its model comes a second after its cards."""
     put_quota(space, {"class": T4_CLASS, "shares": 0}, {"class": K80_CLASS, "shares": 0})
+    space.wait(lambda: space.cluster.api.get(paths.gpuquotas(space.name, "team"))["status"], "the extender knows it")
     halt = threading.Event()
 
     def create() -> None:

@@ -9,6 +9,7 @@ import pytest
 from cardwise.core.api import names
 from tests.build import P100
 from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
 from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, deployment, workload
@@ -86,7 +87,7 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
     assert (move["from"]["cards"][0]["index"], move["to"]["cards"][0]["index"]) == (int(small), int(big))
     assert card_of(space, "small") == small  # nothing has happened yet
 
-    done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", "120s")
+    done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", f"{PATIENCE:.0f}s")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done: there is 1 free whole card" in done.stderr
     space.wait(lambda: len(of(space, "small")) == 1, "the old pod is gone")

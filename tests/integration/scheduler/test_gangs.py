@@ -165,8 +165,6 @@ def test_a_podgroup_says_how_many_and_more_follow(space):
     for i in range(2):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: groups(space)["g"].get("members") == 2, "two are there")
-    for i in range(2):
-        space.refused(f"g-{i}")
     space.wait(lambda: "waiting for 1 of 3 members" in space.reasons("g-0"), "the extender has looked at them")
     space.put(workload("fits", gpu_mem=1))
     assert phase(space, "g") == "Pending"

@@ -166,7 +166,7 @@ def test_only_with_the_setting_one_pod_goes_where_only_cards_are_short(cluster: 
         space.placed("first")
         (victim,) = everybody - there(space)
         space.wait(lambda: "Preempted: " in space.reasons(victim), "the victim is told why")
-        assert "Preempting: " in space.reasons("first")
+        space.wait(lambda: "Preempting: " in space.reasons("first"), "so is who it went for")
         # Who may not preempt waits, though it was refused before one for whom another pod goes.
         space.create(one("meek", HALF + 1, "never"))
         space.refused("meek", "Insufficient GPU Memory in one device")

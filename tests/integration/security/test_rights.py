@@ -175,6 +175,7 @@ def world(accounts: Cluster, request: pytest.FixtureRequest) -> Iterator[World]:
         stack.callback(api.delete, paths.pods(OWN, "replica"), {"gracePeriodSeconds": 0})
         space.put(workload("steady", gpu_mem=64, node=node))
         space.put(workload("there", gpu_mem=64, node=other))
+        space.running("steady", "there")  # else a write of the status that they have not got yet changes nothing
         space.create(workload("waiting", gpu_mem=64, spec={"nodeSelector": {"no": "where"}}))
         gang = {names.GROUP_NAME: "automatic", names.GROUP_NUM: "3"}
         gates = [{"name": "other.dev/gate"}]

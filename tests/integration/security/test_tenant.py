@@ -339,8 +339,14 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
         webhook.restart()
         tenant.cluster.parts.wait_ready("webhook")
     tenant.space.gone("past")
-    told = tenant.cluster.api.get(paths.events(tenant.space.name), {"fieldSelector": "reason=BoundPastCardwise"})
-    assert [one["involvedObject"]["name"] for one in told["items"]] == ["past"]
+    told = {"fieldSelector": "reason=BoundPastCardwise"}
+    tenant.space.wait(
+        lambda: [
+            one["involvedObject"]["name"]
+            for one in tenant.cluster.api.get(paths.events(tenant.space.name), told)["items"]
+        ] == ["past"],
+        "an event says why",
+    )  # fmt: skip
     tenant.edit.delete(f"{budgets}/mine")
 
 
