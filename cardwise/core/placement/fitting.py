@@ -292,7 +292,10 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         # The common cases of a full cluster; `MemoryIndex` says the same of thousands of nodes at once.
         if node.largest < claim.mem:
             return Refusal.CARD_TOO_SMALL
-        if max(node.free) < claim.mem:
+        # Eight integers of thousands of nodes are in no CPU cache; if all cards are open, one packed array is enough.
+        codes = node.codes
+        most = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
+        if most < claim.mem:
             return Refusal.NO_MEMORY
     here = range(len(node.cards)) if among is None else among
     if claim.untolerated & FOR_GOOD and node.mps.may_close(claim.untolerated, claim.user):
