@@ -7,9 +7,8 @@ from collections.abc import Callable
 from bench import timing
 from bench.timing import Row
 from bench.turns import Turns, ask_preempt, full_state
-from bench.world import CARDS, P100, Scale, card, gpu_uuid, node_name, pod
-from cardwise.core.api import assignment, names, request
-from cardwise.core.api.assignment import Assignment, CardShare
+from bench.world import CARDS, P100, Scale, bound_pod, card, node_name, pod
+from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Entry, GPUQuota
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import budgets
@@ -108,9 +107,7 @@ def _on_a_full_node(state: State, _everywhere: list[str], run: int) -> None:
         if free[on] < mem:
             continue
         free[on] -= mem
-        share = CardShare(on, gpu_uuid(FULL + run, on), mem, 0, P100)
-        annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
-        made = pod(f"full-{run}-{i}", f"u-full-{run}-{i}", mem, node=node, annotations=annotations)
+        made = bound_pod(f"full-{run}-{i}", f"u-full-{run}-{i}", mem, FULL + run, on)
         wants = {"cpu": f"{draw.choice([500, 1000, 1500, 2500])}m", "memory": f"{draw.choice([1, 2, 4, 8, 12])}Gi"}
         made["spec"]["containers"][0]["resources"]["requests"] |= wants
         made["spec"]["priority"] = draw.randrange(6)

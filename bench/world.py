@@ -107,6 +107,13 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
+def bound_pod(name: str, uid: str, mem: int, node: int, card: int) -> dict:
+    """The same, with a share of this card of this node."""
+    share = CardShare(card, gpu_uuid(node, card), mem, 0, P100)
+    annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
+    return pod(name, uid, mem, node=node_name(node), annotations=annotations)
+
+
 def gpu_uuid(node: int, card: int) -> str:
     return f"GPU-{node:08x}-0000-4000-8000-{card:012x}"
 
@@ -190,7 +197,5 @@ def _pods(scale: Scale):
             continue
         free[node][card] -= mem
         made += 1
-        share = CardShare(card, gpu_uuid(node, card), mem, 0, P100)
-        annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
         uid = f"{made:08x}-1111-4111-8111-111111111111"
-        yield json.dumps(pod(f"inference-{made}", uid, mem, node=node_name(node), annotations=annotations)).encode()
+        yield json.dumps(bound_pod(f"inference-{made}", uid, mem, node, card)).encode()

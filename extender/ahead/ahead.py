@@ -144,7 +144,7 @@ class Ahead:
         """kube-scheduler asks for the pod and offers these nodes."""
         if self._settings.when is When.NEVER:
             return
-        one = self._nominated(uid)
+        one = self._held(uid)
         if one is None or one.ahead is None:
             return
         doubt = one.ahead.constraints
@@ -262,7 +262,7 @@ class Ahead:
     def wanted(self, uid: str) -> bool:
         """Whether kube-scheduler has not asked for the pod yet, so that the node is worth writing."""
         with self._lock:
-            return self._nominated(uid) is not None
+            return self._held(uid) is not None
 
     def unwritten(self, uid: str) -> None:
         """The node could not be written into the pod's status."""
@@ -321,11 +321,11 @@ class Ahead:
     def _end(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
         """Frees what these pods hold ahead, except where kube-scheduler has asked already."""
         for uid in uids:
-            if self._nominated(uid) is not None:
+            if self._held(uid) is not None:
                 self.observe(outcome)
                 self._reservations.give_up(uid)
 
-    def _nominated(self, uid: str) -> Reservation | None:
+    def _held(self, uid: str) -> Reservation | None:
         """The pod's reservation ahead, until kube-scheduler asks for the pod."""
         one = self._reservations.get(uid)
         return one if one is not None and one.phase is Phase.AHEAD else None

@@ -15,9 +15,8 @@ from extender.cache.cache import Cache
 from extender.cache.placing import Looked, PlacementRequest, Placing
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import give_way
+from extender.cache.yielding import TURN, give_way
 
-TURN: Final = 0.004  # seconds of CPU, after which a turn begins no further node
 FEW: Final = 16  # nodes that are searched in one turn; and the best ones that the last turn may choose from
 
 

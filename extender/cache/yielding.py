@@ -5,6 +5,8 @@ from typing import Final, TypeVar
 
 from cardwise.clock import Clock
 
+TURN: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, no look at a node
+
 _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once mostly gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds

@@ -23,9 +23,9 @@ from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.reservations import Phase, Reservations
+from extender.cache.yielding import TURN
 from extender.records.podref import PodRef
 
-TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang, and looks at no further nodes
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
 

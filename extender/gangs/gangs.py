@@ -17,9 +17,9 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import give_way, slices
+from extender.cache.yielding import TURN, give_way, slices
 from extender.gangs.bindturns import BindTurns
-from extender.gangs.gangplaces import CHEAP, TURN, GangPlaces
+from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangtypes import GangSettings, Hold, Work
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.line import Line, Walk

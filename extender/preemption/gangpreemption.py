@@ -24,7 +24,8 @@ from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import Kept, NominatedPlace
-from extender.gangs.gangplaces import TURN, GangPlaces
+from extender.cache.yielding import TURN
+from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod

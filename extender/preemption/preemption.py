@@ -17,8 +17,8 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import NominatedPlace
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import give_way
-from extender.gangs.gangplaces import TURN, GangPlaces
+from extender.cache.yielding import TURN, give_way
+from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption, GangSearch
 from extender.queue.schedulingqueue import Fragmented

@@ -1,5 +1,5 @@
-"""The startup probe's question to the agent. Each is a process of its own and must not cost a thing, so it asks for a
-while: the pod starts when the agent says so, and not when the kubelet's next probe comes.
+"""The startup probe's question to the agent. Each probe is a process of its own and must not cost a thing, so it asks
+for a while: the pod starts when the agent says so, and not when the kubelet's next probe comes.
 """
 
 import socket
@@ -21,11 +21,9 @@ def ask(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) 
     """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     why = _why_not(path)
-    for _ in range(tries - 1):
-        if why is None:
-            break
+    while why is not None and tries > 1:
         time.sleep(pause)
-        why = _why_not(path)
+        tries, why = tries - 1, _why_not(path)
     if why is None:
         return 0
     sys.stderr.write(why)
@@ -33,6 +31,7 @@ def ask(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) 
 
 
 def _why_not(path: str) -> str | None:
+    """One question: why the pod may not start, None where it may."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_SECONDS)

@@ -39,11 +39,10 @@ from tests.cluster.services import Services
 from tests.cluster.verbs import Verbs
 
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
-
-
 # For `kubectl logs`: the end of what each part has said.
 _OF_ALL_PARTS = ("--selector=app.kubernetes.io/part-of=cardwise", "--all-containers", "--prefix", "--tail=20")
-_NOT_YET = (errors.NotFound, errors.Unreachable, errors.ServerError)
+# What a look at something says that is not there yet, or that does not answer.
+_NOT_YET = (LookupError, StopIteration, OSError, errors.NotFound, errors.Unreachable, errors.ServerError)
 
 
 class _PatientClient(KubeClient):
@@ -218,7 +217,7 @@ class Cluster:
             nonlocal trouble
             try:
                 return bool(ready())
-            except (LookupError, StopIteration, OSError, *_NOT_YET) as error:
+            except _NOT_YET as error:
                 trouble = f"; at last {error!r}"
                 return False
 
@@ -347,8 +346,7 @@ class Cluster:
             self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready")
             self.kubectl("label", "node", name, f"{chart.GPU_LABEL}=true")
         if self._spec()["real_cards"]:
-            made = {"metadata": {"name": toolkit.RUNTIME_CLASS}, "handler": toolkit.RUNTIME_CLASS}
-            self.api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
+            toolkit.runtime_class(self.api)
         try:
             self.chart.install()
         except processes.CommandFailed as error:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import yaml
 
+from cardwise.kube.client import KubeClient
 from tests.cluster import binaries, cards
 from tests.cluster.processes import run
 
 MOCK = "CARDWISE_NVML_MOCK"
 RUNTIME_CLASS = "nvidia"
 MODE = "nvidia-container-runtime.mode"
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+KIND = "nvidia-container-runtime.modes.cdi.default-kind"
 _PROFILE = "configs/mock-nvml-config-t4.yaml"
 _LIBRARY = "libnvidia-ml.so"
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64")  # where drivers are, beside what ldconfig knows
@@ -41,28 +44,18 @@ def write(folder: Path, node: str, count: int) -> None:
     for name, number in zip(_CONTROL, cards.device_numbers(count + len(_CONTROL))[count:], strict=True):
         os.mknod(folder / "dev" / name, 0o666 | stat.S_IFCHR, number)
         (folder / "dev" / name).chmod(0o666)
-    configure(
-        folder,
-        {
-            "nvidia-container-cli.root": str(folder),
-            "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
-            "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
-        },
-    )
+    configure(folder, {"nvidia-container-cli.root": str(folder), **_of_node(folder)})
 
 
 def write_real(folder: Path) -> None:
     """The toolkit's settings on a node with this machine's own cards: by the CDI spec that it has of them."""
-    configure(
-        folder,
-        {
-            MODE: "cdi",
-            "accept-nvidia-visible-devices-envvar-when-unprivileged": True,
-            "nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu",
-            "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
-            "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
-        },
-    )
+    configure(folder, {MODE: "cdi", ENVIRONMENT: True, KIND: "nvidia.com/gpu", **_of_node(folder)})
+
+
+def runtime_class(api: KubeClient) -> None:
+    """The RuntimeClass by which pods ask for this runtime."""
+    made = {"metadata": {"name": RUNTIME_CLASS}, "handler": RUNTIME_CLASS}
+    api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
 
 
 def configure(folder: Path, settings: dict[str, object]) -> None:
@@ -97,6 +90,14 @@ def real_spec(cdi_dir: Path) -> list[str]:
     where = [f"--library-search-path={folder}" for folder in _LIBRARIES if Path(folder).is_dir()]
     roots = [f"--nvidia-cdi-hook-path={tool}", *where, f"--output={cdi_dir / 'nvidia.yaml'}"]
     return [str(tool), "--quiet", "cdi", "generate", "--device-name-strategy=uuid", *roots]
+
+
+def _of_node(folder: Path) -> dict[str, object]:
+    """What is the same on every node: where its CDI specs are, and its log."""
+    return {
+        "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
+        "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
+    }
 
 
 def _generate(folder: Path, name: str, *settings: str) -> Path:

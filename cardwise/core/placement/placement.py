@@ -249,8 +249,18 @@ class Scorer:
         """Why each node cannot take the request, once `first` has found none that can."""
         plan = self._plan_on(ledger.kinds)
         claim, _, typed = plan.wants[0]
-        if plan.unlimited is not None or typed is not None or not fitting.asks_for_memory_alone(claim):
-            return {name: self._refusal(ledger.node(name), plan) for name in nodes}
+        limited, by_name = plan.unlimited is not None, ledger.by_name()
+
+        def why(name: str) -> Refusal:
+            node = by_name.get(name)
+            if node is None:
+                return Refusal.NOT_OURS
+            if limited:
+                return searching.why(node, plan, plan.wants[0], self._policy, self._effort)
+            return fitting.refusal(node, claim, typed)
+
+        if limited or typed is not None or not fitting.asks_for_memory_alone(claim):
+            return {name: why(name) for name in nodes}
         by_memory = ledger.by_memory()
         refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)
         for name in by_memory.too_small(claim.mem):
@@ -259,17 +269,8 @@ class Scorer:
         # Those without cards, and those that have the memory and are short of something else.
         for name in (*(refusals.keys() - by_memory.names()), *by_memory.roomy(claim.mem)):
             if name in refusals:
-                refusals[name] = self._refusal(ledger.node(name), plan)
+                refusals[name] = why(name)
         return refusals
-
-    def _refusal(self, node: NodeState | None, plan: fitting.Plan) -> Refusal:
-        """Why a node cannot take a request of one claim."""
-        if node is None:
-            return Refusal.NOT_OURS
-        want = plan.wants[0]
-        if plan.unlimited is not None:
-            return searching.why(node, plan, want, self._policy, self._effort)
-        return fitting.refusal(node, want.claim, want.typed)
 
     def place_on(self, node: NodeState | None, effort: searching.SearchEffort | None = None) -> Placement | Refusal:
         """The cards and devices of the node, or why there are none. `effort`: of this and other such calls."""

@@ -125,19 +125,20 @@ class _Node:
         self._sums = sums
 
     def without(self, gone: Iterable[Resident]) -> "_Node":
-        state, left = self.state.copy() if self.state is not None else None, self.left
-        for resident in gone:
-            left = left.plus(self._sums[resident.uid])
-            if state is not None and resident.holding is not None:
-                state.add(resident.holding.assignment, resident.holding.mps_client, -1)
-        return _Node(state, left, self._sums)
+        return self._changed(gone, -1)
 
     def again_with(self, resident: Resident) -> "_Node":
         """The node with one of these pods again."""
+        return self._changed((resident,), 1)
+
+    def _changed(self, residents: Iterable[Resident], sign: int) -> "_Node":
+        """A copy on which these pods are added (sign 1) or taken away (sign -1)."""
         state, left = self.state.copy() if self.state is not None else None, self.left
-        left = left.minus(self._sums[resident.uid])
-        if state is not None and resident.holding is not None:
-            state.add(resident.holding.assignment, resident.holding.mps_client, 1)
+        for resident in residents:
+            sums = self._sums[resident.uid]
+            left = left.plus(sums) if sign < 0 else left.minus(sums)
+            if state is not None and resident.holding is not None:
+                state.add(resident.holding.assignment, resident.holding.mps_client, sign)
         return _Node(state, left, self._sums)
 
 

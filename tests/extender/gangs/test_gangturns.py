@@ -5,8 +5,8 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import LOOKS, Capacities
+from extender.cache.yielding import TURN
 from extender.gangs import gangplaces
-from extender.gangs.gangplaces import TURN
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100
 

@@ -13,8 +13,9 @@ from cardwise.core.gangs.capacity import LOOKS, Capacities
 from cardwise.kube.pods.budgets import Budget, Condition
 from extender.api import verbs
 from extender.api.verbs import Preferences
+from extender.cache.yielding import TURN
 from extender.gangs import gangplaces
-from extender.gangs.gangplaces import TURN, GangPlaces
+from extender.gangs.gangplaces import GangPlaces
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single

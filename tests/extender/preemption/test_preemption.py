@@ -15,8 +15,8 @@ from extender.api.app import create_app
 from extender.api.verbs import Preferences
 from extender.cache import placing
 from extender.cache.nominated import MANY
+from extender.cache.yielding import TURN
 from extender.controllers.evictions import Evictions
-from extender.gangs.gangplaces import TURN
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
 from extender.records.nodeinfo import NodeRecord, Placed

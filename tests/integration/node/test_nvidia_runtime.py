@@ -19,6 +19,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, images, toolkit
+from tests.cluster.toolkit import ENVIRONMENT, KIND, MODE
 from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import Space, assigned, device_numbers, probe, probed, workload
 
@@ -56,10 +57,7 @@ NOT: Mapping[str, Json] = {
 }
 WAYS = {**BY_ENVIRONMENT, **BY_MOUNT, **BY_PRIVILEGE, **NOT}
 
-MODE = toolkit.MODE
-ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-KIND = "nvidia-container-runtime.modes.cdi.default-kind"
 DEFAULT = {MODE: "auto", ENVIRONMENT: True, MOUNTS: False, KIND: "nvidia.com/gpu"}
 # As the GPU Operator gives them to the toolkit (NVIDIA_CONTAINER_RUNTIME_MODE, ..._MODES_CDI_DEFAULT_KIND), with the
 # two that docs/integrations/gpu-operator.md adds.
@@ -83,8 +81,7 @@ def cluster() -> Iterator[Cluster]:
         for name, env in IMAGES.items():
             node.load_image(images.busybox_with(running.state_dir / "images", name, **env))
         toolkit.cdi_spec(node.folder)
-        made = {"metadata": {"name": toolkit.RUNTIME_CLASS}, "handler": "nvidia"}
-        running.api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
+        toolkit.runtime_class(running.api)
         yield running
 
 
