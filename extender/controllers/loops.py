@@ -29,7 +29,7 @@ _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
 _WRITE_SECONDS = 2.0  # for a touch: plans and terminating pods wait for it to end
-_STALLED_SECONDS = 2.0  # between two rounds: calls of kube-scheduler, which waits 1 s, got no answer in that time
+_STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
