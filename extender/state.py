@@ -77,7 +77,7 @@ class State:
         self._cache = cache = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
         self._loads, self._queue = cache.loads, cache.queue
-        self.policies = ScoredPolicies(self._lock, self._ledger, self._loads, cache.count_cards)
+        self.policies = ScoredPolicies(self._lock, cache)
         settings = of_gangs or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)

@@ -5,10 +5,11 @@ all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservati
 one of filter. kube-scheduler's own filters, our filter and bind decide as always. Shares the state's lock.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
@@ -29,8 +30,6 @@ from extender.records.aheadnodes import Grounds
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
-
-_T = TypeVar("_T")
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: what a fast kube-scheduler binds in a second or two
@@ -159,54 +158,51 @@ class Ahead:
 
     def place(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
-        return self.overtaking(
-            wanted.request.priority,
-            created,
-            wanted.pod.namespace,
-            lambda: self._placing.place(wanted),
-            lambda found: (found.node,) if isinstance(found, Placement) else (),
-        )
+        found = self._placing.place(wanted)
+        later = self.later(wanted.request.priority, created) if isinstance(found, Unplaceable) else ()
+        if later:
+            with self.without(later):
+                there = self._placing.place(wanted)
+            if isinstance(there, Placement):
+                self.overtake(later, (there.node,), wanted.pod.namespace)
+                return self._placing.place(wanted)
+        return found
 
     def score(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place`, but the scores of all nodes that fit, and why the others do not."""
-        return self.overtaking(
-            wanted.request.priority,
-            created,
-            wanted.pod.namespace,
-            lambda: self._placing.score(wanted),
-            lambda found: found[0],
-        )
+        scores, refusals = self._placing.score(wanted)
+        later = self.later(wanted.request.priority, created) if not scores else ()
+        if later:
+            with self.without(later):
+                there, _ = self._placing.score(wanted)
+            if there:
+                self.overtake(later, there, wanted.pod.namespace)
+                return self._placing.score(wanted)
+        return scores, refusals
 
-    def overtaking(
-        self,
-        priority: int,
-        created: str,
-        namespace: str,
-        search: Callable[[], _T],
-        nodes_of: Callable[[_T], Collection[str]],
-    ) -> _T:
-        """The result of `search`; if necessary, without what is held ahead for pods that come later in the queue than a
-        pod of this priority and time of creation. Those pods lose what they hold on the nodes found, `nodes_of`; if the
-        namespace has quotas, its own later pods lose all that they hold ahead.
-        """
-        found = search()
-        if nodes_of(found):
-            return found
+    # What a pod that found no place asks, and a gang.
+
+    def later(self, priority: int, created: str) -> Sequence[Reservation]:
+        """What is held ahead for pods that come later in the queue than a pod of this priority and time of creation."""
         ahead = self._reservations.among(Phase.AHEAD)
-        later = [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
-        if not later:
-            return found
+        return [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
+
+    @contextmanager
+    def without(self, later: Sequence[Reservation]) -> Iterator[None]:
+        """Context: these hold nothing."""
         uids = [one.pod.uid for one in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
-            nodes = nodes_of(search())
-        if not nodes:
-            return found
+            yield
+
+    def overtake(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
+        """A pod of this namespace comes before these on the nodes: they lose what they hold there; if the namespace has
+        quotas, its own lose all.
+        """
         limited = bool(self._cache.headroom(namespace))
         self._end(
             [one.pod.uid for one in later if one.node in nodes or (limited and one.pod.namespace == namespace)],
             NominationOutcome.OVERTAKEN,
         )
-        return search()
 
     # What time does.
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
-from extender.cache.nodeload import NodeLoads
+from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 
 if TYPE_CHECKING:
@@ -29,15 +28,13 @@ class ScoredPolicies:
     the lock.
 
     `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and where the engine knows too
-    little of the nodes yet. `ready`: brings the ledger up to date, under the lock.
+    little of the nodes yet.
     """
 
-    def __init__(self, lock: StateLock, ledger: Ledger, loads: NodeLoads, ready: Callable[[], None]) -> None:
+    def __init__(self, lock: StateLock, cache: Cache) -> None:
         self.wanted = False  # some pod has asked for such a policy
         self._lock = lock
-        self._ledger = ledger
-        self._loads = loads
-        self._ready = ready
+        self._cache = cache
         self._engine: Engine | None = None
         self._watched: set[str] = set()
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -78,14 +75,14 @@ class ScoredPolicies:
     def activate(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
         """From now on scored policies decide. `make`: the engine's class. `policy`: the one that most pods use."""
         with self._lock:
-            self._engine = make(self._ledger, self._loads, at_once=AT_ONCE)
+            self._engine = make(self._cache.ledger, self._cache.loads, at_once=AT_ONCE)
             self._engine.want(policy)
-            self._watched = self._loads.watch()
+            self._watched = self._cache.loads.watch()
 
     def study(self) -> "Study | None":
         """What the engine is to learn from now; None where there is nothing to learn."""
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             engine = self._up_to_date()
             return engine.due() if engine is not None else None
 

@@ -149,13 +149,14 @@ class GangPlaces:
         _, _, created, _ = gang.rank()
         try:
             with self._ledger.what_if(released=uids), self._loads.what_if(unplanned=uids):
-                found = self._ahead.overtaking(
-                    gang.priority,
-                    created,
-                    gang.namespace,
-                    lambda: self._planned(gang, members, now, draft),
-                    lambda found: set(found.nodes.values()) if isinstance(found, Planned) else (),
-                )
+                found = self._planned(gang, members, now, draft)
+                later = self._ahead.later(gang.priority, created) if isinstance(found, Unplanned) else ()
+                if later:
+                    with self._ahead.without(later):
+                        there = self._planned(gang, members, now, draft)
+                    if isinstance(there, Planned):
+                        self._ahead.overtake(later, set(there.nodes.values()), gang.namespace)
+                        found = self._planned(gang, members, now, draft)
         except TurnOver:
             return None
         if isinstance(found, Unplanned):

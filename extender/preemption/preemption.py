@@ -118,8 +118,10 @@ class Preemption:
         protects, that several cover, or that were refused lately.
         """
         with self._lock:
-            due = self._queue.next_fragmented(self._is_helped)
             now = self._clock.now()
+            due = next((one for one in self._queue.due_fragmented() if not self._is_helped(one.claimant.uid)), None)
+            if due is not None:
+                self._queue.look_again(due)
             self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         if due is None:
             return None
@@ -220,6 +222,7 @@ class Preemption:
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
 
     def _is_helped(self, uid: str) -> bool:
+        """Whether victims are evicted for the pod already, or it holds something."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str) -> bool:

@@ -17,7 +17,7 @@ A row is made by the watch or by filter, whichever knows the pod first. Not thre
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -327,10 +327,8 @@ class SchedulingQueue:
         row = self._pods.get(uid)
         return row is not None and row.fragmented is not None and node in row.fragmented.nodes
 
-    def next_fragmented(self, helped: Callable[[str], bool]) -> Fragmented | None:
-        """The next pod to find victims for, the highest priority first; the same pod not again for a while. `helped`:
-        whether victims are evicted for a pod already.
-        """
+    def due_fragmented(self) -> list[Fragmented]:
+        """The pods to find victims for now, the highest priority first."""
         now, due = self._clock.now(), list[Fragmented]()
         for row in self._unschedulable.values():
             one = row.fragmented
@@ -338,13 +336,13 @@ class SchedulingQueue:
                 continue
             if now - one.heard > _FORGET_SECONDS:
                 row.fragmented = None
-            elif not helped(row.uid):
+            else:
                 due.append(one)
-        if not due:
-            return None
-        first = min(due, key=lambda one: (-one.claimant.request.priority, one.not_before, one.claimant.uid))
-        first.not_before = now + _LOOK_AGAIN_SECONDS
-        return first
+        return sorted(due, key=lambda one: (-one.claimant.request.priority, one.not_before, one.claimant.uid))
+
+    def look_again(self, one: Fragmented) -> None:
+        """Victims are looked for now; it is not due again for a while."""
+        one.not_before = self._clock.now() + _LOOK_AGAIN_SECONDS
 
     def forget_fragmented(self) -> None:
         """Another extender decides from now on."""
