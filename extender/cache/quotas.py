@@ -82,9 +82,6 @@ def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
     for container in request.containers:
         if kinds.allowed(container.device_class, (entry,)) == kinds.allowed(container.device_class):
             continue  # it gets no card that the entry counts
-        if container.whole:
-            mib = max(0, kinds.smallest(container.device_class, entry) - ledger.kept_back)
-            charges.append(Charge(container.cards, container.cards * mib, container.cards))
-        else:
-            charges.append(Charge(container.cards, container.mem, 0))
+        smallest = max(0, kinds.smallest(container.device_class, entry) - ledger.kept_back) if container.whole else 0
+        charges.append(quotas.asked(container.cards, container.mem, smallest))
     return quotas.total(charges)

@@ -6,15 +6,15 @@ suspects a node as soon as the watch shows both pods. Some seconds later the pod
 until a started pod is marked as started; the eviction names the version of the pod.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.values.decoded import annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, statuses_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -105,9 +105,9 @@ class Overfull:
             found = self._client.get(paths.pods(pod.namespace, pod.name))
         except errors.NotFound:
             return None
-        metadata, status = found["metadata"], found.get("status") or {}
+        metadata = found["metadata"]
         annotations = annotations_of(found)
-        finished = status.get("phase") in names.FINISHED_PHASES
+        finished = (found.get("status") or {}).get("phase") in names.FINISHED_PHASES
         if metadata["uid"] != pod.uid or found["spec"].get("nodeName") != node or finished:
             return None
         try:
@@ -119,9 +119,9 @@ class Overfull:
         return _Holder(
             pod,
             metadata["resourceVersion"],
-            (_bound_at(status), _count(annotations.get(names.ASSUME_TIME))),
+            (_bound_at(found), _count(annotations.get(names.ASSUME_TIME))),
             _held(made, uuid_of),
-            annotations.get(names.ASSIGNED) == "true" or _started(status),
+            annotations.get(names.ASSIGNED) == "true" or _started(found),
             bool(metadata.get("deletionTimestamp")),
         )
 
@@ -150,16 +150,13 @@ def _count(text: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
 
 
-def _bound_at(status: dict[str, Any]) -> str:
+def _bound_at(pod: Json) -> str:
     """When the pod was bound, to the second, as the API server says."""
-    found = (each for each in _of(status, "conditions") if each["type"] == "PodScheduled")
-    return str(next(found, {}).get("lastTransitionTime") or "")
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    times = (each.get("lastTransitionTime") for each in conditions if each["type"] == "PodScheduled")
+    return str(next(times, None) or "")
 
 
-def _started(status: dict[str, Any]) -> bool:
-    containers = [*_of(status, "containerStatuses"), *_of(status, "initContainerStatuses")]
-    return status.get("phase") == "Running" or any(c.get("state", {}).keys() - {"waiting"} for c in containers)
-
-
-def _of(status: dict[str, Any], key: str) -> Iterable[dict[str, Any]]:
-    return status.get(key) or ()
+def _started(pod: Json) -> bool:
+    running = (pod.get("status") or {}).get("phase") == "Running"
+    return running or any(each.get("state", {}).keys() - {"waiting"} for each in statuses_of(pod))

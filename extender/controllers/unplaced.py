@@ -7,14 +7,14 @@ owner could keep it there. Not meant are pods that a gpushare scheduler has boun
 assignment), pods that the webhook leaves alone (they have no slot), and static pods.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
-from cardwise.core.values.decoded import annotations_of
+from cardwise.core.values.decoded import annotations_of, statuses_of
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -110,10 +110,5 @@ def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
     except assignment.InvalidAssignment:
         return False  # it was placed, and its assignment cannot be read
     slots = Pod(pod).slots
-    containers = [*_of(status, "containerStatuses"), *_of(status, "initContainerStatuses")]
-    started = {c["name"] for c in containers if c.get("state", {}).keys() - {"waiting"} or c.get("lastState")}
+    started = {c["name"] for c in statuses_of(pod) if c.get("state", {}).keys() - {"waiting"} or c.get("lastState")}
     return bool(slots) and not slots & started
-
-
-def _of(status: dict[str, Any], key: str) -> Iterable[dict[str, Any]]:
-    return status.get(key) or ()

@@ -16,7 +16,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible, loads
 from extender.records import aheadnodes
@@ -124,10 +124,8 @@ class Pod:
         """Whether its phase is final, and the kubelet says of no container that it runs. `podinfo` also knows a pod
         that is being deleted, and whose containers have ended before its phase is final.
         """
-        status = self._obj.get("status") or {}
-        containers = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
-        running = any((one.get("state") or {}).get("running") is not None for one in containers)
-        return status.get("phase") in names.FINISHED_PHASES and not running
+        running = any((one.get("state") or {}).get("running") is not None for one in statuses_of(self._obj))
+        return (self._obj.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
 
     @property
     def gang(self) -> str:

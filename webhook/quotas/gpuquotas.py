@@ -103,8 +103,7 @@ def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
 
 def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
     """The least that the container takes: which card it will get, where it asks for a whole one, nobody knows yet."""
-    memory = asked.cards * smallest(asked) if asked.whole else asked.mem
-    return Charge(shares=asked.cards, memory=memory, cards=asked.cards if asked.whole else 0)
+    return quotas.asked(asked.cards, asked.mem, smallest(asked) if asked.whole else 0)
 
 
 def _used(standing: QuotaStanding, entry: Entry) -> Charge:

@@ -14,7 +14,7 @@ from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import wire
@@ -130,9 +130,8 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
 
 def _states(pod: Json) -> list[str]:
     """Why containers do not run, as the kubelet says it."""
-    status = pod.get("status") or {}
     lines = []
-    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+    for one in statuses_of(pod):
         state = one.get("state") or {}
         if "running" in state and one.get("started") is False:
             lines.append(f"  container {one.get('name')} runs and is not ready; the pod's events say why")

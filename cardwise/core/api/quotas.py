@@ -113,6 +113,13 @@ def charge(share: CardShare) -> Charge:
     return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 
+def asked(cards: int, mem: int, smallest: int) -> Charge:
+    """What so many cards for one container count at least: `mem` MiB over all of them; 0: whole cards, of no less than
+    `smallest` MiB each.
+    """
+    return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
+
+
 def total(charges: Iterable[Charge]) -> Charge:
     """The sum of charges."""
     shares = memory = cards = 0

@@ -38,6 +38,12 @@ class Claim(NamedTuple):
     untolerated: int = 0
     user: int = NOBODY
 
+    def charge(self, cards: int, size: int) -> Charge:
+        """What so many cards for it charge a quota; `size`: MiB of each, if it takes whole cards."""
+        if self.whole:
+            return Charge(cards, cards * size, cards)
+        return Charge(cards * len(self.keys), cards * self.mem, 0)
+
 
 class Want(NamedTuple):
     """A claim and the kinds of cards that it may have. `levels`: those that no quota closes, in the order of trying;
@@ -106,7 +112,7 @@ def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]
     unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
     if not headroom:
         return Plan(unlimited, (), None)
-    most = quotas.total(map(_most, wanted))
+    most = quotas.total(claim.charge(claim.cards, _ANY_SIZE) for claim in wanted)
     tight = [one for one in headroom if not one.takes(most)]
     if not tight:
         return Plan(unlimited, (), None)
@@ -119,22 +125,12 @@ def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]
     return Plan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
 
 
-def _most(claim: Claim) -> Charge:
-    """The most that the claim can charge an entry of a quota."""
-    clients = claim.cards * len(claim.keys)
-    if claim.whole:
-        return Charge(clients, claim.cards * _ANY_SIZE, claim.cards)
-    return Charge(clients, claim.cards * claim.mem, 0)
-
-
 def _least(claim: Claim, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
     cards if it can get no others.
     """
     cards = claim.cards if kinds.allowed(claim.device_class, (entry,)) == frozenset() else 1
-    if claim.whole:
-        return Charge(cards, cards, cards)
-    return Charge(cards * len(claim.keys), cards * claim.mem, 0)
+    return claim.charge(cards, 1)
 
 
 def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
@@ -148,9 +144,7 @@ def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge
 
 def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
     """What this card charges if the claim takes it: the sum of `quotas.charge` of its shares."""
-    if claim.whole:
-        return Charge(1, node.cards[i].mem - node.kept_back, 1)
-    return Charge(len(claim.keys), claim.mem, 0)
+    return claim.charge(1, node.cards[i].mem - node.kept_back)
 
 
 def charged(headroom: Sequence[Headroom], node: NodeState, i: int, claim: Claim) -> list[Headroom] | None:

@@ -311,12 +311,7 @@ def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tu
 def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
     """The least that so many cards for the claim charge the entry; nothing if the claim can have none of its cards."""
     sizes = list(_sizes(claim, entry, ledger, empty=claim.whole)) or list(_sizes(claim, entry, ledger, empty=False))
-    if not sizes:
-        return NOTHING
-    holds = cards * len(claim.keys)
-    if claim.whole:
-        return Charge(holds, cards * min(sizes), cards)
-    return Charge(holds, cards * claim.mem, 0)
+    return claim.charge(cards, min(sizes)) if sizes else NOTHING
 
 
 def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:

@@ -17,6 +17,12 @@ def labels_of(obj: Json) -> Json:
     return found
 
 
+def statuses_of(pod: Json) -> list[Json]:
+    """What the kubelet says of the pod's containers, those that run before the others included."""
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
 def annotated(obj: Json, annotations: Json) -> Json:
     """The object with these annotations and no others."""
     return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": annotations}}
