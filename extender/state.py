@@ -190,12 +190,12 @@ class State:
                 self._reservations.noted(report)
             for report in heard.silent:
                 self._reservations.unreported(report)
-            self._cache.settle_reports({*heard.reported, *heard.silent, *noted})
+            self._reservations.settle({*heard.reported, *heard.silent, *noted})
             return heard.problem
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            self._cache.settle_reports(self._inventory.remove_card(name))
+            self._reservations.settle(self._inventory.remove_card(name))
 
     def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
         with self._lock:
@@ -214,23 +214,23 @@ class State:
         """The ResourceClass is so now."""
         with self._lock:
             if self._inventory.set_class(device_class):
-                self._cache.free()
+                self._cache.room.free()
 
     def remove_class(self, name: str) -> None:
         with self._lock:
             if self._inventory.remove_class(name):
-                self._cache.free()
+                self._cache.room.free()
 
     def set_quota(self, key: str, quota: GPUQuota) -> None:
         """The GPUQuota `key`, "namespace/name", is so now."""
         with self._lock:
             if self._limits.set(key, quota):
-                self._cache.free()
+                self._cache.room.free()
 
     def remove_quota(self, key: str) -> None:
         with self._lock:
             if self._limits.remove(key):
-                self._cache.free()
+                self._cache.room.free()
 
     # What filter and bind decide.
 
@@ -383,7 +383,7 @@ class State:
                     self.ahead.expired(one.pod.uid)
             steady = self._loads.settle(self._clock.now())
             if self._queue.end_turns() or over.nomination or steady:
-                self._cache.free()
+                self._cache.room.free()
             return self._reservations.unconfirmed()
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
@@ -422,8 +422,7 @@ class State:
         """The nodes whose cards or holdings have changed since the last call."""
         with self._lock:
             self._cache.count_cards()
-            changed, self._cache.changed = self._cache.changed, set()
-            return changed
+            return self._cache.room.take_changed()
 
     def take_overfull(self) -> set[str]:
         """Those nodes whose cards or devices are given out twice (`holders`), of nodes with new bound pods."""

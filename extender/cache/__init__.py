@@ -7,7 +7,8 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits, 
     reservations    who has room on which cards: one row for each pod, with the life of a row. Read this first
     nominations     which cards are kept for which pod after a preemption
     nominated       those cards as holdings, for a placement that must not use them; the search for victims
-    cache           lets the ledger follow each change of a row or of a report; checks a plan again at bind
+    room            follows each change of a row: the ledger, the sums of nodes, and who is woken when room comes
+    cache           makes these; checks a plan again at bind
     placing         asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
     scoredpolicies  the engine of the scored policies, made when it is first needed
     inventory       what nodes report of cards and devices

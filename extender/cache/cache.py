@@ -1,11 +1,9 @@
-"""Derives the ledger of cards, and what is planned on nodes, from the table of reservations and what nodes report.
+"""The books that filter and bind decide by, made and brought up to date together, and the questions about several.
 
-Nobody else changes these; a what-if changes them for a moment and takes that back. Pods that run are counted on their
-nodes by `State`. A share is held while its pod exists and is not finished, then while its node reports it or until a
-grace time is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
+A share is held while its pod exists and is not finished, then while its node reports it or until a grace time is over
+(docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 from cardwise.clock import Clock
@@ -16,26 +14,25 @@ from cardwise.core.placement.devices import is_good
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
-from extender.cache.inventory import Inventory, Report
+from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
-from extender.cache.reservations import Patience, Reservations, stray_uid
+from extender.cache.reservations import Patience, Reservations
+from extender.cache.room import Room
 from extender.queue.schedulingqueue import SchedulingQueue
-from extender.records.nodeinfo import Placed
 
 
 class Cache:
-    """`freed` counts how often room may have come. `changed`: nodes that have changed; who reads it empties it."""
+    """`room` follows each change of `reservations`, which knows what nodes report from `inventory`."""
 
     def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
         self.ledger = ledger
         self.inventory = Inventory()
         self.loads = NodeLoads()
-        self.reservations = Reservations(self.inventory, self.loads, self._follow, patience, clock)
         self.limits = Quotas()
         self.queue = SchedulingQueue(clock)
-        self.freed = 0
-        self.changed: set[str] = set()
+        self.room = Room(ledger, self.loads, self.queue)
+        self.reservations = Reservations(self.inventory, self.room, patience, clock)
 
     def headroom(self, namespace: str) -> list[Headroom]:
         """What quotas leave to the namespace."""
@@ -48,53 +45,12 @@ class Cache:
         with self.aside(uid):
             return self.headroom(namespace)
 
-    def settle_reports(self, reports: Collection[Report]) -> None:
-        """What nodes report of these pods has changed. A UID that only a node names is never taken for a pod's."""
-        for report in reports:
-            known = self.reservations.get(report.uid) is not None
-            if known:
-                self._follow(report.uid, seen=False)  # with what nodes say of it
-            if not known or not self.inventory.reports(*report):
-                self._settle_stray(report, seen=False)
-
-    def _follow(self, uid: str, seen: bool) -> None:
-        """Brings ledger and sums to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
-        self._bring(uid, self.reservations.holding(uid), seen=seen)
-        one = self.reservations.get(uid)
-        if one is not None and one.load is not None:
-            self.loads.plan(uid, Placed(one.node, one.load))
-        else:
-            self.loads.unplan([uid])
-        for node in self.inventory.held().get(uid, ()):
-            self._settle_stray(Report(uid, node), seen=seen)
-
-    def _settle_stray(self, report: Report, *, seen: bool) -> None:
-        """The same for a pod that only the node's report names."""
-        uid = stray_uid(report)
-        self._bring(uid, self.reservations.stray(report), seen=seen)
-
-    def _bring(self, uid: str, now: Holding | None, *, seen: bool) -> None:
-        before = self.ledger.holding(uid)
-        if now is None:
-            self.ledger.release(uid)
-        elif now != before:
-            self.ledger.hold(now)
-        if now != before:
-            self.changed.update(holding.node for holding in (before, now) if holding is not None)
-        if before is not None and (now is None or not now.counts_like(before)):
-            self.free(before.node, seen=seen)
-
-    def free(self, node: str = "", *, seen: bool = False) -> None:
-        """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
-        self.queue.move_all(node, seen=seen)
-        self.freed += 1
-
     def refused(self, uid: str, since: int | None = None) -> None:
         """No card has enough room for this pod: it waits for room that kube-scheduler may not see. `since`: the value
-        of `freed` when the search began; if room has come since then, the pod is tried again.
+        of `room.freed` when the search began; if room has come since then, the pod is tried again.
         """
         self.queue.refused(uid)
-        if uid and since is not None and since != self.freed:
+        if uid and since is not None and since != self.room.freed:
             self.queue.move_all()
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
@@ -133,5 +89,4 @@ class Cache:
         for node, cards, devices in self.inventory.changes():
             self.ledger.set_cards(node, cards)
             self.ledger.set_devices(node, devices)
-            self.changed.add(node)
-            self.free(node)
+            self.room.changes(node)

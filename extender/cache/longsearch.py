@@ -38,7 +38,7 @@ class LongSearch:
         refusals: dict[str, Refusal] = {}
         with self._lock:
             self._cache.count_cards()
-            freed = self._cache.freed
+            freed = self._cache.room.freed
         while (at := len(scores) + len(refusals)) < len(nodes):
             if at:
                 give_way(self._clock)

@@ -27,12 +27,12 @@ says nothing about shares on other nodes.
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
 
-The ledger and the sums of nodes follow each change of a row: `cache`. Not thread-safe: the state locks.
+The ledger and the sums of nodes follow each change of a row: `room`. Not thread-safe: the state locks.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -44,8 +44,9 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import REPORTED, Inventory, Report
-from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import Nominations
+from extender.cache.room import Room
+from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
@@ -170,17 +171,13 @@ class Over(NamedTuple):
     nomination: bool
 
 
-Follow = Callable[[str, bool], None]
-"""Told of each pod whose row has changed, and whether kube-scheduler sees the cause itself."""
-
-
 class Reservations:
-    """The table, by pod UID. `reports`: what nodes report; `loads`: which pods are on a node."""
+    """The table, by pod UID. `reports`: what nodes report; `room`: what follows from the table."""
 
-    def __init__(self, reports: Inventory, loads: NodeLoads, follow: Follow, patience: Patience, clock: Clock) -> None:
-        self.nominations = Nominations(loads)
-        self._follow = follow
+    def __init__(self, reports: Inventory, room: Room, patience: Patience, clock: Clock) -> None:
+        self.nominations = Nominations(room.loads)
         self._reports = reports
+        self._room = room
         self._patience = patience
         self._clock = clock
         self._of: dict[str, Reservation] = {}
@@ -358,6 +355,15 @@ class Reservations:
             ref = PodRef(last.uid, last.namespace, last.name)
             self._terminate(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
 
+    def settle(self, reports: Collection[Report]) -> None:
+        """What nodes report of these pods has changed. A UID that only a node names is never taken for a pod's."""
+        for report in reports:
+            known = report.uid in self._of
+            if known:
+                self._follow(report.uid)  # with what nodes say of it
+            if not known or not self._reports.reports(*report):
+                self._room.hold(stray_uid(report), self.stray(report), seen=False)
+
     # What is looked up.
 
     def unconfirmed(self) -> list[PodRef]:
@@ -453,7 +459,7 @@ class Reservations:
         if one.holding is not None and one.holding.mark != MARKS[one.phase]:
             one.holding = replace(one.holding, mark=MARKS[one.phase])
         self._of[one.pod.uid] = self._in[one.phase][one.pod.uid] = one
-        self._follow(one.pod.uid, False)
+        self._follow(one.pod.uid)
 
     def _move(self, one: Reservation, phase: Phase) -> None:
         _check(one.pod, one.phase, phase)
@@ -462,14 +468,22 @@ class Reservations:
         if one.holding is not None and one.holding.mark != MARKS[phase]:
             one.holding = replace(one.holding, mark=MARKS[phase])
         self._in[phase][one.pod.uid] = one
-        self._follow(one.pod.uid, False)
+        self._follow(one.pod.uid)
 
     def _drop(self, one: Reservation, *, seen: bool = False) -> None:
         if self._of.get(one.pod.uid) is one:
             _check(one.pod, one.phase, None)
             self._leave_gang(one)
             del self._of[one.pod.uid], self._in[one.phase][one.pod.uid]
-            self._follow(one.pod.uid, seen)
+            self._follow(one.pod.uid, seen=seen)
+
+    def _follow(self, uid: str, *, seen: bool = False) -> None:
+        """Brings ledger and sums to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
+        self._room.hold(uid, self.holding(uid), seen=seen)
+        one = self._of.get(uid)
+        self._room.plan(uid, Placed(one.node, one.load) if one is not None and one.load is not None else None)
+        for report in (Report(uid, node) for node in self._reports.held().get(uid, ())):
+            self._room.hold(stray_uid(report), self.stray(report), seen=seen)
 
     def _leave_gang(self, one: Reservation) -> None:
         if one.gang:

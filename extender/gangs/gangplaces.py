@@ -271,7 +271,7 @@ class GangPlaces:
         )
 
     def _state(self, gang: Gang, now: float) -> "_State":
-        freed = self._cache.freed + self._loads.freed
+        freed = self._cache.room.freed + self._loads.freed
         return _State(freed, gang.changes, self._of(gang).changes, tuple(gang.avoided(now)))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:

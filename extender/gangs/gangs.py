@@ -307,7 +307,7 @@ class Gangs:
             self._cache.count_cards()
             now = self._clock.now()
             if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
-                self._cache.free()
+                self._cache.room.free()
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:

@@ -172,7 +172,7 @@ class Preemption:
             nomination = self._nominations.get(eviction.claimant.uid)
             if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
                 self._nominations.drop(eviction.claimant.uid)
-                self._cache.free()
+                self._cache.room.free()
 
     def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """A turn for each plan."""

@@ -8,6 +8,7 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Ledger
 from extender.cache import reservations
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
@@ -22,6 +23,8 @@ from extender.cache.reservations import (
     Phase,
     Reservations,
 )
+from extender.cache.room import Room
+from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podref import PodRef
 from tests.build import pod
 from tests.extender.worlds import (
@@ -49,9 +52,8 @@ def clock():
 
 @pytest.fixture
 def table(clock):
-    return Reservations(
-        Inventory(), NodeLoads(), lambda uid, seen: None, Patience(hold=30, terminating=20, confirm=75), clock
-    )
+    room = Room(Ledger(), NodeLoads(), SchedulingQueue(clock))
+    return Reservations(Inventory(), room, Patience(hold=30, terminating=20, confirm=75), clock)
 
 
 def assigned():

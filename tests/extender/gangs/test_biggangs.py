@@ -94,7 +94,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
     for count in (2 * AT_A_TIME, 10 * AT_A_TIME):
         world = greedy(count)
         asks(world, count)
-        world.state._cache.free()  # so that each may fit again
+        world.state._cache.room.free()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
             assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
@@ -110,7 +110,7 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     world.create(*(member(f"v{i}", "v", 2, namespace="other", created=9, gated=False, gpu_mem=P100) for i in range(2)))
     world.filter("v0")
     world.clock.advance(10)
-    world.state._cache.free()
+    world.state._cache.room.free()
     looked = []
     look_at = world.state.gangs._look_at
 

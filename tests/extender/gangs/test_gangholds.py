@@ -211,12 +211,12 @@ def lost() -> World:
 
 def test_a_gang_all_of_whose_answers_were_lost_waits_again_and_is_given_up_once(lost):
     gang = lost.state.gangs._gangs["default/a"]
-    freed = lost.state._cache.freed
+    freed = lost.state._cache.room.freed
     for _ in range(20):
         lost.clock.advance(0.1)
         lost.keep()
     assert (lost.phase("a"), gang.forward, gang._failures) == ("Waiting", False, 1)
-    assert lost.state._cache.freed == freed, "nobody else is planned anew for it"
+    assert lost.state._cache.room.freed == freed, "nobody else is planned anew for it"
     assert lost.held() == 2, "what may land stays its own"
 
 

@@ -1,0 +1,56 @@
+"""What nodes have room for: the ledger of cards and the sums of cpu and memory, and who is woken when room comes.
+
+The table of reservations and what nodes report say what pods hold (`reservations`). A what-if changes ledger and sums
+for a moment and takes that back; nobody else changes them. Pods that run are counted on their nodes by `State`. Not
+thread-safe: the state locks.
+"""
+
+from cardwise.core.placement.ledger import Holding, Ledger
+from extender.cache.nodeload import NodeLoads
+from extender.queue.schedulingqueue import SchedulingQueue
+from extender.records.nodeinfo import Placed
+
+
+class Room:
+    """`freed` counts how often room may have come."""
+
+    def __init__(self, ledger: Ledger, loads: NodeLoads, queue: SchedulingQueue) -> None:
+        self.ledger = ledger
+        self.loads = loads
+        self.queue = queue
+        self.freed = 0
+        self._changed: set[str] = set()
+
+    def hold(self, uid: str, now: Holding | None, *, seen: bool) -> None:
+        """The pod holds this now. `seen`: kube-scheduler sees the cause itself."""
+        before = self.ledger.holding(uid)
+        if now is None:
+            self.ledger.release(uid)
+        elif now != before:
+            self.ledger.hold(now)
+        if now != before:
+            self._changed.update(holding.node for holding in (before, now) if holding is not None)
+        if before is not None and (now is None or not now.counts_like(before)):
+            self.free(before.node, seen=seen)
+
+    def plan(self, uid: str, planned: Placed | None) -> None:
+        """What the pod will take of cpu and memory counts there; None: no more, where it was planned."""
+        if planned is not None:
+            self.loads.plan(uid, planned)
+        else:
+            self.loads.unplan([uid])
+
+    def free(self, node: str = "", *, seen: bool = False) -> None:
+        """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
+        self.queue.move_all(node, seen=seen)
+        self.freed += 1
+
+    def changes(self, node: str) -> None:
+        """The node's cards have changed."""
+        self._changed.add(node)
+        self.free(node)
+
+    def take_changed(self) -> set[str]:
+        """The nodes whose cards or holdings have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
