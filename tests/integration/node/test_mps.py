@@ -290,7 +290,9 @@ def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(worl
         wrong = f"WrongCard: container main uses 70 MiB of card {other}, which it was not given (it has {card})"
         for said in (overrun, wrong):
             world.wait(lambda said=said: said in world.space.reasons("greedy"), said)
-        assert "MemoryOverrun" not in world.space.reasons("modest"), "a context of its own is tolerated"
+        world.use(0, {greedy: 5000, modest: 6000})
+        world.wait(lambda: "main uses 6000 MiB" in world.space.reasons("modest"), "he is looked at too")
+        assert "uses 1500" not in world.space.reasons("modest"), "a context of its own is tolerated"
     finally:
         for index in range(2):
             world.use(index, {})
