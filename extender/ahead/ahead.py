@@ -80,7 +80,9 @@ class Nominee(NamedTuple):
 
 
 class Ahead:
-    """Methods that say so may be called from any thread; for the others the caller holds the lock."""
+    """Methods may be called from any thread, but for those under headings that say so: there the caller holds the
+    lock.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Ahead:
         self._doubts: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
 
-    # What the API server tells.
+    # What the API server tells. The caller holds the lock.
 
     def set_node(self, name: str, ground: Ground | None) -> None:
         """The node is so now; None: it is no more, or takes no pods."""
@@ -132,10 +134,10 @@ class Ahead:
         self._named.pop(uid, None)
         self._unheld.pop(uid, None)
 
-    # What filter asks and tells.
+    # What filter asks and tells. But for `serves`, the caller holds the lock.
 
     def serves(self, scheduler: str) -> None:
-        """A kube-scheduler of this name calls this extender. From any thread."""
+        """A kube-scheduler of this name calls this extender."""
         if scheduler not in self._served:
             self._served |= {scheduler}
 
@@ -180,7 +182,7 @@ class Ahead:
                 return self._placing.score(wanted)
         return scores, refusals
 
-    # What a pod that found no place asks, and a gang.
+    # What a pod that found no place asks, and a gang. The caller holds the lock.
 
     def later(self, priority: int, created: str) -> Sequence[Reservation]:
         """What is held ahead for pods that come later in the queue than a pod of this priority and time of creation."""
@@ -204,7 +206,7 @@ class Ahead:
             NominationOutcome.OVERTAKEN,
         )
 
-    # What time does.
+    # What time does. The caller holds the lock.
 
     def expired(self, uid: str) -> None:
         """kube-scheduler did not ask for the pod in time; it holds nothing any more."""
@@ -288,7 +290,7 @@ class Ahead:
         return Nominee(pod.ref, pod.version, placed.node)
 
     def _place(self, pod: WaitingPod) -> Placement | None:
-        """The best node that also has the cpu and memory for the pod."""
+        """The best node that also has the cpu and memory for the pod, and slots."""
         policy = pod.request.policy or self._settings.policy
         nodes = self._grounds.allowed(pod.constraints)
         closed = self._reserve.closed(pod.rank, pod.request, nodes)
@@ -305,7 +307,8 @@ class Ahead:
         return None
 
     def _takes(self, node: str, load: Load) -> bool:
-        return gangplan.takes(self._cache.loads.left(node), _NO_LOAD, load)
+        loads = self._cache.loads
+        return loads.is_open(node) and gangplan.takes(loads.left(node), _NO_LOAD, load)
 
     def _doubt(self, doubt: bytes) -> None:
         times = self._doubts.pop(doubt, (0, 0.0))[0] + 1

@@ -4,8 +4,8 @@ Nodes are kept only if the whole gang fits there once the pods that hold cards t
 decides at placement: its namespace's quotas as they are used now, SMs, clients, MPS, and the nodes that kube-scheduler
 has offered. As few nodes as possible are kept, the emptiest, and no more than have the cards that the gang asks for.
 
-Nodes are kept for all gangs of a namespace together for `GangPatience.keep` seconds at most, and then not for as long:
-it does not help to delete a gang and make it again. For a gang that fits nowhere, whatever ends, nothing is kept, and
+The gangs of one namespace together keep nodes for `GangPatience.keep` seconds at most, and then none for as long. So it
+does not help to delete a gang and make it again. For a gang that fits nowhere, whatever ends, nothing is kept, and
 its PodGroup says so. A node is kept whole even if one of its cards would do, so a pod that could have another card
 there waits as well. Not thread-safe.
 """
@@ -25,9 +25,9 @@ from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
+from extender.cache.yielding import TURN
 
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
-_AT_ONCE = 0.004  # seconds of one part of such a look
 
 
 def no_place(member: Member) -> str:
@@ -231,7 +231,7 @@ class _Draft:
 
     def go_on(self, gang: Gang) -> bool:
         """Copies a part of the nodes. Returns whether all are copied."""
-        until = self._clock.cpu() + _AT_ONCE
+        until = self._clock.cpu() + TURN
         while self._left:
             state = self._ledger.node(self._left.pop())
             if state is not None:
@@ -260,7 +260,7 @@ class _Draft:
         """The emptiest nodes on which the gang fits, at most twice as many as needed; or the member without a place on
         all nodes. None: the next call goes on.
         """
-        until = self._clock.cpu() + _AT_ONCE
+        until = self._clock.cpu() + TURN
         if self._capacities is None:
             self._capacities = Capacities(self._empty, self._free)
             self._names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
@@ -271,7 +271,7 @@ class _Draft:
             if most < len(members):
                 return Unplanned(member=members[-1])
         while True:
-            draft, self._growing = self._growing or Draft(self._clock.cpu, _AT_ONCE), None
+            draft, self._growing = self._growing or Draft(self._clock.cpu, TURN), None
             draft.begin()
             try:
                 found = self._plan(gang, offers, headroom, policy, draft)

@@ -53,7 +53,7 @@ class PlacementRequest(NamedTuple):
 
 
 class Placing:
-    """Only `hold` and `hold_ahead` change something."""
+    """Only `hold` and `hold_ahead` reserve something."""
 
     def __init__(self, cache: Cache, scored: ScoredPolicies, nominated: NominatedPods) -> None:
         self._ledger = cache.ledger

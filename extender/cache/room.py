@@ -1,8 +1,8 @@
 """What nodes have room for: the ledger of cards and the sums of cpu and memory, and who is woken when room comes.
 
-The table of reservations and what nodes report say what pods hold (`reservations`). A what-if changes ledger and sums
-for a moment and takes that back; nobody else changes them. Pods that run are counted on their nodes by `State`. Not
-thread-safe: the state locks.
+What pods hold or are to hold comes from the table of reservations and from what nodes report (`reservations`); pods
+that run and the nodes themselves are counted as `State` hears of them, cards by `Cache.count_cards`. A what-if changes
+ledger and sums for a moment and takes that back. Not thread-safe: the state locks.
 """
 
 from cardwise.core.placement.ledger import Holding, Ledger

@@ -42,8 +42,8 @@ FAILURES = Counter(
 
 
 class Loops:
-    """Start it in the process that serves. Each thread has the name of the argument that it runs again and again.
-    PodGroups have one of their own, since a tenant can make these slow to write.
+    """Start it in the process that serves. One thread for each argument, named after it, which runs the steps again and
+    again. PodGroups have one of their own, since a tenant can make these slow to write.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ _FEW: Final = 8  # members put where pods go; a plan with more has a turn of its
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The victims for the pod, by node, and what is kept for the other members of its gang meanwhile."""
+    """The victims for the pod on one node, and what is kept for the other members of its gang meanwhile."""
 
     node: str
     victims: Victims

@@ -1,12 +1,13 @@
 """Records of what is read: pods, nodes, our own objects and calls of kube-scheduler, each made of its JSON.
 
-Comes in: JSON of the API server and of kube-scheduler. Goes out: records that nobody changes, with what decisions need.
+Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions need of it. Nobody changes a record.
 
     pod         a pod that is to be placed: what it asks, its gang, its priority
     podinfo     pods of the watch, most of which have a node: less is kept of them
     podref      namespace, name and UID of a pod
     nodeinfo    what a node has for pods
-    aheadnodes  the nodes that kube-scheduler would not refuse for a pod by labels and taints, remembered for `ahead`
+    aheadnodes  for `ahead`: the nodes that kube-scheduler would not refuse for a pod by labels and taints. An index
+                of records, which the state keeps up to date
     objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
     wire        kube-scheduler's calls and answers (ExtenderArgs, ExtenderFilterResult and the others)
 """

@@ -62,7 +62,8 @@ class StatusWriter:
     """`active`: whether this extender writes: it leads, and knows all pods, nodes and cards.
 
     `no_class`: called with a quota and a text once the quota's status says that one of its classes does not exist.
-    `check`: what is found where the nodes are counted, by a standby as well. All methods belong to one thread.
+    `check`: the disagreements that are found while nodes are counted; a standby finds them too. All methods belong to
+    one thread.
     """
 
     def __init__(

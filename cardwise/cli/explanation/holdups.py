@@ -8,7 +8,7 @@ from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.api.request import PodRequest
-from cardwise.core.placement import fitting, totals
+from cardwise.core.placement import fitting
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -213,7 +213,7 @@ def _of_devices(name: str, survey: Survey) -> str:
     if not devices:
         return f"No device is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
     there = {node.name: len(of_node) for node, of_node in nodes.items()}
-    free = {node.name: sum(totals.is_free(node, one) for one in of_node) for node, of_node in nodes.items()}
+    free = {node.name: sum(node.is_free(one) for one in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
     return (
         f"Of class {name}: {wording.count(len(devices), 'device')} on {_listed(there)}"

@@ -38,7 +38,7 @@ class MpsClient(NamedTuple):
 
 # Of a pod that only its node still reports: no pod may share MPS with it.
 UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
-SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # of what is counted and in nobody's way
+SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # who takes memory, and agrees with every other by MPS
 
 
 @lru_cache(maxsize=65_536)

@@ -1,7 +1,6 @@
 """GPUQuota: how much a namespace may hold of which cards, and how much each share counts.
 
-The arithmetic alone. Who holds what is the ledger's, and who may be placed where is asked by the placement engine:
-it knows the kinds of cards that an entry covers, this knows what the entry has left.
+Only arithmetic. The ledger knows who holds what; placement knows which kinds of cards an entry covers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ _AMOUNTS = "one or more of shares, memoryMiB, cards"
 
 
 class Charge(NamedTuple):
-    """What holds take from an entry: holds, MiB, whole cards."""
+    """What shares take from an entry: their number, MiB, whole cards."""
 
     shares: int = 0
     memory: int = 0
@@ -109,7 +108,7 @@ def headroom(entry: Entry, used: Charge) -> Headroom:
 
 
 def charge(share: CardShare) -> Charge:
-    """What one container's hold on one card counts."""
+    """What one container's share of one card counts."""
     return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 

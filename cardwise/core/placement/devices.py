@@ -53,6 +53,11 @@ def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, 
     return True
 
 
+def is_free(device: Device, taken: Collection[str]) -> bool:
+    """Whether a pod could get the device now. `taken`: the UUIDs of devices that are held."""
+    return device.takes and device.uuid not in taken
+
+
 class WantedDevices:
     """What one pod asks of devices, prepared so that thousands of nodes can be asked."""
 
@@ -84,7 +89,7 @@ class WantedDevices:
         return [device for device in devices if not self.counts.keys().isdisjoint(device.classes)]
 
     def _free(self, devices: Sequence[Device], taken: Collection[str]) -> list[Device]:
-        return [device for device in self._of_classes(devices) if device.takes and device.uuid not in taken]
+        return [device for device in self._of_classes(devices) if is_free(device, taken)]
 
     def _why(self, devices: Sequence[Device]) -> Refusal:
         """Why too few are free. If the node has too few at all, ended pods or healed devices do not help."""

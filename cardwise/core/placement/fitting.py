@@ -56,7 +56,7 @@ class Want(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to look for. `headroom`: of quota entries that have room for a card of the request, but perhaps not for all.
+    """What to look for. `headroom`: what is left of the quota entries that this request may use up.
 
     `unlimited`: the same without quotas, to tell why nothing was found; None if quotas do not matter.
     """

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
+from cardwise.core.placement import devices
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
@@ -147,6 +148,10 @@ class NodeState:
             self.taken[uuid] = holds
         else:
             del self.taken[uuid]
+
+    def is_free(self, device: Device) -> bool:
+        """Whether a pod could get this device of the node now."""
+        return devices.is_free(device, self.taken)
 
     def copy(self) -> "NodeState":
         """With counts of its own."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from cardwise.core.api import quotas
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
-from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -107,14 +106,9 @@ def _of_devices(known: DeviceClass, nodes: Iterable[tuple[NodeState, Mapping[str
         healthy=sum(device.healthy for _, device, _ in of_class),
         nodes=len({node.name for node, _, _ in of_class}),
         used=sum(device.uuid in node.taken for node, device, _ in of_class),
-        free=sum(is_free(node, device) for node, device, _ in of_class),
+        free=sum(node.is_free(device) for node, device, _ in of_class),
         users=tuple(sorted(users.items(), key=lambda user: (-user[1], user[0]))),
     )
-
-
-def is_free(node: NodeState, device: Device) -> bool:
-    """Whether a pod could get the device now."""
-    return device.takes and device.uuid not in node.taken
 
 
 def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:

@@ -275,7 +275,7 @@ def _devices(ledger: Ledger, node: NodeState, device_class: str, asked: int) -> 
     return DevicesView(
         device_class=device_class,
         asked=asked,
-        free=sum(device.takes and device.uuid not in node.taken for device in here),
+        free=sum(map(node.is_free, here)),
         healthy=sum(device.healthy for device in here),
         total=len(here),
         holders=tuple(

@@ -325,7 +325,7 @@ def _sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
 
 
 def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
-    free = [device for device in node.devices if device.takes and device.uuid not in node.taken]
+    free = list(filter(node.is_free, node.devices))
     short: dict[object, int] = {}
     for some, need in _sets(request):
         there = sum(not some.isdisjoint(device.classes) for device in free)

@@ -8,6 +8,7 @@ from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.ahead.reserve import Reserve
 from extender.cache.reservations import Begun, Phase
 from extender.queue import schedulingqueue
+from extender.records.nodeinfo import NodeRecord
 from tests.extender import gangworlds
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
@@ -182,6 +183,14 @@ def test_nodes_that_are_full_beside_the_cards_are_passed_over():
         world.tell(bound(f"on-{node}", HALF, 0, node=node))  # binpack would take them first
     world.create("p", 100, cpu="1")
     assert world.ahead() == {"p": "n9"}
+
+
+def test_a_node_without_slots_is_passed_over():
+    world = World("n1", "n2")
+    world.tell(bound("on-n1", HALF, 0, node="n1"))  # binpack would take it first
+    world.state.set_node("n1", NodeRecord(offers=False))
+    world.create("p", 100)
+    assert world.ahead() == {"p": "n2"}, "kube-scheduler would refuse the other"
 
 
 def test_what_is_nominated_counts_on_its_node():

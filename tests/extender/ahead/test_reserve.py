@@ -183,7 +183,7 @@ def test_cores_count_in_what_it_could_have():
 
 def half_looked(monkeypatch) -> World:
     """A look at the gang `g`, which only n1 could take, is under way and has seen the cards of n1."""
-    monkeypatch.setattr(reserve, "_AT_ONCE", -1.0)  # a node each turn
+    monkeypatch.setattr(reserve, "TURN", -1.0)  # a node each turn
     world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
     world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
     world.run(1)
