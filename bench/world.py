@@ -140,7 +140,7 @@ class World:
         for name, record in map(nodeinfo.node, self.nodes):
             state.set_node(name, record)
         for _, read in map(objects.resource_class, self.classes):
-            state.set_class(read.device_class)
+            state.set_class(read.resource_class)
         for key, card in map(objects.card, self.cards):
             state.set_card(key, card)
         for _, bound in map(podinfo.pod, self.pods):

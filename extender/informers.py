@@ -194,10 +194,10 @@ def _cards(state: State, seen: CardLister) -> _Feed[CardRecord]:
 
 def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
     def put(key: str, new: ClassRecord) -> str:
-        if new.device_class is None:
+        if new.resource_class is None:
             state.remove_class(key)
         else:
-            state.set_class(new.device_class)
+            state.set_class(new.resource_class)
         return new.problem
 
     return _Feed(put, state.remove_class, seen, "unreadable ResourceClass, no card is of it")

@@ -14,7 +14,7 @@ from typing import Final
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
@@ -210,10 +210,10 @@ class State:
             self._loads.remove_node(name)
             self.ahead.set_node(name, None)
 
-    def set_class(self, device_class: DeviceClass) -> None:
+    def set_class(self, resource_class: ResourceClass) -> None:
         """The ResourceClass is so now."""
         with self._lock:
-            if self._inventory.set_class(device_class):
+            if self._inventory.set_class(resource_class):
                 self._cache.room.free()
 
     def remove_class(self, name: str) -> None:
@@ -464,10 +464,10 @@ class State:
         with self._lock:
             return self._queue.reasons()
 
-    def waiting_for(self, device_class: str) -> list[PodRef]:
+    def waiting_for(self, resource_class: str) -> list[PodRef]:
         """The pods that wait for this class, also those that kube-scheduler refused without a call to us."""
         with self._lock:
-            return list(self._queue.asking_for(device_class))
+            return list(self._queue.asking_for(resource_class))
 
     # Everything below runs under the lock.
 

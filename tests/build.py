@@ -78,15 +78,15 @@ def asking(
     *,
     uid: str | None = None,
     annotations: dict[str, str] | None = None,
-    device_class: str = "",
+    resource_class: str = "",
     namespace: str = "default",
     **resources: int,
 ) -> dict:
     """A pending pod as the webhook leaves it."""
     resources = {"share": 1} | resources
     made = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
-    if device_class:
-        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
+    if resource_class:
+        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
     return made
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cards import FULL_CORE, Card
-from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
@@ -45,7 +45,7 @@ class Survey:
     ledger: Ledger = field(default_factory=Ledger)
     addresses: dict[str, str] = field(default_factory=dict)
     resources: list[wire.ExtendedResource] = field(default_factory=list)
-    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    classes: dict[str, ResourceClass] = field(default_factory=dict)
     quotas: list[GPUQuota] = field(default_factory=list)
     waiting: list[tuple[str, str, request.PodRequest]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -93,7 +93,7 @@ def _shape(where: str, row: _PodRow) -> PodShape:
     if not row.gpu_milli:
         raise InvalidRequest(f"{where}, gpu_milli", f"is 0 of each of {row.num_gpu} cards", f"write 1 to {WHOLE}")
     mem = MiB(0 if row.gpu_milli == WHOLE else row.gpu_milli * row.num_gpu)
-    asked = ContainerRequest(key="0", name="main", cards=row.num_gpu, mem=mem, device_class=row.gpu_spec)
+    asked = ContainerRequest(key="0", name="main", cards=row.num_gpu, mem=mem, resource_class=row.gpu_spec)
     return PodShape(PodRequest(containers=(asked,)), load)
 
 
@@ -105,7 +105,7 @@ def classes_of(model: str, specs: Iterable[str]) -> frozenset[str]:
 def specs(workload: SimulatedWorkload) -> set[str]:
     """The classes that its pods ask for."""
     requests = (pod.shape.request for pod in workload.pods)
-    return {c.device_class for request in requests if request for c in request.containers if c.device_class}
+    return {c.resource_class for request in requests if request for c in request.containers if c.resource_class}
 
 
 def _node(row: _NodeRow, specs: set[str]) -> SimulatedNode:

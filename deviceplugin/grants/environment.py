@@ -66,7 +66,7 @@ def _of_devices(grant: Grant, devices: Sequence[OtherDevice]) -> dict[str, str]:
     addresses: dict[str, list[str]] = defaultdict(list)
     for given, device in zip(grant.devices, devices, strict=True):
         if device.pci_address:
-            addresses[given.device_class].append(device.pci_address)
+            addresses[given.resource_class].append(device.pci_address)
     env = {names.pci_devices_env(name): ",".join(of_class) for name, of_class in addresses.items()}
     rdma = [device.name for device in devices if device.name]
     return env | ({names.ENV_RDMA_DEVICES: ",".join(rdma)} if rdma else {})

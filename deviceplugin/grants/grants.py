@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
@@ -39,12 +39,12 @@ class UnsafeName(ValueError):
 class GrantedDevice(Struct, frozen=True, rename="camel"):
     """A device that is no GPU, as in the assignment; it is given whole."""
 
-    device_class: str
+    resource_class: str = field(name="deviceClass")  # as grants on disk have it
     uuid: str
 
     @classmethod
     def of(cls, share: DeviceShare) -> "GrantedDevice":
-        return cls(share.device_class, share.uuid)
+        return cls(share.resource_class, share.uuid)
 
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):

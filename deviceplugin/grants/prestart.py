@@ -135,8 +135,8 @@ def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDev
     for one in given:
         if one.uuid not in devices:
             raise StartRefused(
-                f"device {one.uuid} of class {one.device_class} is not on this node (any more), or --devices leaves it "
-                "out; delete the pod, so that it is placed again"
+                f"device {one.uuid} of class {one.resource_class} is not on this node (any more), or --devices leaves "
+                "it out; delete the pod, so that it is placed again"
             )
         if one.uuid in seen:
             raise StartRefused(f"the pod was given device {one.uuid} twice; delete it, so that it is placed again")

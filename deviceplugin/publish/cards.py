@@ -9,7 +9,7 @@ from typing import Any
 
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
@@ -48,7 +48,7 @@ def capacities(sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL
 
 
 def class_capacities(
-    members: Iterable[tuple[MiB, Iterable[DeviceClass]]] | None, pods: Iterable[NodePod], now: Mapping[str, str]
+    members: Iterable[tuple[MiB, Iterable[ResourceClass]]] | None, pods: Iterable[NodePod], now: Mapping[str, str]
 ) -> dict[str, str]:
     """Node capacities of ResourceClasses: as many as containers on the cards and devices can ask for at once.
 

@@ -14,7 +14,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import Devices, OtherDevice
@@ -201,7 +201,7 @@ class NodePublisher:
         wanted |= tell.class_capacities(self._members(specs), pods, facts.capacity)
         return self.node.tell_capacities(facts, wanted)
 
-    def _members(self, specs: list[Json]) -> list[tuple[MiB, list[DeviceClass]]] | None:
+    def _members(self, specs: list[Json]) -> list[tuple[MiB, list[ResourceClass]]] | None:
         """MiB and classes of each card and device; None while nobody knows which classes there are."""
         classifier = self._classes.classifier()
         if classifier is None:

@@ -11,7 +11,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes
-from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
-ClassOrProblem = DeviceClass | str
+ClassOrProblem = ResourceClass | str
 """A class, or why it cannot be read."""
 
 
@@ -60,7 +60,7 @@ class Classes:
                     "and may the device plugin list them?"
                 )
             return None
-        return Classifier(one for one in self._reflector.store.snapshot().values() if isinstance(one, DeviceClass))
+        return Classifier(one for one in self._reflector.store.snapshot().values() if isinstance(one, ResourceClass))
 
     def on_change(self, key: str, old: ClassOrProblem | None, new: ClassOrProblem) -> None:  # noqa: ARG002
         # Called for changes only, so each problem is told once.

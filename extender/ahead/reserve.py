@@ -357,13 +357,13 @@ class _Want:
             return False
         return any(self._among(state, ours) & self._among(state, theirs) for ours in self._classes for theirs in asked)
 
-    def _among(self, state: NodeState, device_class: str) -> frozenset[int]:
-        allowed = self._kinds.allowed(device_class)
+    def _among(self, state: NodeState, resource_class: str) -> frozenset[int]:
+        allowed = self._kinds.allowed(resource_class)
         return state.here if allowed is None else state.here & allowed
 
 
 def _classes(request: PodRequest) -> frozenset[str]:
-    return frozenset(container.device_class for container in request.containers)
+    return frozenset(container.resource_class for container in request.containers)
 
 
 def _by_shape(gang: Gang) -> Collection[Member]:

@@ -66,7 +66,7 @@ class Cache:
             return False  # not counted, so others may have got the room
         if not is_good(holding.assignment, state.devices, state.taken):
             return False
-        asked = {container.key: container.device_class for container in request.containers}
+        asked = {container.key: container.resource_class for container in request.containers}
         mps_client = request.mps_client
         for key, shares in holding.assignment.containers.items():
             for share in shares:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import UNKNOWN
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
@@ -50,7 +50,7 @@ class Inventory:
         self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
         self._held, self._noted = _Said(), _Said()
         self._changed: set[str] = set()  # nodes, since `changes`
-        self._classes: dict[str, DeviceClass] = {}
+        self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
         self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last told
         self._reclassify = False
@@ -101,7 +101,7 @@ class Inventory:
         """Whether the watch has shown the card."""
         return name in self._cards
 
-    def set_class(self, one: DeviceClass) -> bool:
+    def set_class(self, one: ResourceClass) -> bool:
         """The class is so now. Returns whether cards may be in other classes now; `changes` says which."""
         before = self._classes.get(one.name)
         self._classes[one.name] = one
@@ -246,7 +246,7 @@ def _grouped(said: Iterable[HeldRecord]) -> dict[str, list[HeldRecord]]:
     return found
 
 
-def _by_which(one: DeviceClass | None) -> object:
+def _by_which(one: ResourceClass | None) -> object:
     """The parts of a class that say which cards are in it, and how they rank. None where its object says nothing: there
     is no object, or Cardwise wrote it, and then the cards of its model are in it anyway.
     """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cardwise.core.api import classes
 from cardwise.core.api.cards import Card
-from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
@@ -45,10 +45,10 @@ class ClassMembership:
     Equal answers are one object, that of `known` if it is there: so 40,000 of them are compared by their addresses.
     """
 
-    def __init__(self, of: Iterable[DeviceClass], known: Iterable[CardClasses] = ()) -> None:
+    def __init__(self, of: Iterable[ResourceClass], known: Iterable[CardClasses] = ()) -> None:
         of = list(of)
         self._all = Classifier(of)  # for what has no groups: devices, models, priorities
-        by_keys: dict[frozenset[str], list[DeviceClass]] = {}
+        by_keys: dict[frozenset[str], list[ResourceClass]] = {}
         for one in of:
             if not one.other:
                 by_keys.setdefault(one.selector.keys, []).append(one)
@@ -74,7 +74,7 @@ class ClassMembership:
 class _Group:
     """Classes whose selectors ask about the same labels."""
 
-    def __init__(self, keys: frozenset[str], together: list[DeviceClass]) -> None:
+    def __init__(self, keys: frozenset[str], together: list[ResourceClass]) -> None:
         self._reads = [_BUILT_IN.get(key) or _read_label(key) for key in sorted(keys)]
         self._classes = together
         self._known: dict[tuple[object, ...], frozenset[str]] = {}

@@ -65,14 +65,14 @@ class Quotas:
         The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
         waits because only bigger cards are free gets no event.
         """
-        named = {container.device_class for container in request.containers} - {""}
+        named = {container.resource_class for container in request.containers} - {""}
         full = []
         for key, quota in self._of.get(namespace, {}).items():
             for entry in quota.entries:
                 used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
                 if not quotas.headroom(entry, used).takes(asked):
                     full.append(FullEntry(key, entry, used, asked))
-        return max(full, key=lambda one: one.entry.device_class in named, default=None)
+        return max(full, key=lambda one: one.entry.resource_class in named, default=None)
 
 
 def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
@@ -80,8 +80,8 @@ def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
     kinds = ledger.kinds
     charges = []
     for container in request.containers:
-        if kinds.allowed(container.device_class, (entry,)) == kinds.allowed(container.device_class):
+        if kinds.allowed(container.resource_class, (entry,)) == kinds.allowed(container.resource_class):
             continue  # it gets no card that the entry counts
-        smallest = max(0, kinds.smallest(container.device_class, entry) - ledger.kept_back) if container.whole else 0
+        smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
         charges.append(quotas.asked(container.cards, container.mem, smallest))
     return quotas.total(charges)

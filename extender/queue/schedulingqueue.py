@@ -135,9 +135,9 @@ class SchedulingQueue:
         self._unschedulable.pop(uid, None)
         self._turned_away.pop(uid, None)
 
-    def asking_for(self, device_class: str) -> Iterator[PodRef]:
+    def asking_for(self, resource_class: str) -> Iterator[PodRef]:
         """The pods that wait for this class."""
-        return (pod.ref for pod in self._shown() if device_class in pod.classes)
+        return (pod.ref for pod in self._shown() if resource_class in pod.classes)
 
     def bindable(self) -> list[PodRef]:
         """The pods that an extender may have been asked to bind."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from cardwise.core.api import classes, names, quotas
 from cardwise.core.api.cards import Card
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.devices import Device
 from cardwise.core.values.decoded import Json
@@ -80,12 +80,12 @@ class CardRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRecord:
-    """A ResourceClass; `device_class` is None if it cannot be read, and `problem` says why.
+    """A ResourceClass; `resource_class` is None if it cannot be read, and `problem` says why.
 
     `auto_models`: the models for which Cardwise wrote it; none if a person has made or edited it.
     """
 
-    device_class: DeviceClass | None = None
+    resource_class: ResourceClass | None = None
     problem: str = ""
     uid: str = ""
     version: str = ""
@@ -159,7 +159,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     except InvalidRequest as error:
         problem = str(error)
     return metadata["name"], ClassRecord(
-        device_class=parsed,
+        resource_class=parsed,
         problem=problem,
         uid=metadata.get("uid", ""),
         version=metadata.get("resourceVersion", ""),

@@ -223,7 +223,7 @@ def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
         "nodes": nodes,
         "conditions": [_valid(seen.problem, seen.generation)],
     }
-    if seen.device_class is None or not seen.device_class.other:
+    if seen.resource_class is None or not seen.resource_class.other:
         status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
     return status | {"problem": truncated(seen.problem, _LONGEST)} if seen.problem else status
 
@@ -306,7 +306,7 @@ def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automa
     """The condition Valid: False where the class of an entry does not exist, or cannot be read."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
-        name, field_name = entry.device_class, f"spec.hard[{i}].class"
+        name, field_name = entry.resource_class, f"spec.hard[{i}].class"
         if not name or name in automatic:
             continue
         if name not in classes:
@@ -331,7 +331,7 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
 
 
 def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
-    name = entry.device_class
+    name = entry.resource_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if the entry limited something.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"

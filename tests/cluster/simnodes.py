@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from cardwise.core.api import classes, names
-from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
@@ -113,7 +113,7 @@ class _Pod(msgspec.Struct):
     status: wire.PodStatusHead
 
 
-def _class_of(raw: bytes) -> DeviceClass | None:
+def _class_of(raw: bytes) -> ResourceClass | None:
     try:
         return classes.parse(msgspec.json.decode(raw))
     except InvalidRequest:

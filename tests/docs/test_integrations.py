@@ -14,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
 from tests.webhook.cluster.test_offers import offers, with_cards
-from tests.webhook.reviews import Known, body, device_classes, resource_class
+from tests.webhook.reviews import Known, body, resource_class, resource_classes
 from webhook.pods.validate import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
@@ -68,7 +68,7 @@ def test_the_chart_takes_the_values(values: str, helm: str, tmp_path: Path) -> N
 
 
 def known() -> Known:
-    classes = device_classes(resource_class("nvidia.l4", model="NVIDIA L4"))
+    classes = resource_classes(resource_class("nvidia.l4", model="NVIDIA L4"))
     return Known(
         known_cards=CardSizes(MiB(23034), 2),
         known_classes=classes,

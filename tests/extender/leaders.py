@@ -44,8 +44,8 @@ class Cluster(ApiServer):
             if int(term.split("/")[3]) < self.get(LEASE)["spec"]["leaseTransitions"]:
                 raise Refused(422, f"{names.TERM}: the term is over")
 
-    def create_pod(self, name: str, mem: int, *, namespace: str = "default", device_class: str = "") -> dict:
-        return self.put(paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, device_class=device_class))
+    def create_pod(self, name: str, mem: int, *, namespace: str = "default", resource_class: str = "") -> dict:
+        return self.put(paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, resource_class=resource_class))
 
     def pods(self) -> dict[str, dict]:
         """By name, whatever their namespace."""

@@ -109,9 +109,11 @@ def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, clock, ki
 def test_classes_and_quotas_come_to_the_state(api, fed, clock):
     made, feeds = fed
     ready(feeds, clock)
-    assert plan(made, "a", 100, device_class="p100").assignment.indices() == [0]
+    assert plan(made, "a", 100, resource_class="p100").assignment.indices() == [0]
     assert set(plan(made, "b", 100).refusals.values()) == {Refusal.QUOTA}
-    assert set(plan(made, "c", 100, namespace="other", device_class="none").refusals.values()) == {Refusal.NO_SUCH_TYPE}
+    assert set(plan(made, "c", 100, namespace="other", resource_class="none").refusals.values()) == {
+        Refusal.NO_SUCH_TYPE
+    }
 
 
 def test_each_kind_is_listed_once_for_all_who_ask(api, fed, seen, clock):
@@ -151,10 +153,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     made.touch_due()
     made.changed_nodes()
     clock.advance(60)
-    card, device_class, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
+    card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
     api.put(CARDS, card)
-    api.put(CLASSES, device_class | {"status": {"cards": 1}})
+    api.put(CLASSES, p100 | {"status": {"cards": 1}})
     api.put(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
@@ -210,9 +212,11 @@ def test_an_unreadable_class_or_quota_is_none_and_keeps_nothing_else_from_being_
     made, feeds = fed
     ready(feeds, clock)
     for name in ("a", "b"):
-        assert plan(made, name, 100, device_class="p100").node == "n1"
+        assert plan(made, name, 100, resource_class="p100").node == "n1"
     assert set(plan(made, "c", 100).refusals.values()) == {Refusal.QUOTA}
-    assert set(plan(made, "d", 100, namespace="other", device_class="bad").refusals.values()) == {Refusal.NO_SUCH_TYPE}
+    assert set(plan(made, "d", 100, namespace="other", resource_class="bad").refusals.values()) == {
+        Refusal.NO_SUCH_TYPE
+    }
 
 
 def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):

@@ -88,10 +88,10 @@ def refused(found):
 
 
 def test_a_pod_gets_a_card_of_the_class_that_it_names_and_no_other(world):
-    assert plan(world, "a", 8138, "n1", "n2", device_class="k80").assignment.indices() == [1]
-    assert plan(world, "b", 8138, "n1", "n2", device_class="p100").assignment.indices() == [0]
-    assert refused(plan(world, "c", P100, "n2", device_class="k80")) == {Refusal.NO_SUCH_TYPE}
-    assert refused(plan(world, "d", 100, "n1", device_class="unknown")) == {Refusal.NO_SUCH_TYPE}
+    assert plan(world, "a", 8138, "n1", "n2", resource_class="k80").assignment.indices() == [1]
+    assert plan(world, "b", 8138, "n1", "n2", resource_class="p100").assignment.indices() == [0]
+    assert refused(plan(world, "c", P100, "n2", resource_class="k80")) == {Refusal.NO_SUCH_TYPE}
+    assert refused(plan(world, "d", 100, "n1", resource_class="unknown")) == {Refusal.NO_SUCH_TYPE}
 
 
 def test_membership_follows_classes_and_cards(world):
@@ -166,7 +166,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
         world.set_class(as_class(resource_class(f"class-{i}", model="P100")))
     assert made == []
     assert len(classes_of(world)[0]) == 201
-    assert plan(world, "a", 100, device_class="class-7").assignment.indices() == [0]
+    assert plan(world, "a", 100, resource_class="class-7").assignment.indices() == [0]
     assert made == [1]
 
 
@@ -180,24 +180,24 @@ def test_a_class_that_only_looks_different_changes_nothing(world):
 
 
 def test_bind_chooses_anew_on_the_node_when_the_planned_card_left_the_class(world):
-    assert plan(world, "a", 8138, device_class="k80").assignment.indices() == [1]
+    assert plan(world, "a", 8138, resource_class="k80").assignment.indices() == [1]
     world.set_class(as_class(resource_class("k80", model="P100")))
-    assert begin(world, "a", 8138, device_class="k80").assignment.indices() == [0]
+    assert begin(world, "a", 8138, resource_class="k80").assignment.indices() == [0]
 
 
 def test_bind_is_refused_when_the_class_is_gone(world):
-    plan(world, "a", 8138, device_class="k80")
+    plan(world, "a", 8138, resource_class="k80")
     world.remove_class("k80")
-    assert begin(world, "a", 8138, device_class="k80") is Refusal.NO_SUCH_TYPE
+    assert begin(world, "a", 8138, resource_class="k80") is Refusal.NO_SUCH_TYPE
     assert free(world) == [P100, P100]
 
 
 def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world):
-    first = begin(world, "a", 8138, device_class="k80")
+    first = begin(world, "a", 8138, resource_class="k80")
     world.finish_bind("uid-a", Phase.UNCONFIRMED)
     world.remove_class("k80")
     world.set_quota(*as_quota({"shares": 0}))
-    assert begin(world, "a", 8138, device_class="k80") == Begun(assignment=first.assignment, unsure=True)
+    assert begin(world, "a", 8138, resource_class="k80") == Begun(assignment=first.assignment, unsure=True)
 
 
 @pytest.mark.parametrize(
@@ -218,18 +218,18 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
 
 def test_who_waits_for_a_class_is_known_by_it(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
-        world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", device_class=wanted)))
+        world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", resource_class=wanted)))
     asking_for_k80 = {tuple(pod) for pod in world.waiting_for("k80")}
     assert asking_for_k80 == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
     world.set_pod(as_pod(bound("a", 100, 1)))
     assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
-    world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", device_class="k80")))
+    world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", resource_class="k80")))
     assert world.waiting_for("k80") == []
 
 
 def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
     assert not world.class_in_use("k80")
-    world.set_pod(as_pod(asking("w", gpu_mem=1, device_class="k80")))
+    world.set_pod(as_pod(asking("w", gpu_mem=1, resource_class="k80")))
     assert world.class_in_use("k80")
     world.remove_pod(as_pod(asking("w", gpu_mem=1)))
     assert not world.class_in_use("k80")
@@ -266,9 +266,9 @@ def test_all_quotas_of_a_namespace_apply(world):
     world.set_quota(*as_quota({"shares": 2}, name="one"))
     world.set_quota(*as_quota({"class": "k80", "shares": 0}, name="two"))
     assert plan(world, "a", 100).assignment.indices() == [0]
-    assert refused(plan(world, "b", 100, device_class="k80")) == {Refusal.QUOTA}
+    assert refused(plan(world, "b", 100, resource_class="k80")) == {Refusal.QUOTA}
     world.remove_quota("default/two")
-    assert isinstance(plan(world, "b", 100, device_class="k80"), Placement)
+    assert isinstance(plan(world, "b", 100, resource_class="k80"), Placement)
     assert refused(plan(world, "c", 100)) == {Refusal.QUOTA}
 
 
@@ -303,9 +303,9 @@ def test_after_a_restart_a_pod_counts_in_the_quota_of_a_class_while_its_card_is_
     made.set_class(as_class(resource_class("k80", model="Tesla K80")))
     made.set_quota(*as_quota({"class": "k80", "shares": 1}))
     made.set_pod(as_pod(bound("a", 100, 0)))  # and its ExtendedResource comes back later
-    assert refused(plan(made, "b", 100, device_class="k80")) == {Refusal.QUOTA}
+    assert refused(plan(made, "b", 100, resource_class="k80")) == {Refusal.QUOTA}
     made.set_card(*as_card(resource(0, model="Tesla P100")))
-    assert isinstance(plan(made, "b", 100, device_class="k80"), Placement), "it was another one"
+    assert isinstance(plan(made, "b", 100, resource_class="k80"), Placement), "it was another one"
 
 
 def test_bind_checks_a_plan_against_a_quota_that_was_lowered_since(world):
@@ -398,7 +398,7 @@ def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
 
 def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
     key, record = objects.resource_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
-    assert (key, record.device_class, record.problem) == ("k80", K80, "")
+    assert (key, record.resource_class, record.problem) == ("k80", K80, "")
     broken = resource_class("k80") | {"spec": {"selector": {}}}
     assert "empty selector" in objects.resource_class(json.dumps(broken).encode())[1].problem
     key, record = objects.quota(json.dumps(gpu_quota({"shares": 1})).encode())
@@ -411,7 +411,7 @@ def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
 def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
     quota = as_quota({"class": "k80", "shares": 0})
     world.set_quota(*quota)
-    assert refused(plan(world, "p", 100, device_class="k80")) == {Refusal.QUOTA}
+    assert refused(plan(world, "p", 100, resource_class="k80")) == {Refusal.QUOTA}
     calm(world, clock)
     world.set_quota(*quota)
     assert not woken(world, clock)
@@ -421,7 +421,7 @@ def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
 
 def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
-    asked = request.parse_mutated(asking("p", gpu_mem=100, device_class="k80"))
+    asked = request.parse_mutated(asking("p", gpu_mem=100, resource_class="k80"))
     assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
         Refusal.QUOTA
     }
@@ -438,8 +438,8 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     }
     assert world.full_entry("default", asked).asked == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
-    assert world.full_entry("default", asked).entry.device_class in ("p100", "k80")
-    of_p100 = request.parse_mutated(asking("p", whole_gpu=1, device_class="p100"))
+    assert world.full_entry("default", asked).entry.resource_class in ("p100", "k80")
+    of_p100 = request.parse_mutated(asking("p", whole_gpu=1, resource_class="p100"))
     assert world.full_entry("default", of_p100).asked == Charge(1, P100, 1)
     world.set_quota(*as_quota({"memoryMiB": P100}))
     assert world.full_entry("default", of_p100) is None, "it may be that bigger ones only are free"

@@ -5,7 +5,7 @@ from typing import Any
 
 from cardwise.core.api import assignment, classes, quotas, request
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
@@ -52,7 +52,7 @@ def bound(
     return made
 
 
-def as_class(made: dict) -> DeviceClass:
+def as_class(made: dict) -> ResourceClass:
     return classes.parse(made)
 
 
@@ -96,10 +96,10 @@ def mark(made: State, uid: str) -> str | None:
 
 
 def plan(
-    made: State, name: str, mem: int, *nodes: str, namespace: str = "default", device_class: str = ""
+    made: State, name: str, mem: int, *nodes: str, namespace: str = "default", resource_class: str = ""
 ) -> Placement | Unplaceable | Decided:
     """What filter decides about a pod of one container."""
-    asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
+    asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert asked is not None
     return made.plan(PlacementRequest(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
 
@@ -116,11 +116,11 @@ def begin(
     *,
     node: str = "n1",
     namespace: str = "default",
-    device_class: str = "",
+    resource_class: str = "",
     term: int = 0,
 ) -> Begun | Decided | Refusal:
     """What bind begins."""
-    asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
+    asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert asked is not None
     return made.begin_bind(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", term=term)
 

@@ -90,7 +90,7 @@ def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
 def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
     ((_, _, asked),) = survey.take(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
-    assert (asked.containers, [(one.device_class, one.count) for one in asked.devices]) == ((), [("rdma", 2)])
+    assert (asked.containers, [(one.resource_class, one.count) for one in asked.devices]) == ((), [("rdma", 2)])
 
 
 def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
 
 def test_headroom_is_what_is_left_of_each_entry():
     (first, second) = [left for _, left in survey.take(lists().kube).headroom("team-a")]
-    assert first.entry == Entry(device_class=K80_CLASS, shares=2, cards=1)
+    assert first.entry == Entry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
     assert survey.take(lists().kube).headroom("team-b") == []

@@ -292,7 +292,7 @@ class World:
         split: int = 1,
         gang: str = "",
         minimum: int = 0,
-        device_class: str = "",
+        resource_class: str = "",
         mps: str = "",
         guarded: bool = False,
         **asked: int,
@@ -302,13 +302,13 @@ class World:
         """
         uid = f"uid-{name}"
         if asked or gang:
-            made = asking(name, uid=uid, namespace=namespace, device_class=device_class, **asked)
+            made = asking(name, uid=uid, namespace=namespace, resource_class=resource_class, **asked)
         else:
             made = _plain(name)
         metadata, spec = made["metadata"], made["spec"]
         limits = spec["containers"][0]["resources"]
-        if device_class and "whole_gpu" in asked:
-            limits["limits"][names.CLASS_PREFIX + device_class] = str(asked["whole_gpu"])
+        if resource_class and "whole_gpu" in asked:
+            limits["limits"][names.CLASS_PREFIX + resource_class] = str(asked["whole_gpu"])
         if gang:
             metadata["labels"] = {names.GANG: gang}
             metadata["annotations"][names.GROUP_NAME] = gang

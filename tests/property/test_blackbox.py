@@ -32,7 +32,7 @@ quotas = st.sampled_from(
     [{"shares": 2}, {"memoryMiB": P100}, {"cards": 1, "shares": 3}, {"class": "fast", "shares": 1}]
 )
 kinds = st.sampled_from(
-    [*[{}] * 6, {"device_class": "fast"}, {"device_class": "any"}, {"mps": "off"}, {"mps": "required"}]
+    [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "off"}, {"mps": "required"}]
 )
 settings_of_extenders = st.sampled_from(
     [
@@ -443,7 +443,7 @@ class Machine(Extenders):
         self._full()
         self.world.do("card_changes", node=self._node(index), index=index, what=what)
 
-    @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"device_class": "fast"}] * 2]))
+    @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"resource_class": "fast"}] * 2]))
     def small_ones_of_two_kinds(self, kinds):
         """They would fit on one card, if any kind of pod might."""
         self._calm()

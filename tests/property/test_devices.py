@@ -27,7 +27,7 @@ wants = st.lists(
     st.builds(DeviceRequest, st.sampled_from(["0", "1", "init-0"]), st.sampled_from(CLASSES), st.integers(1, 2)),
     min_size=1,
     max_size=4,
-    unique_by=lambda one: (one.key, one.device_class),
+    unique_by=lambda one: (one.key, one.resource_class),
 )
 
 
@@ -51,10 +51,10 @@ def check_granted(granted, asked, usable):
     by_uuid = {one.uuid: one for one in usable}
     shares = [share for of_container in granted.values() for share in of_container]
     assert len({share.uuid for share in shares}) == len(shares)
-    assert all(share.device_class in by_uuid[share.uuid].classes for share in shares)
+    assert all(share.resource_class in by_uuid[share.uuid].classes for share in shares)
     assert sorted(
-        (key, share.device_class) for key, of_container in granted.items() for share in of_container
-    ) == sorted((one.key, one.device_class) for one in asked for _ in range(one.count))
+        (key, share.resource_class) for key, of_container in granted.items() for share in of_container
+    ) == sorted((one.key, one.resource_class) for one in asked for _ in range(one.count))
 
 
 @given(description=described, asked=wants, held=st.sets(st.integers(0, 5), max_size=3))
@@ -62,7 +62,7 @@ def check_granted(granted, asked, usable):
 def test_devices_are_given_exactly_where_some_choice_would_do(description, asked, held):
     here = made(description)
     taken = {here[i].uuid: 1 for i in held if i < len(here)}
-    units = [one.device_class for one in asked for _ in range(one.count)]
+    units = [one.resource_class for one in asked for _ in range(one.count)]
     usable = [one for one in here if one.healthy and one.uuid not in taken]
     wanted = WantedDevices(asked)
     found = wanted.grant(here, taken)

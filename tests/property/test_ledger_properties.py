@@ -17,7 +17,7 @@ from tests.examples import examples
 NODES = ["n1", "n2", "n3"]
 NAMESPACES = ["d", "e"]
 TYPES = [("", frozenset(), 0), ("A", frozenset({"a"}), 0), ("B", frozenset({"a", "b"}), 3)]
-ENTRIES = [Entry(), Entry(device_class="a"), Entry(device_class="b"), Entry(model="A"), Entry(model="B")]
+ENTRIES = [Entry(), Entry(resource_class="a"), Entry(resource_class="b"), Entry(model="A"), Entry(model="B")]
 
 sizes = st.integers(1, 120)
 asked_containers = st.one_of(

@@ -45,9 +45,9 @@ card_lists = st.lists(
 )
 
 
-def one(cards, mem, core, device_class):
+def one(cards, mem, core, resource_class):
     made = ContainerRequest(
-        key="0", name="main", cards=cards, mem=MiB(mem), core=Percent(core), device_class=device_class
+        key="0", name="main", cards=cards, mem=MiB(mem), core=Percent(core), resource_class=resource_class
     )
     return PodRequest(containers=(made,))
 
@@ -97,7 +97,7 @@ class Engines(RuleBasedStateMachine):
             assert not state.cards[at].cordoned
             assert one.mem == (state.free[at] if asked.whole else asked.mem_per_card)
             assert not asked.whole or not state.clients[at]
-            assert not asked.device_class or asked.device_class in state.cards[at].classes
+            assert not asked.resource_class or asked.resource_class in state.cards[at].classes
         self.count += 1
         self.ledger.hold(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
         self.held[str(self.count)] = placed.node, load

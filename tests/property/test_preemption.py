@@ -32,7 +32,7 @@ DEVICES = [Device(uuid=f"NIC-{i}", kind="nic", index=i, classes=frozenset({"nic"
 
 def asking(mem: int = 0, *, cards: int = 1, core: int = 0, of: str = "", devices: int = 0) -> PodRequest:
     """One container; `mem` for each of its cards, none for whole ones."""
-    container = ContainerRequest(key="0", name="c", cards=cards, mem=mem * cards, core=core * cards, device_class=of)
+    container = ContainerRequest(key="0", name="c", cards=cards, mem=mem * cards, core=core * cards, resource_class=of)
     return PodRequest(containers=(container,), devices=(DeviceRequest("0", "nic", devices),) if devices else ())
 
 

@@ -53,7 +53,7 @@ wanted = st.lists(st.tuples(shapes, mostly(0, 60), mostly("", "a")), min_size=2,
 limits = st.lists(
     st.builds(
         lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
-        st.sampled_from([{"device_class": "a"}, {"device_class": "b"}, {}]),
+        st.sampled_from([{"resource_class": "a"}, {"resource_class": "b"}, {}]),
         st.sampled_from([None, None, 1, 2, 3]),
         st.sampled_from([None, None, 40, 100, 160]),
         st.sampled_from([None, None, 0, 1]),
@@ -64,10 +64,12 @@ limits = st.lists(
 
 def asking(parts, mode):
     containers = []
-    for i, ((cards, mem), core, device_class) in enumerate(parts):
+    for i, ((cards, mem), core, resource_class) in enumerate(parts):
         percent = core if mem and cards == 1 else 0
         containers.append(
-            ContainerRequest(key=str(i), name=f"c{i}", cards=cards, mem=mem, core=percent, device_class=device_class)
+            ContainerRequest(
+                key=str(i), name=f"c{i}", cards=cards, mem=mem, core=percent, resource_class=resource_class
+            )
         )
     return PodRequest(containers=tuple(containers), mps=mode, user=USER)
 
@@ -92,8 +94,10 @@ def quotas_left(ledger, entries):
 
 def groups(request):
     """Containers that go together: those with one card of a class share it, any other is by itself."""
-    single = {c.device_class for c in request.containers if c.mem and c.cards == 1}
-    together = [[c for c in request.containers if c.mem and c.cards == 1 and c.device_class == name] for name in single]
+    single = {c.resource_class for c in request.containers if c.mem and c.cards == 1}
+    together = [
+        [c for c in request.containers if c.mem and c.cards == 1 and c.resource_class == name] for name in single
+    ]
     return [*([c] for c in request.containers if not c.mem or c.cards > 1), *together]
 
 
@@ -106,7 +110,7 @@ def holds(node, request, chosen, headroom):
         for i, c in product(cards, group):
             if not node.cards[i].takes or not node.mps.admits(i, untolerated, request.mps_client.user):
                 return False
-            if c.device_class and c.device_class not in node.cards[i].classes:
+            if c.resource_class and c.resource_class not in node.cards[i].classes:
                 return False
             clients[i] += 1
             whole[i] += c.whole

@@ -34,7 +34,7 @@ residents = st.tuples(st.integers(0, 8), st.sampled_from([20, 40]), st.sampled_f
 limits = st.lists(
     st.builds(
         lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
-        st.sampled_from([{"device_class": "a"}, {"device_class": "b"}, {"model": "A"}, {"model": "B"}, {}]),
+        st.sampled_from([{"resource_class": "a"}, {"resource_class": "b"}, {"model": "A"}, {"model": "B"}, {}]),
         st.sampled_from([None, 0, 1, 2, 3]),
         st.sampled_from([None, 20, 40, 80, 120]),
         st.sampled_from([None, 0, 1]),
@@ -43,12 +43,12 @@ limits = st.lists(
 )
 
 
-def typed(made, device_class):
-    if not device_class:
+def typed(made, resource_class):
+    if not resource_class:
         return made
     limits = dict(made["resources"]["limits"])
     count = limits.pop(names.GPU_COUNT, "1")
-    return made | {"resources": {"limits": limits | {f"cardwise.dev/{device_class}": count}}}
+    return made | {"resources": {"limits": limits | {f"cardwise.dev/{resource_class}": count}}}
 
 
 mems = st.sampled_from([10, 20, 40, 60, 80])
@@ -96,10 +96,10 @@ def scenes(draw):
     return ledger, headroom
 
 
-def may_have(node, i, claim, device_class):
+def may_have(node, i, claim, resource_class):
     """Whether the card alone would do, but for quotas."""
     card = node.cards[i]
-    if not card.healthy or card.cordoned or (device_class and device_class not in card.classes):
+    if not card.healthy or card.cordoned or (resource_class and resource_class not in card.classes):
         return False
     if claim.whole:
         return node.clients[i] == 0 and node.free[i] > 0
@@ -135,11 +135,11 @@ def naively(ledger, nodes, wanted, policy, headroom):
         node = ledger.node(name)
 
         def preference(i, node=node):
-            rank = 0 if claim.device_class else priorities.index(node.cards[i].priority)
+            rank = 0 if claim.resource_class else priorities.index(node.cards[i].priority)
             return rank, -node.free[i] if policy == "spread" else node.free[i], i  # scored ones: as binpack
 
         positions = range(len(node.cards)) if node else ()
-        usable = sorted((i for i in positions if may_have(node, i, claim, claim.device_class)), key=preference)
+        usable = sorted((i for i in positions if may_have(node, i, claim, claim.resource_class)), key=preference)
         chosen = next((c for c in combinations(usable, claim.cards) if within(node, c, claim, headroom)), None)
         if chosen is not None:
             ranks, frees, _ = (sum(column) for column in zip(*map(preference, chosen), strict=True))
@@ -203,7 +203,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[claim.key]]
         assert len({card.uuid for card in cards}) == claim.cards
         assert all(card.healthy and not card.cordoned for card in cards)
-        assert all(not claim.device_class or claim.device_class in card.classes for card in cards)
+        assert all(not claim.resource_class or claim.resource_class in card.classes for card in cards)
     before = {one.entry: ledger.used(OURS, one.entry) for one in headroom}
     ledger.hold(Holding("new", OURS, "new", placed.node, placed.assignment))
     assert min([*node.free, *node.free_core]) >= 0

@@ -51,9 +51,9 @@ def node(name: str, *cards: int, cpu: int = 64_000, model: str = "T4") -> Simula
     return SimulatedNode(name, made, Load(cpu, 1 << 40, 100))
 
 
-def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, device_class: str = "") -> PodShape:
+def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, resource_class: str = "") -> PodShape:
     """So many MiB in all, 0 for whole cards; without cards it asks for none."""
-    asked = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), device_class=device_class)
+    asked = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), resource_class=resource_class)
     return PodShape(PodRequest(containers=(asked,)) if cards else None, Load(cpu, 1 << 20))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonpatch
 
 from cardwise.core.api import classes
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from webhook.cluster.offers import Offers
 from webhook.pods.defaults import Defaults
@@ -27,7 +27,7 @@ def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Js
     return {"metadata": {"name": name}, "spec": {"selector": selector} | spec}
 
 
-def device_classes(*objects: Json) -> dict[str, DeviceClass]:
+def resource_classes(*objects: Json) -> dict[str, ResourceClass]:
     return {(one := classes.parse(obj)).name: one for obj in objects}
 
 
@@ -38,7 +38,7 @@ class Known:
     namespaces: dict[str, Defaults] = field(default_factory=dict)
     known_cards: CardSizes = field(default_factory=CardSizes)
     pods: dict[str, Json] = field(default_factory=dict)
-    known_classes: dict[str, DeviceClass] = field(default_factory=dict)
+    known_classes: dict[str, ResourceClass] = field(default_factory=dict)
     cards_of: dict[str, CardSizes] = field(default_factory=dict)
     cards_on: dict[tuple[str, ...], CardSizes] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
@@ -54,18 +54,18 @@ class Known:
 
     fresh_defaults = defaults
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
+    def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self.cards_on.get((device_class.name if device_class else "", *sorted(nodes)), CardSizes())
-        return self.known_cards if device_class is None else self.cards_of.get(device_class.name, CardSizes())
+            return self.cards_on.get((resource_class.name if resource_class else "", *sorted(nodes)), CardSizes())
+        return self.known_cards if resource_class is None else self.cards_of.get(resource_class.name, CardSizes())
 
-    def selects(self, device_class: DeviceClass) -> bool:
-        return any(device_class.selector.matches(labels) for labels in self.card_labels)
+    def selects(self, resource_class: ResourceClass) -> bool:
+        return any(resource_class.selector.matches(labels) for labels in self.card_labels)
 
-    def classes(self) -> Mapping[str, DeviceClass]:
+    def classes(self) -> Mapping[str, ResourceClass]:
         return self.known_classes
 
-    def device_class(self, name: str) -> DeviceClass | None:
+    def resource_class(self, name: str) -> ResourceClass | None:
         return self.known_classes.get(name)
 
     def offers(self) -> Offers | None:

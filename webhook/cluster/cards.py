@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from webhook.pods.validate import CardSizes
 
@@ -24,11 +24,11 @@ class CardFacts:
     other: bool = False
     mps: str = ""
 
-    def of(self, device_class: DeviceClass | None) -> bool:
+    def of(self, resource_class: ResourceClass | None) -> bool:
         """Whether it is of the class; or, without one, a card."""
-        if device_class is None:
+        if resource_class is None:
             return not self.other
-        return device_class.other == self.other and device_class.selector.matches(self.labels)
+        return resource_class.other == self.other and resource_class.selector.matches(self.labels)
 
 
 class CardSums:
@@ -37,29 +37,31 @@ class CardSums:
     def __init__(self, kept_back: MiB) -> None:
         """`kept_back`: what the extender keeps back on each card."""
         self._kept_back = kept_back
-        self._known: dict[str, tuple[DeviceClass | None, CardSizes]] = {}
+        self._known: dict[str, tuple[ResourceClass | None, CardSizes]] = {}
 
     def forget(self) -> None:
         """Cards have changed."""
         self._known = {}
 
-    def of(self, device_class: DeviceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> CardSizes:
+    def of(self, resource_class: ResourceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> CardSizes:
         """The class as it is now: one that was edited is counted anew."""
-        known, key = self._known, device_class.name if device_class else ""
+        known, key = self._known, resource_class.name if resource_class else ""
         found = known.get(key)
-        if found is None or found[0] != device_class:
+        if found is None or found[0] != resource_class:
             # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
-            found = known[key] = (device_class, _sum(device_class, cards(), self._kept_back))
+            found = known[key] = (resource_class, _sum(resource_class, cards(), self._kept_back))
         return found[1]
 
-    def on(self, nodes: Collection[str], device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> CardSizes:
+    def on(
+        self, nodes: Collection[str], resource_class: ResourceClass | None, cards: Mapping[str, CardFacts]
+    ) -> CardSizes:
         """The sizes of cards of these nodes only; not remembered."""
         there = {name: card for name, card in cards.items() if card.node in nodes}
-        return _sum(device_class, there, self._kept_back)
+        return _sum(resource_class, there, self._kept_back)
 
 
-def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> CardSizes:
-    of_it = [card for card in cards.values() if card.of(device_class)]
+def _sum(resource_class: ResourceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> CardSizes:
+    of_it = [card for card in cards.values() if card.of(resource_class)]
     per_node: dict[str, list[MiB]] = {}
     for card in of_it:
         per_node.setdefault(card.node, []).append(MiB(max(0, card.memory - kept_back)))

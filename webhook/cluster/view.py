@@ -11,7 +11,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
@@ -68,7 +68,7 @@ class ClusterView:
         self._cards_known: Reflector[CardFacts] = Reflector(
             client, paths.extendedresources(), _project_card, Woken(self._sums.forget), clock=clock
         )
-        self._classes_known: Reflector[DeviceClass] = Reflector(
+        self._classes_known: Reflector[ResourceClass] = Reflector(
             client, paths.resourceclasses(), self._readable("ResourceClass", classes.parse), Woken(), clock=clock
         )
         self._quotas_known: Reflector[QuotaStanding] = Reflector(
@@ -118,18 +118,18 @@ class ClusterView:
         found = self._new_namespaces.get(namespace)
         return defaults.of(found) if found is not None else None
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
+    def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self._sums.on(nodes, device_class, self._cards_known.store.snapshot())
-        return self._sums.of(device_class, self._cards_known.store.snapshot)
+            return self._sums.on(nodes, resource_class, self._cards_known.store.snapshot())
+        return self._sums.of(resource_class, self._cards_known.store.snapshot)
 
-    def selects(self, device_class: DeviceClass) -> bool:
-        return any(card.of(device_class) for card in self._cards_known.store.snapshot().values())
+    def selects(self, resource_class: ResourceClass) -> bool:
+        return any(card.of(resource_class) for card in self._cards_known.store.snapshot().values())
 
-    def classes(self) -> Mapping[str, DeviceClass]:
+    def classes(self) -> Mapping[str, ResourceClass]:
         return self._classes_known.store.snapshot()
 
-    def device_class(self, name: str) -> DeviceClass | None:
+    def resource_class(self, name: str) -> ResourceClass | None:
         known = self._classes_known.store.get(name)
         if known is not None:
             return known

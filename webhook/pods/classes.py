@@ -6,7 +6,7 @@ it asks for, so that nobody who reads a pod needs the ResourceClasses.
 
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotations_of
@@ -96,7 +96,7 @@ def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
     return given
 
 
-def _looked_up(resource: str, lookup: Lookup) -> DeviceClass | None:
+def _looked_up(resource: str, lookup: Lookup) -> ResourceClass | None:
     name = names.class_of(resource)
     return lookup(name) if name else None
 

@@ -138,7 +138,7 @@ def _parts(asked: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
         return {"0": _Part(markers=_MARKERS)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
     for one in asked.devices:
-        devices.setdefault(one.key, {})[names.CLASS_PREFIX + one.device_class] = one.count
+        devices.setdefault(one.key, {})[names.CLASS_PREFIX + one.resource_class] = one.count
     cards = {container.key: container for container in asked.containers}
     # What brings a pod to filter comes with a card; what brings it to bind, the slot, with a device too.
     markers = {} if asked.containers else {asked.devices[0].key: (names.PLACE_MARKER,)}
@@ -187,8 +187,8 @@ def _of_card(asked: ContainerRequest | None, limits: Json) -> dict[str, int]:
     if asked is None:
         return {}
     typed: dict[str, int] = {}
-    if asked.device_class:
-        key = names.CLASS_PREFIX + asked.device_class
+    if asked.resource_class:
+        key = names.CLASS_PREFIX + asked.resource_class
         # As many as were asked for: of a class with a share they are no cards.
         typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else asked.cards
     if asked.whole:

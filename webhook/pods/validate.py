@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cardwise.core.api import classes, names, request
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.values import wording
@@ -49,17 +49,17 @@ class CardSizes:
 class CardCatalog(Protocol):
     """The cards and their classes; as `decisions.View`."""
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes: ...
+    def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes: ...
 
-    def classes(self) -> Mapping[str, DeviceClass]: ...
+    def classes(self) -> Mapping[str, ResourceClass]: ...
 
-    def device_class(self, name: str) -> DeviceClass | None: ...
+    def resource_class(self, name: str) -> ResourceClass | None: ...
 
 
 def pod(obj: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
     """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(obj, inventory)
-    devices.check_noted(obj, inventory.device_class)
+    devices.check_noted(obj, inventory.resource_class)
     asked = request.parse_mutated(obj)
     if asked is None:
         return None, ()
@@ -104,7 +104,7 @@ def small(asked: PodRequest, inventory: CardCatalog, least: int) -> tuple[str, .
     """
     found = []
     for c in asked.containers:
-        known = inventory.device_class(c.device_class) if c.device_class else None
+        known = inventory.resource_class(c.resource_class) if c.resource_class else None
         of_class = known is not None and known.share is not None and not c.mem % known.share.memory
         if c.whole or c.mem_per_card >= least or of_class:  # what one of a class is, its author has thought about
             continue
@@ -144,7 +144,7 @@ def _refuse_unknown(obj: Json, inventory: CardCatalog) -> None:
 
 def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     classes.check_name(name, field)
-    if inventory.device_class(name) is not None:
+    if inventory.resource_class(name) is not None:
         return
     known = inventory.classes()
     likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
@@ -166,9 +166,9 @@ def _fits_by_class(asked: PodRequest, inventory: CardCatalog, nodes: Collection[
     warnings = []
     by_class: dict[str, list[ContainerRequest]] = {}
     for container in asked.containers:
-        by_class.setdefault(container.device_class, []).append(container)
+        by_class.setdefault(container.resource_class, []).append(container)
     for name, containers in by_class.items():
-        known = inventory.device_class(name) if name else None
+        known = inventory.resource_class(name) if name else None
         cards = inventory.cards(known, nodes)
         if known is not None and not cards.largest:
             field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
@@ -187,9 +187,9 @@ def _devices_fit(asked: PodRequest, inventory: CardCatalog, nodes: Collection[st
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
     for one in asked.devices:
-        by_class.setdefault(one.device_class, []).append(one)
+        by_class.setdefault(one.resource_class, []).append(one)
     for name, wanted in by_class.items():
-        most = inventory.cards(inventory.device_class(name), nodes).most
+        most = inventory.cards(inventory.resource_class(name), nodes).most
         count = sum(one.count for one in wanted)
         field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
         if not most:
@@ -204,11 +204,11 @@ def _devices_fit(asked: PodRequest, inventory: CardCatalog, nodes: Collection[st
     return warnings
 
 
-def _fits(asked: PodRequest, cards: CardSizes, device_class: DeviceClass | None) -> None:
+def _fits(asked: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
     """`asked` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
-    of_class = f" of class {device_class.name}" if device_class else ""
+    of_class = f" of class {resource_class.name}" if resource_class else ""
     for c in asked.containers:
         if 1 < c.cards <= cards.most and c.mem_per_card > (there := cards.on_each(c.cards)):
             raise InvalidRequest(
@@ -221,7 +221,7 @@ def _fits(asked: PodRequest, cards: CardSizes, device_class: DeviceClass | None)
         sharing = [c for c in asked.containers if not c.whole and c.cards == 1]
         culprit = culprits[0] if culprits else sharing[0]
         together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
-        key, remedy = _smaller(culprit, cards, device_class)
+        key, remedy = _smaller(culprit, cards, resource_class)
         raise InvalidRequest(
             f"{_path(culprit.key)}.resources.limits[{key}]",
             f"{asked.largest_share} MiB{together} is more than the largest card{of_class} has ({cards.largest})",
@@ -231,14 +231,14 @@ def _fits(asked: PodRequest, cards: CardSizes, device_class: DeviceClass | None)
     _check_together(asked, cards, of_class)
 
 
-def _smaller(culprit: ContainerRequest, cards: CardSizes, device_class: DeviceClass | None) -> tuple[str, str]:
+def _smaller(culprit: ContainerRequest, cards: CardSizes, resource_class: ResourceClass | None) -> tuple[str, str]:
     """The resource that is too large, as users write it, and what to write instead."""
-    each = device_class.share.memory if device_class and device_class.share else 0
+    each = resource_class.share.memory if resource_class and resource_class.share else 0
     if not each or culprit.mem % each:
         splits = any(n * cards.on_each(n) >= culprit.mem for n in range(2, cards.most + 1))
         over = f", or split it over cards with {names.GPU_COUNT}" if splits else ""
         return names.GPU_MEM, f"ask for at most {cards.largest}Mi{over}{_unit(culprit)}"
-    count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
+    count, key = cards.largest // each, names.CLASS_PREFIX + culprit.resource_class
     if not count:
         return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}Mi"
     return key, f"ask for at most {count}, since one of the class is {each} MiB"
@@ -259,7 +259,7 @@ def _check_count(asked: PodRequest, cards: CardSizes, of_class: str) -> None:
     ):
         if wanted > cards.most:
             # As users write it; cardwise.dev/gpu is our own spelling of it.
-            key = names.CLASS_PREFIX + container.device_class if container.device_class else names.GPU_COUNT
+            key = names.CLASS_PREFIX + container.resource_class if container.resource_class else names.GPU_COUNT
             raise InvalidRequest(
                 f"{_path(container.key)}.resources.limits[{key}]",
                 f"{wanted} cards{of_class} are more than any node has ({cards.most})",
@@ -280,7 +280,7 @@ def _check_together(asked: PodRequest, cards: CardSizes, of_class: str) -> None:
     if needed > cards.most:
         most = max(asked.containers, key=lambda container: container.cards)
         of_many = names.GPU_MEM if most.cards == 1 and not most.whole else names.GPU_COUNT
-        key = names.CLASS_PREFIX + most.device_class if most.device_class else of_many
+        key = names.CLASS_PREFIX + most.resource_class if most.resource_class else of_many
         raise InvalidRequest(
             f"{_path(most.key)}.resources.limits[{key}]",
             f"the pod's containers need at least {needed} cards{of_class} together, more than any node has "

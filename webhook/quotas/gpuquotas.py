@@ -71,19 +71,19 @@ def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
     found = []
     for i, entry in enumerate(standing.quota.entries):
         field = f"spec.hard[{i}]"
-        if entry.device_class:
-            classes.check_name(entry.device_class, f"{field}.class")
-        known = lookup(entry.device_class) if entry.device_class else None
+        if entry.resource_class:
+            classes.check_name(entry.resource_class, f"{field}.class")
+        known = lookup(entry.resource_class) if entry.resource_class else None
         if known is not None and known.other:
             raise InvalidRequest(
                 f"{field}.class",
                 f"{known.name} is a class of devices that are not GPUs, and a GPUQuota counts cards",
                 f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
             )
-        if entry.device_class and known is None:
+        if entry.resource_class and known is None:
             found.append(
-                f"{field}.class: there is no ResourceClass {entry.device_class} now; until there is, the entry limits "
-                "nothing (kubectl get resourceclass)"
+                f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is, the entry "
+                "limits nothing (kubectl get resourceclass)"
             )
         found += [
             f"{field}.{one.field}: {one.hard} is below the {one.used} that are used now; nothing is taken away, but no "
@@ -96,8 +96,8 @@ def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
 
 def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
     """Whether every card that the container could get falls under the entry."""
-    if entry.device_class:
-        return entry.device_class == asked.device_class
+    if entry.resource_class:
+        return entry.resource_class == asked.resource_class
     return not entry.model
 
 
@@ -107,8 +107,8 @@ def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
 
 
 def _used(standing: QuotaStanding, entry: Entry) -> Charge:
-    return standing.used.get((entry.device_class, entry.model), NOTHING)
+    return standing.used.get((entry.resource_class, entry.model), NOTHING)
 
 
 def _what(entry: Entry) -> str:
-    return f"class {entry.device_class}" if entry.device_class else "every card"
+    return f"class {entry.resource_class}" if entry.resource_class else "every card"

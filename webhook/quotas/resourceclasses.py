@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from cardwise.core.api import classes
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.selectors import Selector
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -33,7 +33,7 @@ def normal(obj: Json, old: Json | None) -> Json:
 
 
 def warnings(
-    obj: Json, old: Json | None, selects: Callable[[DeviceClass], bool], cards: Callable[[DeviceClass], CardSizes]
+    obj: Json, old: Json | None, selects: Callable[[ResourceClass], bool], cards: Callable[[ResourceClass], CardSizes]
 ) -> tuple[str, ...]:
     """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
     parsed = classes.parse(obj)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from cardwise.core.api import names, request
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
@@ -54,16 +54,16 @@ class Lookups(Protocol):
     def fresh_defaults(self, namespace: str) -> Defaults | None:
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
-    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
+    def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         """The sizes of the cards or devices of the class, or of all cards; of these nodes only."""
 
-    def selects(self, device_class: DeviceClass) -> bool:
+    def selects(self, resource_class: ResourceClass) -> bool:
         """Whether a card or a device that there is now is of the class, which need not be known."""
 
-    def classes(self) -> Mapping[str, DeviceClass]:
+    def classes(self) -> Mapping[str, ResourceClass]:
         """The ResourceClasses that are known, by name."""
 
-    def device_class(self, name: str) -> DeviceClass | None:
+    def resource_class(self, name: str) -> ResourceClass | None:
         """A class, None where there is none; asks the API server where it is not known. Raises KubeError."""
 
     def offers(self) -> Offers | None:
@@ -210,7 +210,7 @@ def _concerns(review: Review, settings: WebhookSettings) -> bool:
 
 
 def _vocabulary(view: Lookups, settings: WebhookSettings) -> Vocabulary:
-    return Vocabulary(view.device_class, take_nvidia=settings.nvidia_gpu == "take")
+    return Vocabulary(view.resource_class, take_nvidia=settings.nvidia_gpu == "take")
 
 
 def _mutate_pod(
@@ -332,7 +332,7 @@ def _judge_quotas(
     """Warnings about a pod that asks for cards, by the GPUQuotas of its namespace."""
 
     def smallest(container: ContainerRequest) -> MiB:
-        of_class = view.device_class(container.device_class) if container.device_class else None
+        of_class = view.resource_class(container.resource_class) if container.resource_class else None
         return max(view.cards(of_class).smallest, MiB(1))
 
     def now() -> tuple[str, ...]:
@@ -383,7 +383,7 @@ def _validate_class(review: Review, view: Lookups) -> Decision:
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object, review.size)
-    return Decision(warnings=gpuquotas.validate(review.object, view.device_class))
+    return Decision(warnings=gpuquotas.validate(review.object, view.resource_class))
 
 
 def _validate_namespace(review: Review) -> Decision:

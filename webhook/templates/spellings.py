@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cardwise.core.api import classes, names
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 
 NvidiaGpu = Literal["leave", "take"]
-Lookup = Callable[[str], DeviceClass | None]
+Lookup = Callable[[str], ResourceClass | None]
 """A class by its name, None where there is none. May ask the API server, so it may raise KubeError."""
 
 _IN_QUOTA = "requests."  # all that a ResourceQuota counts of resources that are not Kubernetes' own

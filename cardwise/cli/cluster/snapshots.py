@@ -9,7 +9,7 @@ import msgspec
 from cardwise.cli.cluster import published
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import Card
-from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.decoded import Json
@@ -33,7 +33,7 @@ class Snapshot:
     pods: list[SimulatedPod] = field(default_factory=list)
     holdings: list[Holding] = field(default_factory=list)
     waiting: int = 0
-    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    classes: dict[str, ResourceClass] = field(default_factory=dict)
     learned: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api import classes
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
@@ -59,14 +59,14 @@ class Visible:
     shares: tuple[PodShare, ...] | None
 
 
-def typed(known: DeviceClass, amounts: Mapping[str, int | None]) -> Type:
+def typed(known: ResourceClass, amounts: Mapping[str, int | None]) -> Type:
     """A class that can be read."""
     auto = "no" if not known.auto else "yes" if known.untouched else "edited"
     one = "device" if known.other else _share(known)
     return Type(known.name, one, amounts, str(known.priority), auto, known.other)
 
 
-def _share(known: DeviceClass) -> str:
+def _share(known: ResourceClass) -> str:
     if known.share is None:
         return "whole card"
     core = f" {known.share.core}%" if known.share.core else ""

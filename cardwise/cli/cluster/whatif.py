@@ -11,7 +11,7 @@ import yaml
 
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import Card
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
@@ -35,7 +35,7 @@ _CARDS: Final = 1024  # of each of them
 
 
 def shapes(
-    given: str, known: Mapping[str, DeviceClass], option: str = _POD, *, unit: Unit = Unit.MIB
+    given: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
 ) -> list[tuple[str, PodShape]]:
     """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
     InvalidRequest.
@@ -132,7 +132,7 @@ def _sequence(of: Json, key: str, field: str) -> list[Json]:
     return [_mapping(one, f"{field}[{i}]") for i, one in enumerate(found)]
 
 
-def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str, unit: Unit = Unit.MIB) -> PodShape:
+def _shape(pod: Json, known: Mapping[str, ResourceClass], where: str, unit: Unit = Unit.MIB) -> PodShape:
     """What the pod asks once the webhook and the API server have filled it in."""
     of_devices = request.write_device_classes(name for name, one in known.items() if one.other)
     try:
@@ -178,7 +178,7 @@ def _check_amounts(given: Json, field: str) -> None:
             _check_amount(f"{field}[{key}]", given[key], "write for example cpu: 2 or memory: 4Gi")
 
 
-def _filled(spec: Json, known: Mapping[str, DeviceClass], unit: Unit) -> Json:
+def _filled(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
     """With units, bare names of classes in our domain, and requests of cpu and memory where limits stand alone."""
     containers = {
         key: [
@@ -190,7 +190,7 @@ def _filled(spec: Json, known: Mapping[str, DeviceClass], unit: Unit) -> Json:
     return {**spec, **containers}
 
 
-def _container(container: Json, known: Mapping[str, DeviceClass], field: str, unit: Unit) -> Json:
+def _container(container: Json, known: Mapping[str, ResourceClass], field: str, unit: Unit) -> Json:
     _check_resources(container, field)
     _part(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
@@ -216,7 +216,7 @@ def _with_unit(amounts: Json, unit: Unit, field: str) -> Json:
         raise InvalidRequest(f"{field}[{names.GPU_MEM}]", error.problem, error.remedy) from error
 
 
-def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -> request.PodRequest:
+def _asked(asked: request.PodRequest | None, known: Mapping[str, ResourceClass]) -> request.PodRequest:
     """Raises InvalidRequest where it asks for nothing, or for a class with a share: what one of that is, the webhook
     writes into the pod.
     """
@@ -224,7 +224,7 @@ def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         raise InvalidRequest(field, "the pod asks for no card", "write for example gpu-mem=8138")
     for container in asked.containers:
-        one = known.get(container.device_class)
+        one = known.get(container.resource_class)
         if container.whole and one is not None and one.share is not None:
             resource = names.CLASS_PREFIX + one.name
             raise InvalidRequest(
@@ -238,7 +238,7 @@ def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -
 def check_classes(name: str, shape: PodShape, there: Collection[str], option: str = _POD) -> None:
     """Raises InvalidRequest where the pod asks for a class that is not there."""
     asked = shape.request.containers if shape.request is not None else ()
-    for missing in (c.device_class for c in asked if c.device_class and c.device_class not in there):
+    for missing in (c.resource_class for c in asked if c.resource_class and c.resource_class not in there):
         known = ", ".join(sorted(there)) or "none"
         raise InvalidRequest(f"{option} {name}", f"nothing is of class {missing}", f"write one that is there: {known}")
 

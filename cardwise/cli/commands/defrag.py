@@ -61,7 +61,7 @@ class DefragRequest:
     request: PodRequest
     load: Load
     count: int
-    device_class: str
+    resource_class: str
     namespace: str | None
     most: int | None
     cordon: bool
@@ -92,7 +92,7 @@ class DefragOutcome:
 @click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
 @click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
 @options.gpu_mem_unit
-@click.option("--class", "device_class", default="", metavar="NAME", help="Free cards of this ResourceClass only.")
+@click.option("--class", "resource_class", default="", metavar="NAME", help="Free cards of this ResourceClass only.")
 @click.option("-n", "--namespace", help="Move pods of this namespace only.")
 @click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move at most N pods.")
 @click.option(
@@ -115,7 +115,7 @@ def defrag(
     free_cards: int | None,
     fit: str | None,
     gpu_mem_unit: str,
-    device_class: str,
+    resource_class: str,
     namespace: str | None,
     max_moves: int | None,
     cordon: bool,
@@ -133,7 +133,7 @@ def defrag(
             seen,
             free_cards,
             fit,
-            device_class,
+            resource_class,
             unit=Unit(gpu_mem_unit),
             namespace=namespace,
             most=max_moves,
@@ -162,7 +162,7 @@ def _asked(
     seen: survey.Survey,
     cards: int | None,
     fit: str | None,
-    device_class: str,
+    resource_class: str,
     *,
     unit: Unit,
     namespace: str | None,
@@ -172,12 +172,12 @@ def _asked(
     """Raises InvalidRequest."""
     there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
-        one = ContainerRequest(key="0", name="main", cards=1, device_class=device_class)
+        one = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
         shape = PodShape(PodRequest(containers=(one,)), Load(0, 0, 0))
-        whatif.check_classes(device_class, shape, there, "--class")
-        text, count = f"free whole card{' of class ' * bool(device_class)}{device_class}", cards
+        whatif.check_classes(resource_class, shape, there, "--class")
+        text, count = f"free whole card{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        text, count, shape = _shape(seen, fit or "", device_class, unit)
+        text, count, shape = _shape(seen, fit or "", resource_class, unit)
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
         raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
@@ -186,7 +186,7 @@ def _asked(
         request=shape.request,
         load=shape.load,
         count=count,
-        device_class=device_class,
+        resource_class=resource_class,
         namespace=namespace,
         most=most,
         cordon=cordon,
@@ -211,15 +211,15 @@ def _carry_out(client: KubeClient, outcome: DefragOutcome, timeout: float, clock
             work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tuple[str, int, PodShape]:
+def _shape(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[str, int, PodShape]:
     """What it is called, how many, and what one asks."""
     times = _TIMES.fullmatch(fit)
     given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
     if not 1 <= count <= _MOST_FITS:
         raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
-    if device_class and "=" not in given:
+    if resource_class and "=" not in given:
         raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
-    named = f"{given},class={device_class}" if device_class else given
+    named = f"{given},class={resource_class}" if resource_class else given
     shapes = whatif.shapes(named, seen.classes, _FIT, unit=unit)
     if len(shapes) > 1:
         known = ", ".join(name for name, _ in shapes)

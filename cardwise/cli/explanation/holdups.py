@@ -178,8 +178,8 @@ def _asked(pod: Json) -> list[str]:
 
 def types(asked: PodRequest, survey: Survey) -> list[str]:
     """A line for each class that the pod names: which cards or devices are in it."""
-    named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
-    of_devices = dict.fromkeys(one.device_class for one in asked.devices)
+    named = dict.fromkeys(c.resource_class for c in asked.containers if c.resource_class)
+    of_devices = dict.fromkeys(one.resource_class for one in asked.devices)
     return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [
         _unknown(name, survey) or _of_devices(name, survey) for name in of_devices
     ]

@@ -64,7 +64,7 @@ def _node(view: NodeView) -> Json:
         "reason": "" if view.refusal is None else view.refusal.text,
         "cards": [_card(card) for card in view.cards],
         "devices": [
-            {"class": one.device_class, "asked": one.asked, "free": one.free, "total": one.total}
+            {"class": one.resource_class, "asked": one.asked, "free": one.free, "total": one.total}
             for one in view.devices
         ],
     }

@@ -178,7 +178,7 @@ def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> It
     if not shares or not views or {view.refusal for view in views} - impossible:
         return
     may = [claim for claim in fitting.claims(asked) if not claim.whole]
-    classes = {claim.device_class for claim in may}
+    classes = {claim.resource_class for claim in may}
     may_be_on = {view.name for view in views}
     sizes = [
         card.mem - node.kept_back

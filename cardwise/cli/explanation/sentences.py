@@ -84,11 +84,11 @@ def _in_words(asked: request.PodRequest, pod: Json) -> str:
         amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
         over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
         core = f" and {c.core} % of the SMs" if c.core else ""
-        of_class = f" of class {c.device_class}" if c.device_class else ""
+        of_class = f" of class {c.resource_class}" if c.resource_class else ""
         parts.append(f"{amount}{over}{core}{of_class} (container {c.name})")
     for one in asked.devices:
         amount = f"{one.count} device{'s' * (one.count > 1)}"
-        parts.append(f"{amount} of class {one.device_class} (container {container[one.key]})")
+        parts.append(f"{amount} of class {one.resource_class} (container {container[one.key]})")
     return " + ".join(parts)
 
 
@@ -118,7 +118,7 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
     for key, devices in assigned.devices.items():
         for device in devices:
             state = "" if survey is None else _state_of_device(survey, node, device)
-            of_class = f"device {device.uuid} of class {device.device_class}"
+            of_class = f"device {device.uuid} of class {device.resource_class}"
             lines.append(f"  container {container.get(key, key)}: {of_class}{state}")
     if assigned.containers:
         # Of devices alone no annotation tells.
@@ -291,7 +291,7 @@ def _devices(view: explanation.DevicesView) -> str:
     short, sick = view.asked - view.free, view.total - view.healthy
     by = ", ".join(sorted(f"{one.namespace}/{one.marked_name}" for one in view.holders))
     return (
-        f"{view.device_class}: {view.asked} asked, {view.free} of {wording.count(view.total, 'device')} free"
+        f"{view.resource_class}: {view.asked} asked, {view.free} of {wording.count(view.total, 'device')} free"
         + (f", {short} short" if short > 0 else "")
         + (f", {sick} unhealthy" if sick else "")
         + (f", held by {by}" if by else "")

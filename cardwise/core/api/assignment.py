@@ -50,7 +50,7 @@ class CardShare:
 class DeviceShare:
     """A device that is no GPU, given whole, and the class that it was asked for by."""
 
-    device_class: str
+    resource_class: str
     uuid: str
 
 
@@ -110,7 +110,7 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
     }
     if assignment.devices:
         truth["devices"] = {
-            key: [[share.device_class, share.uuid] for share in shares_of]
+            key: [[share.resource_class, share.uuid] for share in shares_of]
             for key, shares_of in assignment.devices.items()
         }
     annotations = {names.ASSIGNMENT: json.dumps(truth, separators=(",", ":"))}
@@ -206,10 +206,10 @@ def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShar
     return {intern(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
 
 
-def _device(device_class: str, uuid: str) -> DeviceShare:
-    if not (device_class and uuid):
+def _device(resource_class: str, uuid: str) -> DeviceShare:
+    if not (resource_class and uuid):
         raise InvalidAssignment("a device without a class or a UUID is impossible")
-    return DeviceShare(intern(device_class), intern(uuid))
+    return DeviceShare(intern(resource_class), intern(uuid))
 
 
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:

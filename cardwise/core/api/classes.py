@@ -52,7 +52,7 @@ class ClassShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceClass:
+class ResourceClass:
     """One ResourceClass. Without a share, one of it is a whole card.
 
     `other`: it is of devices that are no GPUs, and one of it is one of those. Else no such device is ever in it.
@@ -71,7 +71,7 @@ class DeviceClass:
 class Classifier:
     """Which classes a card is in. Remembers the answer by the labels that selectors ask about."""
 
-    def __init__(self, classes: Iterable[DeviceClass]) -> None:
+    def __init__(self, classes: Iterable[ResourceClass]) -> None:
         self._classes = tuple(classes)
         self._priorities = {one.name: one.priority for one in self._classes}
         self._by_name = {one.name: one for one in self._classes}
@@ -105,7 +105,7 @@ class Classifier:
             found = self._of_models[model] = frozenset({name} if keeps else ())
         return found
 
-    def selecting(self, labels: Mapping[str, str]) -> list[DeviceClass]:
+    def selecting(self, labels: Mapping[str, str]) -> list[ResourceClass]:
         """As `classes_of`, the classes themselves."""
         return [
             self._by_name.get(name) or _without_object(name, labels[_MODEL_LABEL]) for name in self.classes_of(labels)
@@ -116,10 +116,10 @@ class Classifier:
         return max((self._priorities.get(name, 0) for name in classes), default=0)
 
 
-def _without_object(name: str, model: str) -> DeviceClass:
+def _without_object(name: str, model: str) -> ResourceClass:
     """The automatic class that a card of the model is in while nobody has made it."""
     selector = selectors.parse(auto_spec(model)["selector"], "spec.selector")
-    return DeviceClass(name=name, selector=selector, auto=True, untouched=True)
+    return ResourceClass(name=name, selector=selector, auto=True, untouched=True)
 
 
 def labels(
@@ -145,17 +145,17 @@ def labels(
     return seen | {"memory": f"{memory}Mi"} if kind == KIND else seen
 
 
-def most_shares(mem: MiB, device_class: DeviceClass) -> int:
+def most_shares(mem: MiB, resource_class: ResourceClass) -> int:
     """How many of the class the containers on one card can ask for together, at most.
 
     A container counts 1 for each of its cards, or, where it asks n of a class with a share, n; of those no more go on
     the card than its memory has room for.
     """
-    share = device_class.share
+    share = resource_class.share
     return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
 
 
-def parse(obj: Mapping[str, Any]) -> DeviceClass:
+def parse(obj: Mapping[str, Any]) -> ResourceClass:
     """A ResourceClass object from its decoded JSON. Raises InvalidRequest."""
     metadata, spec = obj.get("metadata") or {}, obj.get("spec")
     name = metadata.get("name") or ""
@@ -175,7 +175,7 @@ def parse(obj: Mapping[str, Any]) -> DeviceClass:
     other = _is_other(selector, f"spec.{field}")
     if other and share is not None:
         raise InvalidRequest("spec.share", "is for GPUs, and a device is given whole", "leave it out")
-    return DeviceClass(
+    return ResourceClass(
         name=name,
         selector=selector,
         share=share,

@@ -148,9 +148,9 @@ def class_of(resource: str) -> str:
     return ""
 
 
-def pci_devices_env(device_class: str) -> str:
+def pci_devices_env(resource_class: str) -> str:
     """The variable with the PCI addresses of a container's devices of the class."""
-    return ENV_PCI_DEVICES_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", device_class).upper()
+    return ENV_PCI_DEVICES_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", resource_class).upper()
 
 
 def extended_resource_name(uuid: str) -> str:

@@ -42,7 +42,7 @@ NOTHING = Charge()
 class Entry:
     """One line of `spec.hard`: the cards that it selects, and its limits; None is no limit."""
 
-    device_class: str = ""
+    resource_class: str = ""
     model: str = ""
     shares: int | None = None
     memory: int | None = None
@@ -50,8 +50,8 @@ class Entry:
 
     def covers(self, classes: frozenset[str], model: str) -> bool:
         """Whether a card of these classes and this model falls under the entry."""
-        if self.device_class:
-            return self.device_class in classes
+        if self.resource_class:
+            return self.resource_class in classes
         return not self.model or self.model == model
 
 
@@ -144,7 +144,7 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
     entries: dict[tuple[str, str], Entry] = {}
     for i, item in enumerate(hard):
         entry = _entry(item, f"spec.hard[{i}]")
-        selects = (entry.device_class, entry.model)
+        selects = (entry.resource_class, entry.model)
         if selects in entries:
             _refuse_twice(entry, f"spec.hard[{i}]", list(entries).index(selects))
         entries[selects] = entry
@@ -164,12 +164,12 @@ def written(amounts: Charge | Entry) -> dict[str, int]:
 
 def selection(entry: Entry) -> dict[str, str]:
     """Which cards the entry covers, as the fields of a GPUQuota have it; empty: all."""
-    return {field: name for field, name in (("class", entry.device_class), ("model", entry.model)) if name}
+    return {field: name for field, name in (("class", entry.resource_class), ("model", entry.model)) if name}
 
 
 def title(entry: Entry) -> str:
     """Which cards the entry covers, for people."""
-    return entry.device_class or entry.model or "all cards"
+    return entry.resource_class or entry.model or "all cards"
 
 
 def limits(entry: Entry, used: Charge, asked: Charge = NOTHING) -> list[Limit]:
@@ -204,10 +204,10 @@ def _number(value: object) -> int:
 
 
 def _refuse_twice(entry: Entry, field: str, first: int) -> None:
-    what = f"class {entry.device_class}" if entry.device_class else f"model {entry.model}"
-    if not (entry.device_class or entry.model):
+    what = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
+    if not (entry.resource_class or entry.model):
         what = "every card"
-    name = "class" if entry.device_class else "model" if entry.model else ""
+    name = "class" if entry.resource_class else "model" if entry.model else ""
     raise InvalidRequest(
         f"{field}.{name}" if name else field,
         f"{what} is limited by spec.hard[{first}] already",
@@ -221,11 +221,11 @@ def _entry(item: object, field: str) -> Entry:
     for name in item:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
-    device_class, model = _text(item, "class", field), _text(item, "model", field)
-    if device_class and model:
+    resource_class, model = _text(item, "class", field), _text(item, "model", field)
+    if resource_class and model:
         raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
     entry = Entry(
-        device_class=device_class,
+        resource_class=resource_class,
         model=model,
         shares=_count(item, "shares", field),
         memory=_memory(item, field),

@@ -34,7 +34,7 @@ class Load(NamedTuple):
 class ContainerRequest:
     """What one container asks. `mem` is MiB over all its cards, 0 for whole cards.
 
-    `device_class` is the ResourceClass of the cards, "" where any will do.
+    `resource_class` is the ResourceClass of the cards, "" where any will do.
     """
 
     key: str
@@ -42,7 +42,7 @@ class ContainerRequest:
     cards: int
     mem: MiB = MiB(0)
     core: Percent = Percent(0)
-    device_class: str = ""
+    resource_class: str = ""
 
     @property
     def whole(self) -> bool:
@@ -62,7 +62,7 @@ class DeviceRequest:
     """So many devices of one class, whole, for the container with this key."""
 
     key: str
-    device_class: str
+    resource_class: str
     count: int
 
 
@@ -97,7 +97,7 @@ class PodRequest:
         together: dict[str, int] = {}
         for c in self.containers:
             if c.cards == 1:
-                together[c.device_class] = together.get(c.device_class, 0) + c.mem
+                together[c.resource_class] = together.get(c.resource_class, 0) + c.mem
         split = (c.mem_per_card for c in self.containers if c.cards > 1)
         return MiB(max([*together.values(), *split], default=0))
 
@@ -168,9 +168,9 @@ def parse(pod: Json) -> PodRequest | None:
             continue
         found.append(asked)
         if asked.cards == 1 and asked.core:
-            others = together.get(asked.device_class, 0)
+            others = together.get(asked.resource_class, 0)
             _check_core(c, asked.core, cards=1, others=others)
-            together[asked.device_class] = others + asked.core
+            together[asked.resource_class] = others + asked.core
     if not found and not devices:
         return None
     policy = annotations.get(names.POLICY)
@@ -265,7 +265,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
     mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
     # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
     noted = annotations.get(names.CLASS) if names.SHARE not in limits else None
-    device_class = names.class_of(typed[0]) if typed else noted or ""
+    resource_class = names.class_of(typed[0]) if typed else noted or ""
     counts = _counts(field, values, typed, split=bool(mem) and names.SHARE in limits)
     cards = next(iter(counts.values()), 1)
     if not mem:
@@ -277,7 +277,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             )
         if core:
             raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
-        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, device_class=device_class)
+        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, resource_class=resource_class)
     if names.WHOLE_GPU in counts:
         raise InvalidRequest(
             f"{field}[{names.WHOLE_GPU}]",
@@ -300,7 +300,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         cards=cards,
         mem=MiB(mem),
         core=Percent(core),
-        device_class=device_class,
+        resource_class=resource_class,
     )
 
 

@@ -84,7 +84,7 @@ def typical(counts: Mapping[Ask, float], kinds: CardKinds) -> list[Weighted]:
     """The pods that come, by how often each ask has come, on cards of these kinds."""
     total = sum(counts.values())
     return [
-        Weighted(Shape(ask._replace(device_class=""), kinds.allowed(ask.device_class)), count / total)
+        Weighted(Shape(ask._replace(resource_class=""), kinds.allowed(ask.resource_class)), count / total)
         for ask, count in counts.items()
     ]
 

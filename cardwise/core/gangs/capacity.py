@@ -177,7 +177,7 @@ _Most = Callable[[NodeState], int]
 
 def _most(request: PodRequest, ledger: Ledger) -> _Most:
     """How many such pods the cards of a node could take at most."""
-    wants = [(claim, ledger.kinds.allowed(claim.device_class)) for claim in fitting.claims(request)]
+    wants = [(claim, ledger.kinds.allowed(claim.resource_class)) for claim in fitting.claims(request)]
 
     def most(state: NodeState) -> int:
         return min((_of(claim, allowed, state) for claim, allowed in wants), default=_ANY)

@@ -311,7 +311,7 @@ class _Ground:
             scores = {node: self.harm(node) for node in among(self._with_room(offers, member.load))}
             return _Kind(member, None, scores.keys(), scores)
         scorer = self.scorer(request, terms.headroom)
-        if scorer.indexed and not terms.headroom and not any(c.device_class for c in request.containers):
+        if scorer.indexed and not terms.headroom and not any(c.resource_class for c in request.containers):
             some = self._with_room(offers, member.load) if vacant is None else vacant.most
             return _Kind(member, scorer, set(among(some)), None)
         spreads = (request.policy or terms.policy) == "spread"

@@ -46,7 +46,7 @@ def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, 
     here = {device.uuid: device for device in devices}
     for share in granted.device_shares():
         device = here.get(share.uuid)
-        if device is None or not device.takes or share.device_class not in device.classes:
+        if device is None or not device.takes or share.resource_class not in device.classes:
             return False
         if taken.get(share.uuid, 0) > 1:
             return False
@@ -65,7 +65,7 @@ class WantedDevices:
         self._asked = asked
         self.counts: dict[str, int] = {}  # by class
         for one in asked:
-            self.counts[one.device_class] = self.counts.get(one.device_class, 0) + one.count
+            self.counts[one.resource_class] = self.counts.get(one.resource_class, 0) + one.count
 
     def available(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
         """How many devices of the classes are free on a node with these devices; a refusal if they are too few."""
@@ -80,8 +80,8 @@ class WantedDevices:
             return self._why(devices)
         granted: dict[str, tuple[DeviceShare, ...]] = {}
         for one in self._asked:
-            chosen = [free[matched[one.device_class].popleft()].uuid for _ in range(one.count)]
-            more = tuple(DeviceShare(one.device_class, uuid) for uuid in chosen)
+            chosen = [free[matched[one.resource_class].popleft()].uuid for _ in range(one.count)]
+            more = tuple(DeviceShare(one.resource_class, uuid) for uuid in chosen)
             granted[one.key] = granted.get(one.key, ()) + more
         return len(free), granted
 

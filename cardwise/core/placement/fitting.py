@@ -34,7 +34,7 @@ class Claim(NamedTuple):
     mem: int
     core: int
     whole: bool
-    device_class: str = ""
+    resource_class: str = ""
     untolerated: int = 0
     user: int = NOBODY
 
@@ -80,16 +80,16 @@ def claims(request: PodRequest) -> list[Claim]:
         if c.whole or c.cards > 1:
             untolerated = several if c.cards > 1 else one
             mem, core = c.mem_per_card, c.core_per_card
-            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.device_class, untolerated, user))
+            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
         else:
-            together.setdefault(c.device_class, []).append(c)
-    for device_class, of_class in together.items():
+            together.setdefault(c.resource_class, []).append(c)
+    for resource_class, of_class in together.items():
         keys = tuple(c.key for c in of_class)
         sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
         found.append(
-            Claim(keys, 1, sum_mem, sum_core, whole=False, device_class=device_class, untolerated=one, user=user)
+            Claim(keys, 1, sum_mem, sum_core, whole=False, resource_class=resource_class, untolerated=one, user=user)
         )
-    return sorted(found, key=lambda claim: (not claim.device_class, not claim.whole, -claim.mem, -claim.cards))
+    return sorted(found, key=lambda claim: (not claim.resource_class, not claim.whole, -claim.mem, -claim.cards))
 
 
 def several(request: PodRequest) -> bool:
@@ -109,7 +109,7 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 
 def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
     """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
-    unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
+    unlimited = tuple([Want(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted])
     if not headroom:
         return Plan(unlimited, (), None)
     most = quotas.total(claim.charge(claim.cards, _ANY_SIZE) for claim in wanted)
@@ -121,7 +121,7 @@ def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]
     for claim, _, typed in unlimited:
         full = {i for i, one in enumerate(tight) if not one.takes(_least(claim, kinds, one.entry))}
         counted |= set(range(len(tight))) - full
-        wants.append(Want(claim, kinds.levels(claim.device_class, [tight[i].entry for i in sorted(full)]), typed))
+        wants.append(Want(claim, kinds.levels(claim.resource_class, [tight[i].entry for i in sorted(full)]), typed))
     return Plan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
 
 
@@ -129,7 +129,7 @@ def _least(claim: Claim, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
     cards if it can get no others.
     """
-    cards = claim.cards if kinds.allowed(claim.device_class, (entry,)) == frozenset() else 1
+    cards = claim.cards if kinds.allowed(claim.resource_class, (entry,)) == frozenset() else 1
     return claim.charge(cards, 1)
 
 
@@ -138,7 +138,7 @@ def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge
     return quotas.total(
         _least(claim, kinds, entry)
         for claim in claims(request)
-        if kinds.allowed(claim.device_class, (entry,)) == frozenset()
+        if kinds.allowed(claim.resource_class, (entry,)) == frozenset()
     )
 
 
@@ -342,7 +342,7 @@ def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal |
 def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()) -> tuple[list[Claim], str]:
     """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
     kind = node.kinds[i]
-    wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
+    wanted = [(claim, node.registry.allowed(claim.resource_class)) for claim in claims(request)]
     of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
     open_to = [claim for claim in of_type if admits(node, i, claim)]
     may = [claim for claim in open_to if charged(headroom, node, i, claim) is not None]

@@ -72,9 +72,9 @@ class CardKinds:
         """As `get`; None if no card is of it any more."""
         return self._kinds.get(number)
 
-    def smallest(self, device_class: str, entry: Entry) -> MiB:
+    def smallest(self, resource_class: str, entry: Entry) -> MiB:
         """A lower bound of the MiB of cards of the class ("": any) that the entry covers; 0 if there are none."""
-        of_class = self.allowed(device_class)
+        of_class = self.allowed(resource_class)
         return min(
             (
                 mib
@@ -91,16 +91,16 @@ class CardKinds:
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
 
-    def allowed(self, device_class: str, closed: Collection[Entry] = ()) -> frozenset[int] | None:
+    def allowed(self, resource_class: str, closed: Collection[Entry] = ()) -> frozenset[int] | None:
         """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
-        if not device_class and not closed:
+        if not resource_class and not closed:
             return None
-        key = device_class, tuple(closed)
+        key = resource_class, tuple(closed)
         if key not in self._allowed:
             found = frozenset(
                 number
                 for number, kind in self._kinds.items()
-                if (not device_class or device_class in kind.classes)
+                if (not resource_class or resource_class in kind.classes)
                 and not any(entry.covers(kind.classes, kind.model) for entry in closed)
             )
             if len(self._allowed) >= _MANY:
@@ -108,18 +108,18 @@ class CardKinds:
             self._allowed[key] = found if len(found) < len(self._kinds) else None
         return self._allowed[key]
 
-    def levels(self, device_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:
+    def levels(self, resource_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:
         """As `allowed`, in levels: in the order in which they are to be tried.
 
         For a request that names a class, all cards of the class are on one level. A request that names none takes cards
         of the lowest priority first, so that scarce cards stay free for requests that name them.
         """
-        key = device_class, tuple(closed)
+        key = resource_class, tuple(closed)
         if key not in self._levels:
-            allowed = self.allowed(device_class, closed)
+            allowed = self.allowed(resource_class, closed)
             if len(self._levels) >= _MANY:
                 self._forget()
-            levels = ((0, allowed),) if device_class else self._ranked(allowed)
+            levels = ((0, allowed),) if resource_class else self._ranked(allowed)
             self._levels[key] = ANY_CARD if levels == ANY_CARD else levels
         return self._levels[key]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from cardwise.core.api import quotas
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
@@ -23,7 +23,7 @@ class CardClassView:
     holds on them, the most first.
     """
 
-    known: DeviceClass
+    known: ResourceClass
     amounts: Mapping[str, int]
     users: tuple[tuple[str, Charge], ...]
 
@@ -32,7 +32,7 @@ class CardClassView:
 class DeviceClassView:
     """A class of devices, counted. `users`: how many of them each namespace has, the most first."""
 
-    known: DeviceClass
+    known: ResourceClass
     devices: int
     healthy: int
     nodes: int
@@ -56,7 +56,7 @@ class EntryView:
 
 
 def classes_of_cards(
-    ledger: Ledger, classes: Mapping[str, DeviceClass], only: str | None = None
+    ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[CardClassView]:
     """All classes of cards by name, or the one."""
     namespaces = sorted({holding.namespace for holding in ledger.holdings()})
@@ -67,9 +67,9 @@ def classes_of_cards(
     ]
 
 
-def _of_cards(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> CardClassView:
+def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str]) -> CardClassView:
     of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
-    entry = Entry(device_class=known.name)
+    entry = Entry(resource_class=known.name)
     held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
     return CardClassView(
         known=known,
@@ -86,7 +86,7 @@ def _of_cards(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -
 
 
 def classes_of_devices(
-    ledger: Ledger, classes: Mapping[str, DeviceClass], only: str | None = None
+    ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[DeviceClassView]:
     """All classes of devices by name, or the one."""
     by_device = [(node, device_holders(ledger, node)) for node in ledger.nodes() if node.devices]
@@ -97,7 +97,9 @@ def classes_of_devices(
     ]
 
 
-def _of_devices(known: DeviceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]) -> DeviceClassView:
+def _of_devices(
+    known: ResourceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]
+) -> DeviceClassView:
     of_class = [(node, device, held) for node, held in nodes for device in node.devices if known.name in device.classes]
     users = Counter(holding.namespace for _, device, held in of_class for holding in held.get(device.uuid, ()))
     return DeviceClassView(
@@ -143,7 +145,7 @@ def entries(
                     entry=entry,
                     used=ledger.used(quota.namespace, entry),
                     holders=tuple(holders),
-                    missing=missing(entry.device_class) if entry.device_class else "",
+                    missing=missing(entry.resource_class) if entry.resource_class else "",
                 )
             )
     return seen
@@ -161,7 +163,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
             continue
         used = quotas.used_by_status(obj)
         for entry in quota.entries:
-            held = used.get((entry.device_class, entry.model), NOTHING)
+            held = used.get((entry.resource_class, entry.model), NOTHING)
             seen.append(EntryView(quota=quota, entry=entry, used=held, holders=()))
     return sorted(seen, key=lambda view: (view.quota.namespace, view.quota.name))
 

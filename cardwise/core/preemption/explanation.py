@@ -46,7 +46,7 @@ class DevicesView:
     A device may be in several classes, and then it is free in each.
     """
 
-    device_class: str
+    resource_class: str
     asked: int
     free: int
     healthy: int
@@ -269,11 +269,11 @@ def _cards(
     return tuple(views)
 
 
-def _devices(ledger: Ledger, node: NodeState, device_class: str, asked: int) -> DevicesView:
-    here = [device for device in node.devices if device_class in device.classes]
+def _devices(ledger: Ledger, node: NodeState, resource_class: str, asked: int) -> DevicesView:
+    here = [device for device in node.devices if resource_class in device.classes]
     uuids = {device.uuid for device in here}
     return DevicesView(
-        device_class=device_class,
+        resource_class=resource_class,
         asked=asked,
         free=sum(map(node.is_free, here)),
         healthy=sum(device.healthy for device in here),
@@ -299,7 +299,7 @@ def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tu
     """
     bound, loose = NOTHING, []
     for claim in claims:
-        if ledger.kinds.allowed(claim.device_class, (headroom.entry,)) == frozenset():
+        if ledger.kinds.allowed(claim.resource_class, (headroom.entry,)) == frozenset():
             bound = bound.plus(_least(claim, claim.cards, headroom.entry, ledger))
         else:  # at least one of its cards would be of the entry; the others need not
             loose.append(_least(claim, 1, headroom.entry, ledger))
@@ -318,6 +318,6 @@ def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterat
     """MiB of the cards that the claim may have and the entry counts. `empty`: only of cards that nobody holds."""
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):
-            of_class = not claim.device_class or claim.device_class in card.classes
+            of_class = not claim.resource_class or claim.resource_class in card.classes
             if of_class and entry.covers(card.classes, card.model) and (node.empty(i) or not empty):
                 yield card.mem - node.kept_back

@@ -317,7 +317,7 @@ def _sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
     """Sets of the classes, and how many devices of them are asked for."""
     counts: dict[str, int] = {}
     for one in request.devices:
-        counts[one.device_class] = counts.get(one.device_class, 0) + one.count
+        counts[one.resource_class] = counts.get(one.resource_class, 0) + one.count
     names = sorted(counts)
     sizes = range(1, len(names) + 1) if len(names) <= _MOST_CLASSES else (1, len(names))
     found = [frozenset(some) for size in sizes for some in combinations(names, size)]

@@ -98,7 +98,9 @@ def test_a_class_without_a_spec_is_refused():
 @pytest.mark.parametrize("name", ["nvidia.tesla.k80", "k80", "0", "a-b.c", "a" * 48, "gpus"])
 def test_good_names(name):
     classes.check_name(name)
-    assert request.parse(pod(containers=[with_limit(f"{names.CLASS_PREFIX}{name}")])).containers[0].device_class == name
+    assert (
+        request.parse(pod(containers=[with_limit(f"{names.CLASS_PREFIX}{name}")])).containers[0].resource_class == name
+    )
 
 
 def with_limit(resource):

@@ -22,7 +22,7 @@ def test_all_of_a_quota():
     )
     assert (parsed.namespace, parsed.name, parsed.refuse) == ("team-a", "gpus", True)
     assert parsed.entries == (
-        Entry(device_class="big", shares=5),
+        Entry(resource_class="big", shares=5),
         Entry(model="Tesla K80", memory=65536),
         Entry(cards=0),
     )
@@ -56,8 +56,8 @@ def test_memory_in_mib_or_as_a_quantity(written, mib):
     ("entry", "covers"),
     [
         (Entry(), True),
-        (Entry(device_class="big"), True),
-        (Entry(device_class="huge"), False),
+        (Entry(resource_class="big"), True),
+        (Entry(resource_class="huge"), False),
         (Entry(model="Tesla K80"), True),
         (Entry(model="big"), False),
     ],
@@ -112,7 +112,7 @@ def test_each_limit_is_told_with_what_is_used_and_asked():
     assert told(quotas.limits(Entry(cards=0), used)) == {"cards": (1, 0, 0)}
 
 
-ENTRIES = [Entry(device_class="big", shares=5, cards=0), Entry(model="Tesla K80", memory=65536), Entry(cards=1)]
+ENTRIES = [Entry(resource_class="big", shares=5, cards=0), Entry(model="Tesla K80", memory=65536), Entry(cards=1)]
 
 
 def test_an_entry_is_written_as_a_quota_has_it():

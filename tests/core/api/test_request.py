@@ -41,15 +41,17 @@ def test_sidecars_count_like_containers():
     assert parsed.mem == parsed.largest_share == 300
 
 
-def typed(n, made=None, *, device_class="nvidia.tesla.k80", where="limits"):
+def typed(n, made=None, *, resource_class="nvidia.tesla.k80", where="limits"):
     made = made or container()
-    resources = made["resources"] | {where: made["resources"].get(where, {}) | {f"cardwise.dev/{device_class}": str(n)}}
+    resources = made["resources"] | {
+        where: made["resources"].get(where, {}) | {f"cardwise.dev/{resource_class}": str(n)}
+    }
     return made | {"resources": resources}
 
 
 def asked(made, **more):
     (found,) = request.parse(pod(containers=[made], **more)).containers
-    return found.device_class, found.cards, found.mem, found.whole
+    return found.resource_class, found.cards, found.mem, found.whole
 
 
 SPLIT = {names.GPU_COUNTS: "main=2"}
@@ -73,9 +75,9 @@ def test_a_class_means_the_same_before_and_after_the_webhook(written, after_the_
 
 
 def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
-    several = [container("a", gpu_mem=10), typed(1, device_class="own"), container("c", gpu_count=2), {"name": "d"}]
+    several = [container("a", gpu_mem=10), typed(1, resource_class="own"), container("c", gpu_count=2), {"name": "d"}]
     parsed = request.parse(pod(containers=several, annotations={names.CLASS: "nvidia.tesla.k80"}))
-    assert [c.device_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
+    assert [c.resource_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
 
 
 def test_an_annotation_after_the_webhook_changes_nothing():
@@ -88,7 +90,7 @@ def test_an_annotation_after_the_webhook_changes_nothing():
 def test_shares_of_different_classes_are_on_different_cards():
     several = [
         typed(1, container("a", gpu_mem=500, gpu_core=60)),
-        typed(1, container("b", gpu_mem=400, gpu_core=60), device_class="other"),
+        typed(1, container("b", gpu_mem=400, gpu_core=60), resource_class="other"),
         typed(1, container("c", gpu_mem=100, gpu_core=40)),
     ]
     assert request.parse(pod(containers=several)).largest_share == 600
@@ -129,7 +131,7 @@ def both(limit, asked):
             "in sum",
         ),
         (
-            pod(containers=[typed(1, typed(1), device_class="a")]),
+            pod(containers=[typed(1, typed(1), resource_class="a")]),
             "spec.containers[0].resources.limits[cardwise.dev/nvidia.tesla.k80]",
             "cardwise.dev/a is asked for as well; ask for one class",
         ),
@@ -208,8 +210,8 @@ def test_what_the_webhook_notes_as_devices_are_no_cards():
 def test_one_class_of_cards_beside_classes_of_devices():
     made = wanting(typed(2, container(whole_gpu=2)), rdma=1, nic=1)
     parsed = request.parse_mutated(asking(made))
-    assert [(c.device_class, c.cards) for c in parsed.containers] == [("nvidia.tesla.k80", 2)]
-    assert [one.device_class for one in parsed.devices] == ["nic", "rdma"]
+    assert [(c.resource_class, c.cards) for c in parsed.containers] == [("nvidia.tesla.k80", 2)]
+    assert [one.resource_class for one in parsed.devices] == ["nic", "rdma"]
 
 
 def test_a_pod_may_ask_for_devices_only():

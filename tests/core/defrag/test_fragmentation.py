@@ -16,8 +16,8 @@ from tests.build import cards, holding, shares
 ROOM = Load(1 << 40, 1 << 40, 100)
 
 
-def ask(mem: int, *, count: int = 1, cpu: int = 0, device_class: str = "") -> Ask:
-    return Ask(count, mem, 0, device_class, cpu, 0)
+def ask(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> Ask:
+    return Ask(count, mem, 0, resource_class, cpu, 0)
 
 
 def fragments(ledger: Ledger, counts: dict[Ask, float], left: Load = ROOM) -> Fragments:
@@ -75,7 +75,7 @@ def test_by_class_of_card():
     small = Card(index=0, uuid="GPU-n1-0", mem=100, classes=frozenset({"small", "all"}))
     big = Card(index=1, uuid="GPU-n1-1", mem=1000, classes=frozenset({"big", "all"}))
     ledger.set_cards("n1", [small, big])
-    found = fragments(ledger, {ask(50, device_class="small"): 1, ask(500): 1})
+    found = fragments(ledger, {ask(50, resource_class="small"): 1, ask(500): 1})
     assert found.classes(ledger.kinds) == {
         "small": Memory(100, 0, 100, pytest.approx(50.0)),
         "all": Memory(1100, 0, 1100, pytest.approx(550.0)),

@@ -52,7 +52,7 @@ def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_o
     ledger = typed_ledger(n1=[K80, K80, K80], n2=[V100, V100, V100])
     asked = request.parse(pod(gpu_mem=1000))
     members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(3)]
-    entry = Entry(device_class="k80", shares=1)
+    entry = Entry(resource_class="k80", shares=1)
     terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used("default", entry))])
     found = gangplan.plan(ledger, Nodes(), members, terms)
     assert isinstance(found, Planned)

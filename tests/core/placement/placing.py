@@ -23,9 +23,9 @@ def typed_ledger(**nodes):
     return ledger
 
 
-def of_class(device_class, **asked):
-    made = container(device_class, **asked)
-    made["resources"]["limits"][f"cardwise.dev/{device_class}"] = str(asked.get("gpu_count", 1))
+def of_class(resource_class, **asked):
+    made = container(resource_class, **asked)
+    made["resources"]["limits"][f"cardwise.dev/{resource_class}"] = str(asked.get("gpu_count", 1))
     return made
 
 

@@ -17,7 +17,7 @@ def given(here, taken, *asked):
     found = wanted(*asked).grant(here, taken)
     if isinstance(found, Refusal):
         return found
-    return {key: [(share.device_class, share.uuid) for share in shares] for key, shares in found[1].items()}
+    return {key: [(share.resource_class, share.uuid) for share in shares] for key, shares in found[1].items()}
 
 
 def test_containers_get_free_devices_in_their_order_the_lowest_first():

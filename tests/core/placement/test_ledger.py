@@ -14,7 +14,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
 
-OF_A, OF_B, P100S, EVERY_CARD = Entry(device_class="a"), Entry(device_class="b"), Entry(model="P100"), Entry()
+OF_A, OF_B, P100S, EVERY_CARD = Entry(resource_class="a"), Entry(resource_class="b"), Entry(model="P100"), Entry()
 GPUSHARE = Holding("u", "default", "u", "n1", Assignment({"pod": (CardShare(0, "", 100, 0, P100),)}))
 
 
@@ -132,7 +132,7 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
     ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
-    full = quotas.headroom(Entry(device_class="a", shares=0), NOTHING)
+    full = quotas.headroom(Entry(resource_class="a", shares=0), NOTHING)
     assert placement.exceeded(ledger, placed, [full]) == [full.entry]
 
 

@@ -255,7 +255,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("asked", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}])
-@pytest.mark.parametrize("entry", [None, Entry(device_class="k80", memory=11441), Entry(shares=1)])
+@pytest.mark.parametrize("entry", [None, Entry(resource_class="k80", memory=11441), Entry(shares=1)])
 def test_all_nodes_are_scored_as_each_alone(policy, asked, entry):
     ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
     ledger.hold(holding("u", 100, 0, node="n3", total=11441))

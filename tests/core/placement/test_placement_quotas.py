@@ -34,7 +34,7 @@ def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
 
 def test_a_quota_counts_all_cards_of_a_request_together():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(device_class="k80", shares=1))
+    one = quota(ledger, Entry(resource_class="k80", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
     unlimited = placement.place(ledger, ["n1"], split, "binpack")
@@ -54,13 +54,13 @@ def test_a_quota_counts_all_cards_of_a_request_together():
 )
 def test_each_card_of_a_request_is_charged_to_each_limit(asked, k80s):
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(device_class="k80", **k80s))
+    one = quota(ledger, Entry(resource_class="k80", **k80s))
     assert where(placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack", one)) == ("n1", [0, 2])
 
 
 def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota():
     ledger = typed_ledger(n1=[K80])
-    less = quota(ledger, Entry(device_class="k80", memory=11440))
+    less = quota(ledger, Entry(resource_class="k80", memory=11440))
     refused = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", less).refusals
     assert refused == {"n1": Refusal.QUOTA}
 
@@ -77,7 +77,7 @@ def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(left, fits):
 
 def test_a_card_is_charged_to_the_entries_that_cover_it_alone():
     ledger = typed_ledger(n1=[K80, V100])
-    one_of_each = quota(ledger, Entry(device_class="k80", shares=1), Entry(device_class="v100", shares=1))
+    one_of_each = quota(ledger, Entry(resource_class="k80", shares=1), Entry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert where(placement.place(ledger, ["n1"], split, "binpack", one_of_each)) == ("n1", [0, 1])
 
@@ -93,7 +93,7 @@ def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
 
 def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(device_class="v100", shares=1))
+    one = quota(ledger, Entry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     free, bounded = (placement.place(ledger, ["n1"], split, "binpack", headroom) for headroom in ([], one))
     assert where(bounded) == where(free) == ("n1", [0, 1]), "each card once"
@@ -104,7 +104,7 @@ def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100, V100])
     several = [container("split", gpu_mem=400, gpu_count=2), *(container(name, gpu_mem=10) for name in "ab")]
     asked = request.parse(pod(containers=several))
-    one = quota(ledger, Entry(device_class="k80", shares=1))
+    one = quota(ledger, Entry(resource_class="k80", shares=1))
     placed = placement.place(ledger, ["n1"], asked, "binpack", one)
     assert where(placed) == ("n1", [0, 2])
     assert placement.exceeded(ledger, placed, one) == []
@@ -112,14 +112,14 @@ def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
 
 def test_a_limit_of_whole_cards_closes_none_to_shares():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(device_class="k80", shares=1, cards=0))
+    one = quota(ledger, Entry(resource_class="k80", shares=1, cards=0))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
 
 
 def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
     kinds = typed_ledger(n1=[K80, V100]).kinds
-    k80, v100, every_card = Entry(device_class="k80"), Entry(device_class="v100"), Entry()
+    k80, v100, every_card = Entry(resource_class="k80"), Entry(resource_class="v100"), Entry()
     asked = request.parse(
         pod(
             containers=[
@@ -143,7 +143,7 @@ def test_a_request_of_whole_cards_surely_charges_them():
 
 def test_quotas_that_leave_no_cards_for_a_part_of_a_request_exhaust_it():
     ledger = typed_ledger(n1=[K80, V100])
-    full = quota(ledger, Entry(device_class="k80", shares=0))
+    full = quota(ledger, Entry(resource_class="k80", shares=0))
 
     def exhausted(headroom, *containers):
         return placement.Scorer(request.parse(pod(containers=list(containers))), "binpack", headroom).exhausted(ledger)
@@ -159,7 +159,7 @@ def test_quotas_that_leave_no_cards_for_a_part_of_a_request_exhaust_it():
 
 def test_what_a_namespace_has_used_of_a_quota():
     ledger = typed_ledger(n1=[K80, V100])
-    every, k80 = Entry(shares=9), Entry(device_class="k80", shares=9)
+    every, k80 = Entry(shares=9), Entry(resource_class="k80", shares=9)
     placed = place(ledger, containers=[of_class("k80", gpu_count=1), of_class("v100", gpu_mem=100)])
     ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", every) == Charge(2, 11541, 1)

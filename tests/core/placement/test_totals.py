@@ -57,7 +57,7 @@ def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
 
 
 def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing():
-    found = [quota(Entry(device_class="k80"), Entry(device_class="gone")), quota(Entry(), namespace="other")]
+    found = [quota(Entry(resource_class="k80"), Entry(resource_class="gone")), quota(Entry(), namespace="other")]
     k80, gone, other = totals.entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
     assert [(one.name, part.memory) for one, part in k80.holders] == [("large", 300), ("small", 100)]

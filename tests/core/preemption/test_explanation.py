@@ -12,7 +12,7 @@ from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledge
 
 def test_explain_says_which_cards_are_not_for_the_request():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
-    headroom = quota(ledger, Entry(device_class="k80", shares=0))
+    headroom = quota(ledger, Entry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
     assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
     asked = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
@@ -45,7 +45,7 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
     view, _ = explanation.explain(ledger, ["n1", "n2"], asked, "binpack")
     assert (view.refusal, view.cards) == (Refusal.NO_DEVICE, ())
     assert [
-        (d.device_class, d.asked, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
+        (d.resource_class, d.asked, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
     ] == [
         ("rdma", 2, 1, 3, 4, ["u"]),
         ("nic", 1, 1, 1, 1, []),

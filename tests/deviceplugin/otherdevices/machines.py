@@ -66,7 +66,7 @@ def bind(
     others = {key: tuple(DeviceShare(*one) for one in given) for key, given in devices.items()}
     limits = {}
     for key in sorted({*cards, *others}):
-        classes = Counter(names.CLASS_PREFIX + device_class for device_class, _ in devices.get(key, ()))
+        classes = Counter(names.CLASS_PREFIX + resource_class for resource_class, _ in devices.get(key, ()))
         limits[f"c{key}"] = {names.SHARE: "1"} | {name: str(count) for name, count in classes.items()}
     return rig.put_pod(name, Assignment(cards, others), limits)
 

@@ -5,7 +5,7 @@ import pytest
 
 from cardwise.core.api import classes, names
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
@@ -33,13 +33,13 @@ def test_capacities_never_go_below_what_is_asked():
     assert cards.capacities(sizes[:1], ended)[names.GPU_MEM] == "16276"
 
 
-def device_class(name: str, **spec: object) -> DeviceClass:
+def resource_class(name: str, **spec: object) -> ResourceClass:
     selector = {"matchLabels": {"model": "m"}}
     return classes.parse({"metadata": {"name": name}, "spec": {"selector": selector, **spec}})
 
 
 def test_capacities_of_classes_are_of_cards_and_of_what_is_asked():
-    a, b = device_class("a"), device_class("b", share={"memoryMiB": 100})
+    a, b = resource_class("a"), resource_class("b", share={"memoryMiB": 100})
     members = [(MiB(1050), [a, b]), (MiB(1000), [a]), (MiB(1000), [])]
     asks = {"cardwise.dev/b": 5, "cardwise.dev/c": 2, "cardwise.dev/d": 0, names.GPU_MEM: 100, names.WHOLE_GPU: 1}
     living = pod_view(requests=asks)

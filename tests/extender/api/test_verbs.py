@@ -106,10 +106,10 @@ def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
     made.set_class(as_class(resource_class("p100", model="P100")))
     made.set_quota(*as_quota({"shares": 0}, {"class": "p100", "memoryMiB": 1000}))
     told = []
-    for name, device_class in (("p", "p100"), ("q", "")):
-        args = FilterArgs(pod=asking(name, gpu_mem=1024, device_class=device_class), node_names=["n1"])
+    for name, of_class in (("p", "p100"), ("q", "")):
+        args = FilterArgs(pod=asking(name, gpu_mem=1024, resource_class=of_class), node_names=["n1"])
         verbs.filter_nodes(made, ONE, args, lambda pod, full: told.append((pod.name, full)))
-    assert [(name, full.entry.device_class) for name, full in told] == [("p", "p100"), ("q", "")]
+    assert [(name, full.entry.resource_class) for name, full in told] == [("p", "p100"), ("q", "")]
     assert told[0][1].quota == "default/team"
     assert told[0][1].asked == (1, 1024, 0)
     args = FilterArgs(pod=asking("r", gpu_mem=P100 + 1), node_names=["n1"])

@@ -7,9 +7,9 @@ from tests.extender.worlds import as_class, as_quota, refuse, state, with_cards
 from tests.fakes.clock import FakeClock
 
 
-def of_class(name: str, device_class: str, **resources: int) -> dict:
+def of_class(name: str, resource_class: str, **resources: int) -> dict:
     made = container(name, **resources)
-    made["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
+    made["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
     return made
 
 
@@ -18,7 +18,7 @@ def full(made: State, *containers: dict) -> str | None:
     asked = request.parse(pod(containers=list(containers)))
     assert asked is not None
     found = made.full_entry("default", asked)
-    return found.entry.device_class if found is not None else None
+    return found.entry.resource_class if found is not None else None
 
 
 def with_class() -> State:

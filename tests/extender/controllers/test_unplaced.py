@@ -78,7 +78,7 @@ def test_a_member_of_a_gang_and_one_that_asks_for_a_device_go_too(world):
     of_gang = member("g", gpu_mem=100)
     of_gang["spec"].pop("schedulingGates", None)
     world.put("g", of_gang)
-    world.put("d", asking("d", device_class="nic"))
+    world.put("d", asking("d", resource_class="nic"))
     world.step()
     assert world.left() == []
 

@@ -68,7 +68,7 @@ def test_only_the_leader_tells(world):
 
 
 def full(**limits):
-    return FullEntry("gpus", Entry(device_class="k80", **limits), used=Charge(5, 60000, 0), asked=Charge(1, 8000, 0))
+    return FullEntry("gpus", Entry(resource_class="k80", **limits), used=Charge(5, 60000, 0), asked=Charge(1, 8000, 0))
 
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):

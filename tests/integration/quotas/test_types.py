@@ -46,10 +46,12 @@ def sims(cluster: Cluster) -> Iterator[list[str]]:
         made.nodes(1, [TestCard(model="Tesla V100", memory_mib=32510)])
         make_class(cluster, "high-mem", HIGH_MEM)
         wait_for_classes(made, K80_CLASS, P100_CLASS, "high-mem")
-        for node, device_class in (
+        for node, resource_class in (
             ("n1", K80_CLASS), ("n1", P100_CLASS), ("n1", "high-mem"), (made.own_nodes[1], K80_CLASS)
         ):  # fmt: skip
-            cluster.wait(lambda n=node, c=device_class: capacity(cluster, n, c) > 0, f"{node} offers {device_class}")
+            cluster.wait(
+                lambda n=node, c=resource_class: capacity(cluster, n, c) > 0, f"{node} offers {resource_class}"
+            )
         yield made.own_nodes
         cluster.ask("delete", "resourceclass", "high-mem")
 
@@ -60,9 +62,9 @@ def make_class(cluster: Cluster, name: str, spec: Json) -> None:
     )
 
 
-def capacity(cluster: Cluster, node: str, device_class: str) -> int:
+def capacity(cluster: Cluster, node: str, resource_class: str) -> int:
     status = cluster.api.get(paths.nodes(node))["status"]
-    amounts = {status[kind].get(names.CLASS_PREFIX + device_class, "0") for kind in ("capacity", "allocatable")}
+    amounts = {status[kind].get(names.CLASS_PREFIX + resource_class, "0") for kind in ("capacity", "allocatable")}
     return int(amounts.pop()) if len(amounts) == 1 else 0
 
 

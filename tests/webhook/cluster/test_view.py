@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from cardwise.core.api import classes
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
@@ -30,7 +30,7 @@ def device(index: int, *, node: str = "n1", kind: str = "rdma") -> Json:
     return {"metadata": {"name": spec["uuid"], "labels": {"room": "cold"}}, "spec": spec}
 
 
-def of(labels: dict[str, str]) -> DeviceClass:
+def of(labels: dict[str, str]) -> ResourceClass:
     return classes.parse({"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": labels}}})
 
 
@@ -76,8 +76,8 @@ def test_cards_are_summed_by_class(world):
     world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
     view = world.start()
     assert view.cards() == CardSizes(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
-    assert view.cards(view.device_class("k80")) == K80S
-    assert view.cards(view.device_class("v100")) == CardSizes()
+    assert view.cards(view.resource_class("k80")) == K80S
+    assert view.cards(view.resource_class("v100")) == CardSizes()
     assert view.selects(of({"room": "cold", "hostname": "n2"}))
     assert not view.selects(of({"room": "hot"}))
 
@@ -111,7 +111,7 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     world.put(paths.resourceclasses(), loose)
     view = world.start(cards)
     assert view.cards() == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),))
-    assert view.cards(view.device_class("loose")) == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
+    assert view.cards(view.resource_class("loose")) == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
         "a class that says no kind is of GPUs"
     )
     assert view.cards(of({"kind": "rdma"})) == CardSizes(most=3)
@@ -125,11 +125,11 @@ def test_a_class_that_the_watch_has_not_told_of_is_read(world):
     world.api.hold(paths.resourceclasses())
     world.put(paths.resourceclasses(), resource_class("new"), resource_class("broken", share={"memoryMiB": 0}))
     assert view.classes() == {}
-    known = view.device_class("new")
+    known = view.resource_class("new")
     assert known is not None
     assert view.cards(known) == K80S
-    assert view.device_class("broken") is None
-    assert view.device_class("none") is None
+    assert view.resource_class("broken") is None
+    assert view.resource_class("none") is None
 
 
 def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
@@ -167,7 +167,7 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
     assert world.clock.now() - 1000 < 5  # seconds, and only these two hold it up
     assert view.classes() == {}
     assert view.quotas("a") == []
-    assert view.device_class("k80") is None
+    assert view.resource_class("k80") is None
 
 
 def test_without_the_cards_it_does_not(world):

@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api import names, request, shareagent
 from cardwise.core.api.mps import Mode
 from tests import build
-from tests.webhook.reviews import Known, device_classes, patched, resource_class
+from tests.webhook.reviews import Known, patched, resource_class, resource_classes
 from tests.webhook.sharing import (
     ALWAYS,
     FOLDER,
@@ -104,7 +104,7 @@ def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(said
 
 def test_pods_without_a_share_of_a_card_never_have_it() -> None:
     rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
-    other = Known(known_classes=device_classes(rdma))
+    other = Known(known_classes=resource_classes(rdma))
     of_device = build.pod(annotations=ALWAYS)
     of_device["spec"]["containers"][0]["resources"]["limits"] = {"cardwise.dev/rdma": "1"}
     gang = build.pod(annotations=ALWAYS | {names.GROUP_NAME: "g"})

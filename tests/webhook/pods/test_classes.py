@@ -9,14 +9,14 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, device_classes, mutated, on_defaults, on_validate, refusal, resource_class
+from tests.webhook.reviews import Known, mutated, on_defaults, on_validate, refusal, resource_class, resource_classes
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, P100, "k80-half"))
-CLASSES = device_classes(
+CLASSES = resource_classes(
     resource_class(K80),
     resource_class(P100, model="Tesla P100"),
     resource_class("k80-half", share={"memoryMiB": "5Gi", "corePercent": 40}),
@@ -95,13 +95,13 @@ def test_a_split_share_of_a_class_is_told_from_shares_of_one_card() -> None:
         return parsed.containers[0]
 
     split, shares = asked({K80: "2", names.GPU_MEM: "8192"}), asked({"k80-half": "2"})
-    assert (split.cards, split.mem, split.device_class) == (2, 8192, K80)
-    assert (shares.cards, shares.mem, shares.device_class) == (1, 10240, "k80-half")
+    assert (split.cards, split.mem, split.resource_class) == (2, 8192, K80)
+    assert (shares.cards, shares.mem, shares.resource_class) == (1, 10240, "k80-half")
 
 
 def test_a_copied_running_pod_keeps_its_shares_when_the_class_has_changed() -> None:
     once = after(pod({"k80-half": "2"}))
-    larger = Known(known_classes=device_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
+    larger = Known(known_classes=resource_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
     assert mutated(once, "pods", larger) == once
 
 
@@ -247,7 +247,7 @@ def test_two_types_in_one_pod_are_each_held_against_their_own_cards() -> None:
 
 def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
     many = Known(
-        known_classes=device_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
+        known_classes=resource_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
     asked = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", many)
     message = on_validate(asked, "pods", many).message

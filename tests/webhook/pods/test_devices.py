@@ -11,13 +11,13 @@ from tests import build
 from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import (
     Known,
-    device_classes,
     mutated,
     on_defaults,
     on_mutate,
     on_validate,
     refusal,
     resource_class,
+    resource_classes,
     settled,
 )
 from webhook.pods.defaults import Defaults
@@ -31,16 +31,16 @@ K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (
 SLOT, MARKER = {names.SHARE: "1"}, {names.PLACE_MARKER: "0"}
 
 
-def device_class(name: str, kind: str = "rdma") -> Json:
+def class_of_devices(name: str, kind: str = "rdma") -> Json:
     return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"kind": kind}}}}
 
 
-CLASSES = device_classes(
+CLASSES = resource_classes(
     resource_class(K80),
     resource_class(HALF, share={"memoryMiB": 5000}),
-    device_class(RDMA),
-    device_class(FPGA, "fpga"),
-    device_class("nic", "nic"),
+    class_of_devices(RDMA),
+    class_of_devices(FPGA, "fpga"),
+    class_of_devices("nic", "nic"),
 )
 KNOWN = Known(
     known_classes=CLASSES,

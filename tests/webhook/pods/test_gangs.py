@@ -16,13 +16,13 @@ from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import (
     Known,
-    device_classes,
     mutated,
     on_defaults,
     on_mutate,
     on_validate,
     refusal,
     resource_class,
+    resource_classes,
     settled,
 )
 from webhook.pods import mutate
@@ -33,7 +33,7 @@ from webhook.server.review import Decision
 GROUP = {names.GROUP_NAME: "slurp", names.GROUP_NUM: "3"}
 GATE = {"name": names.GANG}
 MARKERS = {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
-RDMA = device_classes(resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}}))
+RDMA = resource_classes(resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}}))
 NUM = f"metadata.annotations[{names.GROUP_NUM}]"
 
 

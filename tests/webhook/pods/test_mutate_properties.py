@@ -11,7 +11,7 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import Known, device_classes, on_mutate, patched, resource_class
+from tests.webhook.reviews import Known, on_mutate, patched, resource_class, resource_classes
 from webhook.pods import classes
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
@@ -37,7 +37,7 @@ _AMOUNTS = {
     f"{names.CLASS_PREFIX}fpga": st.just("1"),
     names.NVIDIA_GPU: st.sampled_from(["0", "1"]),
 }
-CLASSES = device_classes(
+CLASSES = resource_classes(
     resource_class("k80"),
     resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}),
     *(resource_class(kind, selector={"matchLabels": {"kind": kind}}) for kind in ("rdma", "fpga")),
@@ -193,7 +193,7 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
         assert limits.get(names.PLACE_MARKER) == ("0" if container.key in marked else None)
         assert names.BIND_MARKER not in limits
         assert {names.class_of(name) for name in limits if names.class_of(name) in ("rdma", "fpga")} == {
-            one.device_class for one in (asked.devices if asked else ()) if one.key == container.key
+            one.resource_class for one in (asked.devices if asked else ()) if one.key == container.key
         }
 
 

@@ -7,11 +7,11 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import Known, device_classes, mutated, on_mutate, resource_class
+from tests.webhook.reviews import Known, mutated, on_mutate, resource_class, resource_classes
 from webhook.server.decisions import WebhookSettings
 
 K80 = "nvidia.tesla.k80"
-KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))
+KNOWN = Known(known_classes=resource_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))
 TAKE = WebhookSettings(nvidia_gpu="take")
 
 

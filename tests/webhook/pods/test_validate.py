@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, device_classes, on_defaults, on_mutate, on_validate, resource_class
+from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, resource_class, resource_classes
 from webhook.pods import validate
 from webhook.pods.mutate import mutate
 from webhook.pods.validate import CardSizes
@@ -188,7 +188,7 @@ def test_only_a_kubelet_makes_mirrors() -> None:
 
 
 def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
-    half = device_classes(resource_class("half", share={"memoryMiB": 128}))
+    half = resource_classes(resource_class("half", share={"memoryMiB": 128}))
     known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
     return on_validate(pod, "pods", known, WebhookSettings(least_share=least)).warnings
 

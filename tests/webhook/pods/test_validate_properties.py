@@ -14,11 +14,11 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
-from tests.webhook.reviews import Known, device_classes, mutated, on_mutate, resource_class
+from tests.webhook.reviews import Known, mutated, on_mutate, resource_class, resource_classes
 from webhook.pods import validate
 from webhook.pods.validate import CardSizes
 
-CLASSES = device_classes(*(resource_class(name) for name in "ab"))
+CLASSES = resource_classes(*(resource_class(name) for name in "ab"))
 cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
 nodes = st.lists(st.lists(cards, min_size=1, max_size=3), min_size=1, max_size=2)
 containers = st.tuples(
@@ -27,17 +27,17 @@ containers = st.tuples(
 )
 
 
-def container(at: int, cards: int, mem: int, device_class: str) -> dict[str, Any]:
+def container(at: int, cards: int, mem: int, resource_class: str) -> dict[str, Any]:
     made = build.container(
-        f"c{at}", **({"gpu_mem": mem} if mem else {}), **({} if device_class else {"gpu_count": cards})
+        f"c{at}", **({"gpu_mem": mem} if mem else {}), **({} if resource_class else {"gpu_count": cards})
     )
-    if device_class:
-        made["resources"]["limits"][names.CLASS_PREFIX + device_class] = str(cards)
+    if resource_class:
+        made["resources"]["limits"][names.CLASS_PREFIX + resource_class] = str(cards)
     return made
 
 
-def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> CardSizes:
-    of_it = [[mem for mem, classes in of_node if not device_class or device_class in classes] for of_node in nodes]
+def most(nodes: list[list[tuple[int, frozenset[str]]]], resource_class: str) -> CardSizes:
+    of_it = [[mem for mem, classes in of_node if not resource_class or resource_class in classes] for of_node in nodes]
     at_most = max(map(len, of_it))
     ranked = [sorted(of_node, reverse=True) + [0] * (at_most - len(of_node)) for of_node in of_it]
     each = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))

@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
-from tests.webhook.reviews import Known, device_classes, on_validate, resource_class
+from tests.webhook.reviews import Known, on_validate, resource_class, resource_classes
 from tests.working import work
 from webhook.pods.mutate import mutate
 from webhook.pods.validate import CardSizes
@@ -16,7 +16,7 @@ from webhook.quotas import gpuquotas
 from webhook.server import review
 from webhook.server.decisions import WebhookSettings
 
-CLASSES = device_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
+CLASSES = resource_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
 
 
 def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") -> Json:
@@ -39,9 +39,9 @@ def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
     return judged(asked, *objects, namespace=namespace).message
 
 
-def typed(device_class: str = K80, count: int = 1, **more: Any) -> Json:
+def typed(resource_class: str = K80, count: int = 1, **more: Any) -> Json:
     mem = {names.GPU_MEM: more["mem"]} if "mem" in more else {}
-    return pod({names.CLASS_PREFIX + device_class: count} | mem)
+    return pod({names.CLASS_PREFIX + resource_class: count} | mem)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import device_classes, resource_class
+from tests.webhook.reviews import resource_class, resource_classes
 from webhook.quotas import quotas
 from webhook.templates.spellings import Vocabulary
 
@@ -15,7 +15,7 @@ KEY = f"requests.{names.GPU_MEM}"
 K80 = "requests.cardwise.dev/nvidia.tesla.k80"
 BIG = "requests.cardwise.dev/big"
 LAST = "kubectl.kubernetes.io/last-applied-configuration"
-KNOWN = device_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
+KNOWN = resource_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
 LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True))
 
 

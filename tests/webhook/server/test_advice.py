@@ -9,13 +9,13 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
-from tests.webhook.reviews import Known, device_classes, on_advise, on_mutate, on_validate, patched, resource_class
+from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_class, resource_classes
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.validate import CardSizes
 from webhook.server.decisions import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)
-CLASSES = device_classes(resource_class("nvidia.tesla.k80"))
+CLASSES = resource_classes(resource_class("nvidia.tesla.k80"))
 THERE = {"n1": with_cards(zone="a"), "n2": NodeOffer(frozenset({"nvidia.com/mig-1g.5gb"}))}
 TOO_MUCH = (
     "20000 MiB is more than the largest card has (16276); ask for at most 16276Mi, or split it over cards with "

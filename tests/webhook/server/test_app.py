@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import names
-from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.classes import ResourceClass
 from cardwise.kube import errors
 from tests import build
 from tests.examples import examples
-from tests.webhook.reviews import Known, body, device_classes, resource_class, review
+from tests.webhook.reviews import Known, body, resource_class, resource_classes, review
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
 from webhook.server.decisions import WebhookSettings
@@ -27,7 +27,7 @@ PATHS = sorted(shell.PATHS)
 
 @pytest.fixture(scope="module")
 def client() -> FlaskClient:
-    classes = device_classes(resource_class("nvidia.tesla.k80"), resource_class("half", share={"memoryMiB": 64}))
+    classes = resource_classes(resource_class("nvidia.tesla.k80"), resource_class("half", share={"memoryMiB": 64}))
     known = Known(namespaces={"default": Defaults("1Gi", "spread")}, known_classes=classes)
     return shell.create_app(known, WebhookSettings(nvidia_gpu="take")).test_client()
 
@@ -126,7 +126,7 @@ def test_an_unreachable_api_server_is_told_as_such() -> None:
 
 def test_a_class_that_cannot_be_looked_up_is_told_as_such() -> None:
     class Lost(Known):
-        def device_class(self, name: str) -> DeviceClass | None:
+        def resource_class(self, name: str) -> ResourceClass | None:
             raise errors.Unreachable("GET /apis/cardwise.dev/v1alpha1/resourceclasses/half: refused")
 
     pod = build.pod(containers=[{"name": "a", "resources": {"limits": {"half": "1"}}}])

@@ -7,12 +7,12 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import Known, device_classes, mutated, on_advise, on_mutate, resource_class, settled
+from tests.webhook.reviews import Known, mutated, on_advise, on_mutate, resource_class, resource_classes, settled
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY = names.CLASS_PREFIX + K80, names.CLASS_PREFIX + P100
-KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("big"), resource_class(P100)))
+KNOWN = Known(known_classes=resource_classes(resource_class(K80), resource_class("big"), resource_class(P100)))
 TAKE = WebhookSettings(nvidia_gpu="take")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 

@@ -294,13 +294,13 @@ class Engine:
                 return None
 
     def _shape_for(self, ask: Ask, claims: Sequence[Claim], kinds: frozenset[int] | None) -> Shape:
-        ask = ask._replace(device_class="")
+        ask = ask._replace(resource_class="")
         if not claims:
             return Shape(ask)
         return Shape(ask, kinds, claims[0].untolerated, claims[0].user if self._table.single else NOBODY)
 
     def _shape(self, ask: Ask) -> Shape:
-        return Shape(ask._replace(device_class=""), self._ledger.kinds.allowed(ask.device_class))
+        return Shape(ask._replace(resource_class=""), self._ledger.kinds.allowed(ask.resource_class))
 
     def _best_first(self, points: Floats, nodes: Collection[str] | None, among: Ints | None) -> Iterator[int]:
         """The slots of these nodes, the best first, equal ones in the order of nodes. `among`: their slots, if they are

@@ -17,7 +17,7 @@ class Ask(NamedTuple):
     cards: int
     mem: int
     core: int
-    device_class: str
+    resource_class: str
     cpu: int
     memory: int
 
@@ -43,4 +43,4 @@ def ask_of(request: PodRequest, claims: Sequence[Claim], load: Load) -> Ask | No
         return Ask(0, 0, 0, "", load.cpu, load.memory)
     claim = claims[0]
     mem = 0 if claim.whole else claim.mem
-    return Ask(claim.cards, mem, claim.core, claim.device_class, load.cpu, load.memory)
+    return Ask(claim.cards, mem, claim.core, claim.resource_class, load.cpu, load.memory)

@@ -126,11 +126,11 @@ def _counted(entry: object) -> tuple[Ask, float]:
     """An ask and how often it came, as `dump` writes them."""
     if not isinstance(entry, list) or len(entry) != len(Ask._fields) + 1:
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
-    cards, mem, core, device_class, cpu, memory, count = entry
+    cards, mem, core, resource_class, cpu, memory, count = entry
     # By the very type: True and False are ints as well.
-    if not isinstance(device_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
+    if not isinstance(resource_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
-    ask = Ask(cards, mem, core, device_class, cpu, memory)
+    ask = Ask(cards, mem, core, resource_class, cpu, memory)
     if not _possible(ask):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
     if type(count) not in (int, float) or not _LEAST <= count <= _MANY:  # which NaN is not

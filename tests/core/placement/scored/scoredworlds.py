@@ -15,13 +15,15 @@ class Loads(dict):
         return self.get(node)
 
 
-def share(mem, core=0, device_class=""):
-    one = ContainerRequest(key="0", name="main", cards=1, mem=MiB(mem), core=Percent(core), device_class=device_class)
+def share(mem, core=0, resource_class=""):
+    one = ContainerRequest(
+        key="0", name="main", cards=1, mem=MiB(mem), core=Percent(core), resource_class=resource_class
+    )
     return PodRequest(containers=(one,))
 
 
-def whole(cards=1, device_class=""):
-    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=cards, device_class=device_class),))
+def whole(cards=1, resource_class=""):
+    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=cards, resource_class=resource_class),))
 
 
 def load(cpu=1000, memory=1000):

@@ -124,12 +124,12 @@ def test_who_names_no_model_stays_off_the_scarce_one():
         ledger.set_cards(name, [Card(index=0, uuid=name, mem=MiB(CARD), model=of, classes=frozenset({of}))])
         loads[name] = Load(100_000, 100_000, 10)
     engine = Engine(ledger, loads)
-    knows(engine, [(whole(), load()), (whole(device_class="scarce"), load())])
+    knows(engine, [(whole(), load()), (whole(resource_class="scarce"), load())])
     for i in range(3):
         placed = engine.place(whole(), load(), "priced")
         assert placed.node != "scarce"
         ledger.hold(Holding(str(i), "ns", "p", placed.node, placed.assignment))
-    assert engine.place(whole(device_class="scarce"), load(), "priced").node == "scarce"
+    assert engine.place(whole(resource_class="scarce"), load(), "priced").node == "scarce"
 
 
 @pytest.mark.parametrize("policy", ["fgd", "priced"])

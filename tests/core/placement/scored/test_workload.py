@@ -159,7 +159,7 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
 def test_more_different_asks_than_are_kept_are_learned_from_again_and_again():
     workload, learned = Workload(), []
     for i in range(6 * MOST_ASKS):
-        workload.saw(Ask(cards=1, mem=100 + i, core=0, device_class="", cpu=1, memory=1))
+        workload.saw(Ask(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
         if workload.due:
             workload.learning()
             learned.append(i)
