@@ -170,7 +170,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
 def _member(state: State, args: FilterArgs, pod: Pod, candidates: list[str]) -> FilterResult | None:
     """The answer for a member of a gang; None where it is placed alone."""
     decided = state.decided(pod.uid)
-    found = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates)
+    found = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates, pod.named)
     if found is None:
         return None
     if isinstance(found, Refusal):

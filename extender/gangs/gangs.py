@@ -27,6 +27,7 @@ from extender.gangs.line import Line, Walk
 _TOLD_AT_ONCE: Final = 50  # gangs
 _TENDED_AT_ONCE: Final = 200  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
+_TRY_SECONDS: Final = 1.0  # in which all calls of one try of a pod come; kube-scheduler's back-off is no shorter
 _RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that are left are planned in the term
 
 
@@ -61,6 +62,7 @@ class Gangs:
         self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
+        self._first_call = "", float("-inf")  # the last for a named node alone: of which pod, and when
         self._bind_turns = BindTurns(settings.max_waiting)
         self._places = places
         self._stopped = ""
@@ -135,8 +137,10 @@ class Gangs:
 
     # What filter and bind ask.
 
-    def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
-        """The planned node of a member, or why it has none; None: the pod is placed alone."""
+    def filter(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
+        """The planned node of a member, or why it has none; None: the pod is placed alone. `named`: the node that
+        the pod's status names.
+        """
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
@@ -146,7 +150,7 @@ class Gangs:
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
             if gang.ran:
                 return None
-            found = self._filter(gang, uid, nodes, now)
+            found = self._filter(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
             if isinstance(found, Refusal):
                 self._queue.refused(uid)
                 return found
@@ -343,11 +347,20 @@ class Gangs:
             if gang.reserves(now):
                 due.append(gang)
 
-    def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
+    def _is_first_call(self, uid: str, nodes: Collection[str], named: str, now: float) -> bool:
+        """Whether kube-scheduler asks for the named node alone, as it does first in each try of a pod: that says
+        nothing of other nodes. If it then asks for all that it allows and these are the same, they are all.
+        """
+        before, self._first_call = self._first_call, ("", float("-inf"))
+        if list(nodes) != [named] or (before[0] == uid and now - before[1] < _TRY_SECONDS):
+            return False
+        self._first_call = uid, now
+        return True
+
+    def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool) -> str | Refusal:
         member = gang.members[uid]
         gang.shown(uid)
-        # kube-scheduler asks for the nominated node alone, which says nothing about other nodes.
-        if list(nodes) != [self._reservations.nominations.node(uid)]:
+        if not first and list(nodes) != [self._reservations.nominations.node(uid)]:
             self._places.offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")
@@ -368,7 +381,7 @@ class Gangs:
             return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
         if node in nodes:
             return node
-        return self._replan(gang, uid, node, now)
+        return Refusal.GANG_WAITS if first else self._replan(gang, uid, node, now)
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """kube-scheduler does not offer the member's planned node: plans the member again."""
@@ -412,11 +425,10 @@ class Gangs:
 
     def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
         """Plans this gang if that may help. Returns whether this gang is done."""
-        if self._gangs.get(gang.key) is not gang or gang.refusal(now) is not None:
-            return True
         if gang.forward:
-            return not gang.missing_in_plan() or self._try(gang, now) is not None
-        if gang.plan or gang.closed:
+            in_part = self._is_ready(gang, now) and gang.missing_in_plan()
+            return not in_part or self._try(gang, now) is not None
+        if not self._wants_plan(gang, now):
             return True
         if not self._places.knows(gang):
             unasked.append(gang)
@@ -425,10 +437,19 @@ class Gangs:
             return True
         return self._try_all(unasked, now, until) and self._try(gang, now) is not None
 
+    def _is_ready(self, gang: Gang, now: float) -> bool:
+        """Whether the gang is there, and may be planned now."""
+        return self._gangs.get(gang.key) is gang and gang.refusal(now) is None
+
+    def _wants_plan(self, gang: Gang, now: float) -> bool:
+        """The same, of a gang that has no plan and does not run."""
+        return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
+
     def _try_all(self, unasked: list[Gang], now: float, until: float) -> bool:
         """Plans the unasked gangs. Returns whether all of them are done."""
         while unasked:
-            if self._try(unasked[0], now) is None:
+            # Between two turns it may have gone, lost a member, or got a plan.
+            if self._wants_plan(unasked[0], now) and self._try(unasked[0], now) is None:
                 return False
             del unasked[0]
             if self._clock.cpu() >= until:

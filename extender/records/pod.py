@@ -175,8 +175,11 @@ class Pod:
         A node that was named before kube-scheduler tried the pod is none where it makes room. Nor is the node of a pod
         that may not preempt.
         """
-        if self.unscheduled != REFUSED or not self.may_preempt:
-            return ""
+        return self.named if self.unscheduled == REFUSED and self.may_preempt else ""
+
+    @property
+    def named(self) -> str:
+        """The node that its status names, for whatever reason: kube-scheduler tries it first; or ""."""
         return str((self._obj.get("status") or {}).get("nominatedNodeName") or "")
 
     @property

@@ -270,9 +270,16 @@ class World:
     def filter(self, name: str) -> tuple[list[str], str]:
         """The nodes that are left, and a text of the refusal."""
         pod = self.pods[name]
-        nodes = self.offered(pod)
+        nodes, nominated = self.offered(pod), pod["status"].get("nominatedNodeName")
         if not nodes:
             return [], "in-tree"
+        if nominated in nodes:  # which it tries first, and alone
+            found, _ = self._ask(pod, [nominated])
+            if found:
+                return found, ""
+        return self._ask(pod, nodes)
+
+    def _ask(self, pod: dict, nodes: list[str]) -> tuple[list[str], str]:
         found = verbs.filter_nodes(self.state, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
         texts = {*found.failed_nodes.values(), *found.failed_and_unresolvable_nodes.values(), found.error} - {""}
         return list(found.node_names or []), "; ".join(sorted(texts))

@@ -108,6 +108,34 @@ def test_a_named_node_that_kube_scheduler_does_not_allow_any_more_is_not_planned
     assert world.filter("a")[0] == ["n2"]
 
 
+@pytest.mark.parametrize("later", [0, 70])
+@pytest.mark.parametrize("named", [("g0",), ("g1",), ("g0", "g1")])
+def test_a_named_node_that_has_no_room_keeps_no_gang_waiting(named, later):
+    """kube-scheduler tries it first and alone, which says nothing about the other nodes. The name may stay for ever."""
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.create(single("x", gpu_mem=P100 // 2))
+    world.offered = lambda _: ["n1"]
+    world.run(1)
+    world.offered = lambda _: ["n1", "n2", "n3"]
+    world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    for name in named:
+        nominate(world, name, "n1")
+    world.clock.advance(later)
+    world.run(2)
+    assert world.phase("g") == "Running"
+
+
+def test_a_gang_whose_members_may_have_their_named_nodes_only_is_told_so_by_the_second_call():
+    world = World({"n1": 1, "n2": 1})
+    world.create(member("a", "a", 1, gated=False, gpu_mem=P100))
+    world.keep()
+    assert world.filter("a")[0] == ["n1"]
+    nominate(world, "a", "n2")
+    world.offered = lambda _: ["n2"]
+    assert world.filter("a")[0] == ["n2"]
+
+
 # What a planned gang holds.
 
 

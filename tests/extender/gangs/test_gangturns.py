@@ -301,3 +301,65 @@ def test_members_change_places_when_that_takes_no_more_than_a_turn(costly_member
     world.run(4)
     assert world.bound()["g00"] == other
     assert world.phase("g0") == "Running"
+
+
+@pytest.fixture
+def between(monkeypatch):
+    """A turn has ended before it came to the gang `a` of two, for which kube-scheduler has not asked; `b` is next."""
+    world = World({"n1": 4}, max_waiting=1000)
+    world.create(single("s", gpu_mem=P100), single("s2", gpu_mem=P100))
+    world.run(2)
+    world.create(*(member(f"b{i}", "b", 3, created=1, gpu_mem=P100) for i in range(3)))
+    world.run(2)
+    world.create(*(member(f"a{i}", "a", 2, created=5, priority=10, gpu_mem=P100) for i in range(2)))
+    with monkeypatch.context() as without_plans:
+        without_plans.setattr(world.state.gangs, "_plan_some", lambda: False)
+        world.keep()  # the gates of `a` are gone
+    world.delete("s", "s2")
+    put = gangplan._Attempt._put
+
+    def costly(*how):
+        world.clock.worked += 2 * TURN
+        put(*how)
+
+    world.clock.advance(1)
+    with monkeypatch.context() as slow:
+        slow.setattr(gangplan._Attempt, "_put", costly)
+        assert world.state.gangs._plan_some()
+    assert [gang.name for gang in world.state.gangs._unasked] == ["a"]
+    return world
+
+
+def test_a_gang_that_is_deleted_between_two_turns_stops_nobody(between):
+    between.delete("a0", "a1")
+    between.run(3)
+    assert between.phase("b") == "Running"
+    between.state.gangs.stop("it ends")
+
+
+def test_a_gang_that_loses_a_member_between_two_turns_is_not_planned_without_it(between):
+    between.delete("a1")
+    between.run(3)
+    assert (between.phase("a"), between.phase("b")) == ("Pending", "Running")
+    assert "a0" not in between.bound()
+
+
+def test_a_gang_that_gets_a_plan_between_two_turns_keeps_it(between):
+    assert between.schedule("a0") == ""
+    (waiting,) = between.binding
+    while between.state.gangs._plan_some():
+        pass
+    assert between.schedule("a1") == ""
+    assert waiting.hold.go, "who waits goes on with the last member"
+    between.settle()
+    assert between.phase("a") == "Running"
+
+
+def test_a_gang_that_comes_to_run_between_two_turns_is_not_planned_again(between):
+    for name in ("a0", "a1"):
+        assert between.schedule(name) == ""
+    between.settle()
+    assert between.phase("a") == "Running"
+    while between.state.gangs._plan_some():
+        pass
+    assert not between.state.gangs._holds
