@@ -29,7 +29,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
 _NAMING_SECONDS = 5.0  # for kube-scheduler to say which node it has chosen
-_WATCH_LAG_SECONDS = 1.0  # after which the watch has mostly shown it
+_SHOWN_SECONDS = 1.0  # after which the watch has mostly shown it
 _KEEP_SECONDS = 60.0  # for which cards are kept once the victims are gone
 
 KEPT = "nominated"  # the mark of what is kept
@@ -94,7 +94,7 @@ class Nominations:
     def untold(self, now: float) -> bool:
         """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
         return any(
-            not one.told and len(one.places) > 1 and one.until - now > _NAMING_SECONDS - _WATCH_LAG_SECONDS
+            not one.told and len(one.places) > 1 and one.until - now > _NAMING_SECONDS - _SHOWN_SECONDS
             for one in self._of.values()
         )
 

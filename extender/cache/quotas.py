@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import Charge, Entry, GPUQuota, Headroom
 from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
 
 
@@ -60,19 +61,22 @@ class Quotas:
         ]
 
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
-        """The full entry to name in an event for a pod that waits: rather one of what the pod asks than of all cards.
+        """The full entry to name in an event for a pod that waits: rather one that surely keeps it waiting than one
+        that it could go past, and rather one of what the pod asks than of all cards.
 
         The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
         waits because only bigger cards are free gets no event.
         """
         named = {container.resource_class for container in request.containers} - {""}
-        full = []
+        full: list[tuple[tuple[bool, bool], FullEntry]] = []
         for key, quota in self._of.get(namespace, {}).items():
             for entry in quota.entries:
                 used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
-                if not quotas.headroom(entry, used).takes(asked):
-                    full.append(FullEntry(key, entry, used, asked))
-        return max(full, key=lambda one: one.entry.resource_class in named, default=None)
+                left = quotas.headroom(entry, used)
+                if not left.takes(asked):
+                    sure = not left.takes(fitting.surely(request, ledger.kinds, entry))
+                    full.append(((sure, entry.resource_class in named), FullEntry(key, entry, used, asked)))
+        return max(full, key=lambda one: one[0])[1] if full else None
 
 
 def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:

@@ -35,7 +35,7 @@ _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after
 _WATCH_LAG_SECONDS: Final = 2.0  # before a change: a pod may have been refused without knowing of it
 _TOUCH_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
-_TURNS_SECONDS: Final = 12.0  # kube-scheduler's longest back-off, and two more
+_TURNS_SECONDS: Final = _LONGEST_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
 _LOOK_AGAIN_SECONDS: Final = 15.0  # between two looks for victims
 

@@ -7,6 +7,7 @@ from cardwise.core.values.quantity import MiB, Percent
 
 FULL_CORE = Percent(100)  # of one card's SMs
 POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
+PLACE = (1 << POSITION) - 1  # the bits of the position
 
 
 def card_code(free: int, position: int = 0) -> int:

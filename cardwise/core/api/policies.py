@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cardwise.core.api.cards import POSITION, card_code
+from cardwise.core.api.cards import PLACE, POSITION, card_code
 
 Pick = tuple[int, int]  # the score of taking a card, and its position in the node's lists
 Policy = Callable[[Sequence[int], int], Pick | None]
@@ -22,7 +22,7 @@ def binpack(codes: Sequence[int], least: int) -> Pick | None:
     if at == len(codes):
         return None
     code = codes[at]
-    return -(code >> POSITION), code & ~(-1 << POSITION)
+    return -(code >> POSITION), code & PLACE
 
 
 def spread(codes: Sequence[int], least: int) -> Pick | None:
@@ -30,7 +30,7 @@ def spread(codes: Sequence[int], least: int) -> Pick | None:
     if not codes or codes[-1] < least:
         return None
     free = codes[-1] >> POSITION
-    return free, codes[bisect_left(codes, card_code(free))] & ~(-1 << POSITION)
+    return free, codes[bisect_left(codes, card_code(free))] & PLACE
 
 
 DEFAULT: Final = "priced"

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from cardwise.core.api.cards import POSITION
+from cardwise.core.api.cards import PLACE, POSITION
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
@@ -188,7 +188,7 @@ def _most(request: PodRequest, ledger: Ledger) -> _Most:
 def _of(claim: Claim, allowed: frozenset[int] | None, state: NodeState) -> int:
     codes = state.empties() if claim.whole else state.ascending()
     if allowed is not None and not allowed >= state.here:
-        codes = [code for code in codes if state.kinds[code & ~(-1 << POSITION)] in allowed]
+        codes = [code for code in codes if state.kinds[code & PLACE] in allowed]
     if claim.whole:
         return len(codes) // claim.cards
     cards = sum((code >> POSITION) // claim.mem for code in codes if code >> POSITION >= claim.mem)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.cards import FULL_CORE, POSITION, card_code
+from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, card_code
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
@@ -219,12 +219,12 @@ def choices(
         if left is not None and missing == 1:
             yield score, [*taken, i], left
         elif left is not None:
-            others = [code for code in codes if code & ~(-1 << POSITION) != i]
+            others = [code for code in codes if code & PLACE != i]
             rest = choices(node, others, want, left, policy, alike=alike, tries=tries, taken=(*taken, i))
             for more, chosen, after in rest:
                 yield score + more, chosen, after
         same = alike(node, i)
-        codes = [code for code in codes if alike(node, code & ~(-1 << POSITION)) != same]
+        codes = [code for code in codes if alike(node, code & PLACE) != same]
 
 
 def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
@@ -238,7 +238,7 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
         among = codes
         if kinds is not None and not kinds >= node.here:
             here = node.kinds
-            among = [code for code in codes if here[code & ~(-1 << POSITION)] in kinds]
+            among = [code for code in codes if here[code & PLACE] in kinds]
         pick = policy(among, card_code(want.claim.mem)) if among else None
         if pick is not None:
             return pick[0] - rank * _RANK, pick[1]
@@ -249,11 +249,11 @@ def usable(node: NodeState, claim: Claim) -> Sequence[int]:
     """Codes of the cards that may serve the claim, in ascending order; memory and kind are not checked."""
     codes = node.empties() if claim.whole else node.ascending()
     if node.mps.may_close(claim.untolerated, claim.user):
-        codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
+        codes = [code for code in codes if admits(node, code & PLACE, claim)]
     if claim.whole:
         return codes
     if claim.core or len(claim.keys) > 1:
-        return [code for code in codes if takes(node, code & ~(-1 << POSITION), claim)]
+        return [code for code in codes if takes(node, code & PLACE, claim)]
     return codes
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.cards import FULL_CORE, POSITION, Card
+from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, Card
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
@@ -246,7 +246,7 @@ class Ledger:
             kind << KIND | (USED if clients else 0) | taints
             for kind, clients, taints in zip(state.kinds, state.clients, state.mps.taints, strict=True)
         ]
-        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), groups[i]) for code in state.ascending()]
+        return [(code >> POSITION, name, i := code & PLACE, groups[i]) for code in state.ascending()]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
+from cardwise.core.api.cards import FULL_CORE, PLACE, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement import devices
 from cardwise.core.placement.devices import Device
@@ -102,7 +102,7 @@ class NodeState:
             clients = self.clients
             one = card_code(1)
             ascending = self.ascending()
-            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & ~(-1 << POSITION)]])
+            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & PLACE]])
             self._empties = codes
         return codes
 

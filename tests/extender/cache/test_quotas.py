@@ -3,7 +3,7 @@
 from cardwise.core.api import names, request
 from extender.state import State
 from tests.build import P100, container, pod, resource_class
-from tests.extender.worlds import as_class, as_quota, refuse, state, with_cards
+from tests.extender.worlds import as_card, as_class, as_quota, refuse, resource, state, with_cards
 from tests.fakes.clock import FakeClock
 
 
@@ -17,6 +17,8 @@ def full(made: State, *containers: dict) -> str | None:
     """The class ("": all cards) of the entry that such a pod is told of; None: it is told of none."""
     asked = request.parse(pod(containers=list(containers)))
     assert asked is not None
+    with made.view():  # counts the cards
+        pass
     found = made.full_entry("default", asked)
     return found.entry.resource_class if found is not None else None
 
@@ -40,6 +42,14 @@ def test_a_container_that_the_entry_does_not_count_hides_none_that_it_does():
     made = with_class()
     made.set_quota(*as_quota({"class": "p100", "shares": 0}))
     assert full(made, of_class("a", "k80", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
+
+
+def test_the_entry_that_surely_keeps_a_pod_waiting_is_named_before_one_that_it_could_go_past():
+    made = with_class()
+    made.set_card(*as_card(resource(1, model="K80")))
+    made.set_quota(*as_quota({"class": "p100", "shares": 2}, {"class": "k80", "shares": 0}))
+    asked = [of_class("a", "p100", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000), container("c", gpu_mem=1000)]
+    assert full(made, *asked, of_class("d", "k80", gpu_mem=1000)) == "k80", "the third share may be of another card"
 
 
 def test_a_whole_card_asks_what_pods_get_of_it():
