@@ -20,6 +20,7 @@ next call where the watch is behind. If another extender has answered the preemp
 thread-safe: the state locks.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from extender.records.pod import WaitingPod
 
 _NAMING_SECONDS = 5.0  # for kube-scheduler to say which node it has chosen
 _SHOWN_SECONDS = 1.0  # after which the watch has mostly shown it
+_GOING_SECONDS = 5.0  # in which kube-scheduler has deleted the victims, and the watch has shown it
 _KEEP_SECONDS = 60.0  # for which cards are kept once the victims are gone
 
 KEPT = "nominated"  # the mark of what is kept
@@ -57,11 +59,12 @@ class NominatedPlace:
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """`claimant`: the pod, as kube-scheduler sent it. `places`: by node; several until it is known which of them
-    kube-scheduler has taken. `told`: the node in the pod's status.
+    """`claimant`: the pod, as kube-scheduler sent it. `since`: when it was answered, or its node heard. `places`: by
+    node; several until it is known which of them kube-scheduler has taken. `told`: the node in the pod's status.
     """
 
     claimant: WaitingPod
+    since: float
     until: float
     places: dict[str, NominatedPlace] = field(default_factory=dict)
     told: str = ""
@@ -123,11 +126,11 @@ class Nominations:
         before = self._of.get(claimant.uid)
         told = before.told if before is not None and before.told in places else ""
         self._over.pop(claimant.uid, None)
-        self._of[claimant.uid] = Nomination(claimant, now + _NAMING_SECONDS, dict(places), told)
+        self._of[claimant.uid] = Nomination(claimant, now, now + _NAMING_SECONDS, dict(places), told)
 
     def decided(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """The extender itself has chosen the node."""
-        self._of[claimant.uid] = Nomination(claimant, now + _KEEP_SECONDS, {node: place}, node)
+        self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node)
 
     def heard(self, claimant: WaitingPod, now: float) -> None:
         """The pod waits, and its status names the node where it is nominated, or none.
@@ -139,11 +142,12 @@ class Nominations:
         if not node or self._over.get(claimant.uid) == node:
             return
         if nomination is None:
-            nomination = self._of[claimant.uid] = Nomination(claimant, now + _KEEP_SECONDS, {node: NominatedPlace()})
+            until = now + _KEEP_SECONDS
+            nomination = self._of[claimant.uid] = Nomination(claimant, now, until, {node: NominatedPlace()})
         if nomination.told != node:
             nomination.told = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
-            nomination.until = now + _KEEP_SECONDS
+            nomination.since, nomination.until = now, now + _KEEP_SECONDS
 
     def drop(self, uid: str) -> None:
         """The pod is bound or gone, or what is kept for it is given up."""
@@ -162,8 +166,7 @@ class Nominations:
         """Ends nominations whose time is over; it begins when the last victim is gone. Returns whether any ended."""
         ended = False
         for uid, nomination in list(self._of.items()):
-            victims = [victim for place in nomination.places.values() for victim in place.victims]
-            if nomination.told and any(self._loads.get(victim) is not None for victim in victims):
+            if nomination.told and any(self._awaited(nomination, node, now) for node in nomination.places):
                 nomination.until = now + _KEEP_SECONDS
             elif now >= nomination.until:
                 del self._of[uid]
@@ -171,6 +174,23 @@ class Nominations:
                     self._over[uid] = nomination.told
                 ended = True
         return ended
+
+    def waits(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
+        """The victims on the node for which it is enough that the pod waits, and when that is to be asked again. None:
+        it does not wait there. `offered`: whether kube-scheduler has offered the node.
+
+        kube-scheduler deletes the victims right after the answer. Those that are not being deleted after a while stay.
+        It offers the node as long as it can be had: a node that is not offered for long is lost.
+        """
+        nomination = self._of[uid]
+        going = nomination.since + _GOING_SECONDS
+        lost = nomination.since + (math.inf if offered else _KEEP_SECONDS)
+        if now >= lost:
+            return None
+        victims = frozenset(nomination.places[node].victims)
+        if now < going:
+            return victims, going
+        return victims - self._staying(node), lost
 
     def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
@@ -226,4 +246,13 @@ class Nominations:
 
     def _stay(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node, and none of them is being deleted."""
-        return {one.uid for _, one in self._loads.on(node) if not one.going}.issuperset(uids)
+        return self._staying(node).issuperset(uids)
+
+    def _staying(self, node: str) -> set[str]:
+        """The pods on the node that are not being deleted."""
+        return {one.uid for _, one in self._loads.on(node) if not one.going}
+
+    def _awaited(self, nomination: Nomination, node: str, now: float) -> bool:
+        """Whether victims are still on the node, and go."""
+        victims, soon = nomination.places[node].victims, now < nomination.since + _GOING_SECONDS
+        return bool(victims) and any(one.uid in victims and (soon or one.going) for _, one in self._loads.on(node))

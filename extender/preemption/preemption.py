@@ -5,6 +5,7 @@ only about nodes whose sums lack room. Pods for which the sums have room and no 
 queue, for `evictions`.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Preemption:
         self._hear()
         with self._lock:
             self._cache.count_cards()
-            if self._is_answered(claimant, policy):
+            if self._is_answered(claimant, policy, chosen):
                 return {}
             own = self._together.unhelped(claimant.uid)
         found: dict[str, Victims] = {}
@@ -181,7 +182,7 @@ class Preemption:
             give_way(self._clock)
             with self._lock:
                 self._cache.count_cards()
-                if self._is_answered(search.claimant, search.policy):
+                if self._is_answered(search.claimant, search.policy, search.chosen):
                     return {}
                 together, more = self._together.turn(search)
                 if together is not None:
@@ -225,19 +226,23 @@ class Preemption:
         """Whether victims are evicted for the pod already, or it holds something."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
-    def _is_answered(self, claimant: WaitingPod, policy: str) -> bool:
+    def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
         """Whether pods go for it already, or may."""
-        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy)
+        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy, offered)
 
-    def _waits(self, claimant: WaitingPod, policy: str) -> bool:
-        """Whether victims terminate for the pod already, and that is enough."""
-        nomination = self._nominations.get(claimant.uid)
-        if nomination is None or not nomination.told:
-            return False
-        return any(
-            self._nominated.once_gone(claimant, policy, node, place.victims) is not None
-            for node, place in nomination.places.items()
-        )
+    def _waits(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
+        """Whether victims terminate for the pod already, and that is enough. Then it is tried again when that may have
+        changed though none of them goes.
+        """
+        nomination, uid = self._nominations.get(claimant.uid), claimant.uid
+        for node in nomination.places if nomination is not None and nomination.told else ():
+            found = self._nominations.waits(uid, node, self._clock.now(), offered=node in offered)
+            if found is not None and self._nominated.once_gone(claimant, policy, node, found[0]) is not None:
+                self._queue.refused(uid)
+                if math.isfinite(found[1]):
+                    self._queue.move_all_at(found[1])
+                return True
+        return False
 
     def _answered(self, claimant: WaitingPod, found: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in found.values()):

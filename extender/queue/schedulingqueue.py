@@ -103,6 +103,7 @@ class SchedulingQueue:
         self._turned_away: dict[str, int] = {}  # pods for which no extender answered, with their priorities
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
+        self._put = 0  # entries since these were last rid of pods that are gone
         self._aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
         self._resting: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
@@ -332,7 +333,7 @@ class SchedulingQueue:
         now, due = self._clock.now(), list[Fragmented]()
         for row in self._unschedulable.values():
             one = row.fragmented
-            if one is None or one.not_before > now:
+            if one is None or one.not_before > now or row.pod is None:  # it may have been deleted
                 continue
             if now - one.heard > _FORGET_SECONDS:
                 row.fragmented = None
@@ -370,10 +371,15 @@ class SchedulingQueue:
             return
         heap = self._in_order.setdefault(pod.scheduler, [])
         heappush(heap, (sort_key(pod), next(self._order), pod.uid))
-        if len(heap) > 2 * len(self._pods) + _SLACK:
-            # Nothing takes pods from the heap of a scheduler that never calls us.
-            heap[:] = [one for one in heap if self._ahead(one[2]) is not None]
-            heapify(heap)
+        self._put += 1
+        if self._put > 2 * len(self._pods) + _SLACK:
+            self._put = 0
+            # Nothing takes pods from the heap of a scheduler that never calls us, and a pod may name any scheduler.
+            for name, entries in list(self._in_order.items()):
+                entries[:] = [one for one in entries if self._ahead(one[2]) is not None]
+                heapify(entries)
+                if not entries:
+                    del self._in_order[name]
 
     def _shown(self) -> Iterator[WaitingRecord]:
         return (row.pod for row in self._pods.values() if row.pod is not None)

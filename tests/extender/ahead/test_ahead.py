@@ -534,3 +534,13 @@ def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
     assert len(heap) <= 8
     world.state.ahead.serves("default-scheduler")
     assert world.ahead() == {"stays": "n1"}
+
+
+def test_nor_do_there_stay_queues_of_schedulers_whose_pods_are_gone(monkeypatch):
+    monkeypatch.setattr(schedulingqueue, "_SLACK", 4)
+    world = World("n1", served=())
+    for i in range(50):
+        pod = as_pod(world.create(f"p{i}", HALF, schedulerName=f"s{i}"))
+        world.state.remove_pod(pod)
+    with world.state.queue() as queue:
+        assert len(queue._in_order) <= 8

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from msgspec import structs
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import Load
@@ -331,6 +332,59 @@ def test_the_second_call_evicts_nobody_more(full):
     for name in victims:
         full.ends(name)
     assert full.preempt(wanted, n1=["a0", "b0", "a1", "b1"]) == {}
+
+
+def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_longer(full):
+    """kube-scheduler's deletions failed, say, or it ended before them."""
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    seen = as_seen(wanted, "7", "n1")
+    full.clock.advance(2)
+    assert full.preempt(seen, n1=["a0", "a1"]) == {}, "the watch may be behind"
+    full.state.touch_due()
+    full.clock.advance(3)
+    assert full.state.touch_due() == "n1", "it is tried again"
+    assert full.preempt(seen, n1=["a0", "a1"]) == {"n1": victims}
+    full.clock.advance(61)
+    full.state.tick()
+    full.gone(victims[0])
+    full.gone(victims[1])
+    assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
+
+
+def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node_for_long(two):
+    wanted = two.wants("p")
+    victims = two.preempt(wanted, **YOUNGEST)
+    two.nominate(wanted, "n1")
+    for name in victims["n1"]:
+        two.ends(name)
+    seen = as_seen(wanted, "7", "n1")
+    two.clock.advance(30)
+    two.state.tick()
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}
+    two.state.touch_due()
+    two.clock.advance(30)
+    two.state.tick()
+    assert two.state.touch_due() is not None
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
+
+
+def test_cards_are_kept_while_a_victim_without_cards_ends():
+    world = World(cpu=4000)
+    key, record = other("plain", "3")
+    world.state.set_other(key, record)
+    wanted = with_cpu(world.wants("p", 1000), "3")
+    assert world.preempt(wanted, n1=["plain"]) == {"n1": ["plain"]}
+    world.nominate(wanted, "n1")
+    world.state.set_other(key, structs.replace(record, going=True))
+    world.clock.advance(61)
+    world.state.tick()
+    assert world.state._reservations.nominations.get("uid-p") is not None
+    world.state.remove_other(key)
+    world.clock.advance(61)
+    world.state.tick()
+    assert world.state._reservations.nominations.get("uid-p") is None
 
 
 def test_two_pods_get_two_cards(full):
@@ -667,7 +721,7 @@ class Scene:
         self.world = World()
         self.world.runs("a", HALF, 0)
         self.world.runs("b", HALF, 1)
-        self.wanted = self.world.wants("p", **more)
+        self.wanted = self.world.tell(self.world.wants("p", **more))
         self.api, self.events, self.leads = self.world.api, Events(), True
         self.api.before(self._only_of_its_uid, "create", times=math.inf)
         self._fresh = self.api.follow(paths.pods())
@@ -704,6 +758,12 @@ def test_one_pod_goes_once_and_both_are_told(scene):
     scene.rounds(5)
     assert len(scene.evicted()) == 1
     assert sorted(scene.events.told) == [(scene.evicted()[0], "Preempted"), ("p", "Preempting")]
+
+
+def test_nobody_goes_for_a_pod_that_was_deleted_while_filter_answered_for_it(scene):
+    scene.world.state.remove_pod(as_pod(scene.wanted))
+    scene.rounds(5)
+    assert scene.evicted() == []
 
 
 def test_the_freed_card_goes_to_who_it_was_freed_for(scene):
@@ -914,7 +974,7 @@ def test_nobody_goes_whom_budgets_protect_until_one_is_removed(scene):
 
 
 def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends(scene):
-    for wanted in (scene.wanted, scene.world.wants("q")):
+    for wanted in (scene.wanted, scene.world.tell(scene.world.wants("q"))):
         assert scene.world.filter(wanted) == []
     scene.world.clock.advance(4.0)
     evictions = [scene.world.state.preemption.next_eviction() for _ in range(2)]
