@@ -45,23 +45,23 @@ class Reserve:
         self._nodes: frozenset[str] = frozenset()  # as the last turn has chosen them
         self._since = 0.0
         self._now = 0.0  # of the last turn
-        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, all nodes that were ever offered
-        self._last: dict[tuple[str, str], frozenset[str]] = {}
+        self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape, all nodes that were ever offered
         self._looked: dict[str, _Look] = {}  # by gang
         self._rests: dict[str, float] = {}  # until when, by namespace
         self._kept: dict[str, _Kept] = {}  # by namespace
         self._draft: _Draft | None = None  # of the look that the next turn goes on with
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
-        """kube-scheduler offers these nodes for members of the shape."""
-        if self._last.get((key, shape)) is not nodes:
-            self._last[key, shape] = nodes
-            self._offers.setdefault(key, {}).setdefault(shape, set()).update(nodes)
+        """kube-scheduler offers these nodes for members of the shape. Equal offers should be one object: they may be
+        thousands of nodes, and are kept for each shape.
+        """
+        offers = self._offers.setdefault(key, {})
+        before = offers.get(shape, nodes)
+        offers[shape] = before if before is nodes or nodes <= before else before | nodes
 
     def drop(self, key: str) -> None:
-        """The gang is no more."""
-        for shape in self._offers.pop(key, {}):
-            del self._last[key, shape]
+        """The gang is no more, or runs."""
+        self._offers.pop(key, None)
         self._looked.pop(key, None)
         if self._gang is not None and self._gang.key == key:
             self._end()

@@ -149,10 +149,10 @@ class Nominations:
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
             nomination.since, nomination.until = now, now + _KEEP_SECONDS
 
-    def drop(self, uid: str) -> None:
-        """The pod is bound or gone, or what is kept for it is given up."""
-        self._of.pop(uid, None)
+    def drop(self, uid: str) -> bool:
+        """The pod is bound or gone, or what is kept for it is given up. Returns whether something was kept."""
         self._over.pop(uid, None)
+        return self._of.pop(uid, None) is not None
 
     def forget(self) -> None:
         """Another extender decides from now on, or has decided until now: only what statuses of pods say counts."""

@@ -315,7 +315,7 @@ class Reservations:
         A pod without an assignment asks for no card, or somebody else has bound it. If it is on the node that we had
         chosen, it may be our Binding with annotations that cannot be read: then what we know of it goes on counting.
         """
-        self.nominations.drop(pod.uid)
+        self._drop_nomination(pod.uid)
         before = self._of.get(pod.uid)
         if pod.assignment is None:
             elsewhere = before is not None and (before.node != pod.node or before.holding is None)
@@ -328,7 +328,7 @@ class Reservations:
 
     def left(self, uid: str, *, ended: bool) -> None:
         """The pod object is gone. What it held ends with its containers, not with the object; `ended`: they have."""
-        self.nominations.drop(uid)
+        self._drop_nomination(uid)
         one = self._of.get(uid)
         if one is None:
             return
@@ -484,6 +484,11 @@ class Reservations:
         self._room.plan(uid, Placed(one.node, one.load) if one is not None and one.load is not None else None)
         for report in (Report(uid, node) for node in self._reports.held().get(uid, ())):
             self._room.hold(stray_uid(report), self.stray(report), seen=seen)
+
+    def _drop_nomination(self, uid: str) -> None:
+        """kube-scheduler sees why, and may have tried pods again before us."""
+        if self.nominations.drop(uid):
+            self._room.free(seen=True)
 
     def _leave_gang(self, one: Reservation) -> None:
         if one.gang:

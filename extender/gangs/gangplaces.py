@@ -73,7 +73,7 @@ class GangPlaces:
         return bool(self._of(gang).offers)
 
     def drop(self, key: str) -> None:
-        """The gang is gone."""
+        """The gang is gone, or runs."""
         self._known.pop(key, None)
         self._reserve.drop(key)
 

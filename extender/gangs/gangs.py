@@ -85,6 +85,8 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
+        if gang.ran > was_running:
+            self._places.drop(key)
         # kube-scheduler may have known of it before us.
         came_late = before is None and self._queue.is_unschedulable(member.uid)
         if gang.complete > was_complete or gang.ran > was_running or came_late:

@@ -223,3 +223,16 @@ def test_a_gang_that_did_not_fit_is_planned_again_when_a_smaller_pod_has_taken_t
     world.create(member("a2", "g", 2, created=2, gpu_mem=P100))
     world.run(2)
     assert world.phase() == "Running"
+
+
+def test_the_nodes_that_a_gang_was_offered_are_kept_once_and_not_when_it_runs():
+    world = World({"n1": 2, "n2": 2})
+    world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.create(*(member(f"h{i}", "h", 9, created=i, gpu_mem=P100) for i in range(9)))
+    world.run(1)
+    places = world.state.gangs._places
+    (offer,) = places._known["default/h"].offers.values()
+    (ever,) = places._reserve._offers["default/h"].values()
+    assert offer is ever
+    assert world.phase("g") == "Running"
+    assert set(places._known) == set(places._reserve._offers) == {"default/h"}

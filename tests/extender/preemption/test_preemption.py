@@ -370,6 +370,20 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node_for_lon
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
 
 
+def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_deleted(full):
+    """kube-scheduler has tried it again by then, but saw the deletion before the extender did."""
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    for name in victims:
+        full.gone(name)
+    full.clock.advance(10)
+    full.state.touch_due()
+    assert full.filter(full.wants("low", HALF, priority=LOW)) == []
+    full.state.remove_pod(as_pod(wanted))
+    assert full.state.touch_due() == "n1"
+
+
 def test_cards_are_kept_while_a_victim_without_cards_ends():
     world = World(cpu=4000)
     key, record = other("plain", "3")
