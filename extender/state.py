@@ -429,7 +429,7 @@ class State:
         with self._lock:
             self._cache.count_cards()
             nodes, self._bound_on = self._bound_on, set()
-            return {node for node in nodes if self._given_twice(node)}
+            return {node for node in nodes if self._overfull(node)}
 
     def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[PodRef]]:
         """The cards and devices of the node that are given out beyond what they have, with what they have (MiB, or 1);
@@ -439,7 +439,7 @@ class State:
             self._cache.count_cards()
             state = self._ledger.node(node)
             return (
-                self._given_twice(node),
+                self._overfull(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
                     PodRef(each.uid, each.namespace, each.name)
@@ -471,12 +471,9 @@ class State:
 
     # Everything below runs under the lock.
 
-    def _given_twice(self, node: str) -> dict[str, int]:
+    def _overfull(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
-        if state is None:
-            return {}
-        sizes = {card.uuid: int(card.mem) for i, card in enumerate(state.cards) if state.used[i] > card.mem}
-        return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
+        return state.overfull() if state is not None else {}
 
     def _is_on_its_way(self, pod: WaitingPod) -> bool:
         """Whether the node in the status is the one that filter has answered: kube-scheduler writes that one itself

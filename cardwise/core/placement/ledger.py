@@ -206,15 +206,8 @@ class Ledger:
 
     def violations(self) -> list[str]:
         """Violations of rule 1, for tests: cards that hold more than they have, devices that are held twice."""
-        found = []
-        for state in self.nodes():
-            for i, card in enumerate(state.cards):
-                if state.used[i] > card.mem:
-                    found.append(f"{state.name} card {card.index}: {state.used[i]} of {card.mem} MiB are held")
-            for uuid, holds in sorted(state.taken.items()):
-                if holds > 1:
-                    found.append(f"{state.name} device {uuid}: is given {holds} times")
-        return found
+        overfull = [(node.name, uuid, has) for node in self.nodes() for uuid, has in sorted(node.overfull().items())]
+        return [f"{name}: {uuid} is given beyond the {has} that it has" for name, uuid, has in overfull]
 
     def _undo_to(self, uid: str, before: Holding | None, gone: FormerKinds) -> Undo:
         def undo() -> None:

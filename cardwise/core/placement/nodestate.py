@@ -153,6 +153,11 @@ class NodeState:
         """Whether a pod could get this device of the node now."""
         return devices.is_free(device, self.taken)
 
+    def overfull(self) -> dict[str, int]:
+        """The cards and devices that are given out beyond what they have, by UUID, and what they have: MiB, or 1."""
+        found = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
+        return found | {uuid: 1 for uuid, holds in self.taken.items() if holds > 1}
+
     def copy(self) -> "NodeState":
         """With counts of its own."""
         twin = NodeState(
