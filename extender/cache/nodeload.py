@@ -16,6 +16,8 @@ _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say wh
 # report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
 STEADY: Final = 3.0
 
+_AWAY: Final = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"})  # taints of nodes
+
 
 class NodeLoads:
     """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound one."""
@@ -130,6 +132,11 @@ class NodeLoads:
         """Whether pods may be put on it."""
         record = self._nodes.get(node)
         return record is not None and record.open and self.offers(node)
+
+    def is_lost(self, node: str) -> bool:
+        """Whether pods cannot be put on it before somebody mends it: it is gone, closed, or its kubelet is away."""
+        record = self._nodes.get(node)
+        return record is None or not record.open or any(taint.key in _AWAY for taint in record.ground.taints)
 
     def offers(self, node: str) -> bool:
         """Whether the node has slots for shares, as far as is known, and for `STEADY` seconds if it had none before."""

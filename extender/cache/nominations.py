@@ -68,6 +68,7 @@ class Nomination:
     until: float
     places: dict[str, NominatedPlace] = field(default_factory=dict)
     told: str = ""
+    ours: bool = False
 
 
 class Nominations:
@@ -126,11 +127,12 @@ class Nominations:
         before = self._of.get(claimant.uid)
         told = before.told if before is not None and before.told in places else ""
         self._over.pop(claimant.uid, None)
-        self._of[claimant.uid] = Nomination(claimant, now, now + _NAMING_SECONDS, dict(places), told)
+        until = now + (_KEEP_SECONDS if told else _NAMING_SECONDS)
+        self._of[claimant.uid] = Nomination(claimant, now, until, dict(places), told)
 
     def decided(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """The extender itself has chosen the node."""
-        self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node)
+        self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
 
     def heard(self, claimant: WaitingPod, now: float) -> None:
         """The pod waits, and its status names the node where it is nominated, or none.
@@ -149,16 +151,19 @@ class Nominations:
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
             nomination.since, nomination.until = now, now + _KEEP_SECONDS
 
-    def drop(self, uid: str) -> bool:
-        """The pod is bound or gone, or what is kept for it is given up. Returns whether something was kept."""
+    def drop(self, uid: str) -> Nomination | None:
+        """The pod is bound or gone, or what is kept for it is given up. Returns what there was."""
         self._over.pop(uid, None)
-        return self._of.pop(uid, None) is not None
+        return self._of.pop(uid, None)
 
     def forget(self) -> None:
         """Another extender decides from now on, or has decided until now: only what statuses of pods say counts."""
         for uid, nomination in list(self._of.items()):
             if nomination.told:
-                nomination.places = {nomination.told: NominatedPlace()}
+                place = nomination.places.get(nomination.told, NominatedPlace())
+                going = {one.uid for _, one in self._loads.on(nomination.told) if one.going}
+                victims = tuple(uid for uid in place.victims if uid in going)
+                nomination.places = {nomination.told: NominatedPlace(victims=victims)}
             else:
                 del self._of[uid]
 
@@ -166,6 +171,8 @@ class Nominations:
         """Ends nominations whose time is over; it begins when the last victim is gone. Returns whether any ended."""
         ended = False
         for uid, nomination in list(self._of.items()):
+            if nomination.told:
+                self._learn(nomination, now)
             if nomination.told and any(self._awaited(nomination, node, now) for node in nomination.places):
                 nomination.until = now + _KEEP_SECONDS
             elif now >= nomination.until:
@@ -175,22 +182,17 @@ class Nominations:
                 ended = True
         return ended
 
-    def waits(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
+    def waits(self, uid: str, node: str, now: float) -> tuple[frozenset[str], float] | None:
         """The victims on the node for which it is enough that the pod waits, and when that is to be asked again. None:
-        it does not wait there. `offered`: whether kube-scheduler has offered the node.
+        the node is lost.
 
         kube-scheduler deletes the victims right after the answer. Those that are not being deleted after a while stay.
-        It offers the node as long as it can be had: a node that is not offered for long is lost.
         """
-        nomination = self._of[uid]
-        going = nomination.since + _GOING_SECONDS
-        lost = nomination.since + (math.inf if offered else _KEEP_SECONDS)
-        if now >= lost:
+        if self._loads.is_lost(node):
             return None
-        victims = frozenset(nomination.places[node].victims)
-        if now < going:
-            return victims, going
-        return victims - self._staying(node), lost
+        nomination = self._of[uid]
+        victims, going = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
+        return (victims, going) if now < going else (victims - self._staying(node), math.inf)
 
     def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
@@ -243,6 +245,19 @@ class Nominations:
             yield
         finally:
             self._of, self._over = before, over
+
+    def _learn(self, nomination: Nomination, now: float) -> None:
+        """What follows from the node in the pod's status. If another extender has answered, the victims are not known:
+        they are among those that were being deleted then.
+        """
+        node, early = nomination.told, now < nomination.since + _NAMING_SECONDS
+        place = nomination.places.get(node, NominatedPlace())
+        if early and not place.victims:
+            less = nomination.claimant.request.priority
+            going = (one.uid for _, one in self._loads.on(node) if one.going and one.priority < less)
+            nomination.places = nomination.places | {node: replace(place, victims=tuple(going))}
+        elif not early and len(nomination.places) > 1:
+            nomination.places = {node: place}  # it was answered again, and kube-scheduler has named the same node again
 
     def _stay(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node, and none of them is being deleted."""

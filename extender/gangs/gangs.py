@@ -524,8 +524,10 @@ class Gangs:
         """A PodGroup of the gang has changed."""
         gang = self._gangs.get(key)
         if gang is not None:
-            was_complete = gang.complete
+            was_complete, was_running = gang.complete, gang.ran
             self._regroup(gang)
+            if gang.ran > was_running:
+                self._places.drop(key)
             if gang.complete > was_complete:
                 self._queue.move_all()
 

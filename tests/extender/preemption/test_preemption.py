@@ -11,6 +11,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import budgets
+from cardwise.kube.pods.nodeconstraints import Ground, Taint
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
@@ -353,21 +354,69 @@ def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_
     assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
 
 
-def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node_for_long(two):
+@pytest.mark.parametrize("lost", ["unreachable", "cordoned", "gone"])
+def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lost):
     wanted = two.wants("p")
     victims = two.preempt(wanted, **YOUNGEST)
     two.nominate(wanted, "n1")
     for name in victims["n1"]:
         two.ends(name)
     seen = as_seen(wanted, "7", "n1")
-    two.clock.advance(30)
-    two.state.tick()
-    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}
-    two.state.touch_due()
-    two.clock.advance(30)
-    two.state.tick()
-    assert two.state.touch_due() is not None
+    for _ in range(10):
+        two.clock.advance(20)
+        two.state.tick()
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}, "they take their time"
+    taints = (Taint("node.kubernetes.io/unreachable", "", "NoSchedule"),)
+    if lost == "gone":
+        two.state.remove_node("n1")
+    else:
+        ground = Ground(taints=taints) if lost == "unreachable" else Ground()
+        two.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), open=lost == "unreachable", ground=ground))
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
+
+
+def test_who_is_answered_again_and_named_the_same_node_has_nothing_kept_elsewhere(two):
+    wanted = two.wants("p")
+    two.preempt(wanted, **YOUNGEST)
+    two.nominate(wanted, "n1")
+    two.clock.advance(6)
+    assert set(two.preempt(as_seen(wanted, "7", "n1"), **YOUNGEST)) == {"n1", "n2"}
+    two.clock.advance(6)
+    two.state.tick()
+    assert len(two.preempt(two.wants("q"), n2=YOUNGEST["n2"])["n2"]) == 2
+    assert two.state._reservations.nominations.node("uid-p") == "n1"
+
+
+def test_a_new_leader_keeps_cards_until_the_victims_of_the_former_one_are_gone(full):
+    """It knows the nomination from the pod's status."""
+    wanted = full.wants("p")
+    for name in ("a0", "b0"):
+        full.ends(name)
+    full.nominate(wanted, "n1")
+    for _ in range(10):
+        full.clock.advance(20 if _ else 1)
+        full.state.tick()
+    full.state.forget_plans()
+    full.gone("a0")
+    full.gone("b0")
+    assert full.filter(full.wants("low", priority=LOW)) == []
+    full.clock.advance(61)
+    full.state.tick()
+    assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
+
+
+def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    for name in victims:
+        full.gone(name)
+    assert full.filter(full.wants("low", HALF, priority=LOW)) == []
+    full.clock.advance(5)
+    full.state.touch_due()
+    freed = full.state._cache.room.freed
+    full.runs("p", P100, int(victims[0][1]), priority=HIGH)
+    assert full.state._cache.room.freed == freed
 
 
 def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_deleted(full):
@@ -772,6 +821,18 @@ def test_one_pod_goes_once_and_both_are_told(scene):
     scene.rounds(5)
     assert len(scene.evicted()) == 1
     assert sorted(scene.events.told) == [(scene.evicted()[0], "Preempted"), ("p", "Preempting")]
+
+
+def test_who_could_have_the_card_is_tried_again_when_the_pod_that_it_was_freed_for_is_deleted(scene):
+    """kube-scheduler knows nothing of what is kept for it."""
+    scene.rounds(2)
+    scene.world.gone(scene.evicted()[0])
+    assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
+    scene.world.clock.advance(15)
+    scene.world.state.touch_due()
+    scene.world.state.remove_pod(as_pod(scene.wanted))
+    scene.world.clock.advance(2)
+    assert scene.world.state.touch_due() == "n1"
 
 
 def test_nobody_goes_for_a_pod_that_was_deleted_while_filter_answered_for_it(scene):
