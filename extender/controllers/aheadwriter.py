@@ -4,6 +4,7 @@ One thread decides, several write. A write that comes too late does no harm: it 
 never replaces a node that kube-scheduler has named meanwhile.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -45,6 +46,7 @@ class AheadWriter:
         self._clock = clock
         self._pace = Pace()
         self._not_before = float("-inf")
+        self._lock = threading.Lock()  # of what threads note of failed writes
         self._resting: dict[str, float] = {}  # until when, by namespace
         self._failed = 0  # writes, since the last that did not
         self._pool: ThreadPoolExecutor | None = None
@@ -54,17 +56,18 @@ class AheadWriter:
         if self._clock.now() < self._not_before or not self._active():
             return
         now = self._clock.now()
-        self._resting = {namespace: until for namespace, until in self._resting.items() if until > now}
-        resting = frozenset(self._resting)
+        with self._lock:
+            self._resting = {namespace: until for namespace, until in self._resting.items() if until > now}
+            resting = frozenset(self._resting)
         for stale in self._ahead.stale():
-            self._threads().submit(self.take_back, stale)
+            self._threads().submit(_logged, self.take_back, stale)
         for _ in range(_AT_ONCE):
             if not self._pace.ready(self._clock.now(), _RATE):
                 return
             again, nominee = self._ahead.decide(resting)
             if nominee is not None:
                 self._pace.spend()
-                self._threads().submit(self.write, nominee)
+                self._threads().submit(_logged, self.write, nominee)
             if not again:
                 return
 
@@ -117,11 +120,12 @@ class AheadWriter:
         self._failed = 0
 
     def _rest(self, what: str, pod: PodRef, error: errors.KubeError) -> None:
-        self._resting[pod.namespace] = self._clock.now() + _PAUSE
-        self._failed += 1
-        if self._failed >= _IN_A_ROW:
-            self._failed = 0
-            self._not_before = self._clock.now() + _PAUSE
+        with self._lock:
+            self._resting[pod.namespace] = self._clock.now() + _PAUSE
+            self._failed += 1
+            if self._failed >= _IN_A_ROW:
+                self._failed = 0
+                self._not_before = self._clock.now() + _PAUSE
         _log.warning(what, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -129,6 +133,14 @@ class AheadWriter:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominating")
         return self._pool
+
+
+def _logged(do: Callable[[Nominee], None], nominee: Nominee) -> None:
+    """Nobody reads what a thread raises."""
+    try:
+        do(nominee)
+    except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
+        _log.exception("a nominated node could not be written", pod=nominee.pod.pod, uid=nominee.pod.uid)
 
 
 def _is_ours(pod: Mapping[str, Any], node: str) -> bool:

@@ -37,6 +37,7 @@ _CALM_AFTER = 1.0  # seconds without a change in the ledger
 _STORM = 4.0  # writes a second
 _STORM_NODES = 5  # changed nodes in one look (there are four looks a second): more than any rate keeps up with
 _STORM_SECONDS = 1.0  # a storm is over when no look has found so many for this long
+_STORM_LASTS = 30.0  # seconds; pods that come for longer come every day: what waits is written within as long
 _TOGETHER = 8  # nodes counted under one lock: half a millisecond
 _NAMESPACES_TOGETHER = 200
 _MOST_NODES = 1000  # counted in one step
@@ -86,7 +87,7 @@ class StatusWriter:
         self._tally = ClassSums()
         self._schedule = Schedule(_GAPS)
         self._pace = Pace()
-        self._storm_until = float("-inf")
+        self._storm_since = self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())
         self._audited = clock.now()
@@ -114,6 +115,8 @@ class StatusWriter:
         if changed:
             self._changed_at = now
         if len(changed) >= _STORM_NODES:
+            if now >= self._storm_until:
+                self._storm_since = now
             self._storm_until = now + _STORM_SECONDS
         for some in (changed, self._seen.cards.changed(), self._to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
@@ -202,7 +205,8 @@ class StatusWriter:
     def _rate(self, now: float) -> float:
         """Writes a second that are allowed now."""
         if now < self._storm_until:
-            return _STORM
+            lasts = now - self._storm_since >= _STORM_LASTS
+            return min(_BUSY, max(_STORM, len(self._schedule) / _STORM_LASTS)) if lasts else _STORM
         return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
 
     def _bring(self, key: Key) -> None:

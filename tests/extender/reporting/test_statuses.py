@@ -329,6 +329,19 @@ def test_while_pods_come_by_the_hundred_few_statuses_are_written_and_all_of_them
             assert world.status(er_path(f"GPU-{i}-{j}"))["allocated"]["memoryMiB"] in (10, 20)
 
 
+def test_where_pods_come_and_go_all_the_time_no_status_stays_behind(world):
+    cards = [f"GPU-{i}" for i in range(300)]
+    for i, uuid in enumerate(cards):
+        world.node(f"n{i}", card(uuid))
+    world.run(10)
+    for number in range(420):  # 105 s, in which each node changes once in 15 s
+        for i in range(number % 60 * 5, number % 60 * 5 + 5):
+            world.state.ledger.release(f"p{i}")
+            world.hold(f"p{i}", f"n{i}", ("0", cards[i], 1 + number, 0))
+        world.run(0.25)
+    assert world.writer.check.counts()["status"] == 0
+
+
 def test_somebodys_edit_is_repaired(world):
     world.node("n1", card("GPU-A"))
     world.api.put(CLASSES, class_object("k80"))
