@@ -52,6 +52,10 @@ class CardSums:
             found = known[key] = (resource_class, _sum(resource_class, cards(), self._kept_back))
         return found[1]
 
+    def of_unknown(self, resource_class: ResourceClass, cards: Mapping[str, CardFacts]) -> CardSizes:
+        """The same of a class that is only asked about; not remembered, for anybody may ask about any."""
+        return _sum(resource_class, cards, self._kept_back)
+
     def on(
         self, nodes: Collection[str], resource_class: ResourceClass | None, cards: Mapping[str, CardFacts]
     ) -> CardSizes:

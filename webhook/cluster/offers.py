@@ -52,8 +52,11 @@ class Offers:
     def unmatched(self, selector: Mapping[str, str]) -> tuple[str, ...]:
         """The entries of a node selector, as `key=value`, that leave no node with cards: one alone, or all together.
 
-        Empty where a node is left, or where no node has cards.
+        Empty where a node is left, where no node has cards, and where there is more to compare than can be tried on
+        each node while somebody waits.
         """
+        if len(selector) > _MOST_CONDITIONS:
+            return ()
         with self._lock:
             nodes = list(self._labels.values())
         if not nodes or any(_matches(labels, selector.items()) for labels in nodes):

@@ -6,7 +6,7 @@ threads wait, by posting pods.
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -83,8 +83,17 @@ class FreshList:
         return {item["metadata"]["name"]: item for item in items}
 
 
+class _Meta(Struct, rename="camel"):
+    """No more than is looked at: what a tenant writes into `managedFields` would take many times its size."""
+
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
 class _Pod(Struct):
-    metadata: dict[str, Any]
+    metadata: _Meta
 
 
 _decode = bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
@@ -138,13 +147,13 @@ class GangNumbers:
         except (errors.KubeError, msgspec.DecodeError) as error:
             _log.warning("a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error))
             return {}
-        living = (pod.metadata for pod in pods if not pod.metadata.get("deletionTimestamp"))
-        return {metadata["name"]: number for metadata in living if (number := _number(metadata)) is not None}
+        living = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
+        return {meta.name: number for meta in living if (number := _number(meta)) is not None}
 
 
-def _number(metadata: dict[str, Any]) -> int | None:
+def _number(meta: _Meta) -> int | None:
     try:
-        said = gangs.membership({"metadata": metadata})
+        said = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
     except InvalidRequest:
         return None  # made while nobody checked
     return said.minimum if said is not None else None

@@ -121,6 +121,8 @@ class ClusterView:
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
             return self._sums.on(nodes, resource_class, self._cards_known.store.snapshot())
+        if resource_class is not None and self._classes_known.store.get(resource_class.name) != resource_class:
+            return self._sums.of_unknown(resource_class, self._cards_known.store.snapshot())
         return self._sums.of(resource_class, self._cards_known.store.snapshot)
 
     def selects(self, resource_class: ResourceClass) -> bool:

@@ -85,7 +85,7 @@ def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
     if known.share is None:
         return {}
     try:
-        count = quantity.count(limits[asked])
+        count = quantity.count(limits[asked], most=request.MOST_CARDS)
     except InvalidQuantity:
         return {}
     # With the slot, reading the request takes the count for that of shares, not of cards.

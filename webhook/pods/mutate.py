@@ -20,6 +20,7 @@ from webhook.templates import containers
 DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
 # Ours in limits and requests, but not for users to write.
 INTERNAL: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
+_MOST_MEANT: Final = 8  # annotations that are compared with those that users write
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 _COPY_MARKS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 _SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -81,13 +82,16 @@ def mutate(
         spec = tolerations.with_all(spec, tolerated)
         if runtime_class and not spec.get("runtimeClassName"):
             spec["runtimeClassName"] = runtime_class
-    if (
-        scheduler
-        and (asked is not None or in_gang)
-        and (spec.get("schedulerName") or DEFAULT_SCHEDULER) == DEFAULT_SCHEDULER
-    ):
-        spec["schedulerName"] = scheduler
-    return Mutation(pod | {"metadata": metadata, "spec": spec}, tuple(warnings))
+    made = pod | {"metadata": metadata, "spec": spec}
+    return Mutation(scheduled(made, scheduler) if asked is not None or in_gang else made, tuple(warnings))
+
+
+def scheduled(pod: Json, scheduler: str) -> Json:
+    """The pod for this scheduler, if it names none; "": as it is."""
+    spec = pod.get("spec") or {}
+    if not scheduler or (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
+        return pod
+    return pod | {"spec": spec | {"schedulerName": scheduler}}
 
 
 def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
@@ -121,7 +125,8 @@ def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: 
     # The classes of devices have been noted before the request was read, which needs them.
     ours = {names.DEVICE_CLASSES, *split}
     stripped = [key for key in before if names.is_placement_annotation(key) and key not in ours]
-    meant = {key: near for key in stripped if (near := lookalikes.annotation(key))}
+    # Each is compared with all that there are.
+    meant = {key: near for key in sorted(stripped)[:_MOST_MEANT] if (near := lookalikes.annotation(key))}
     warnings += [f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(meant.items())]
     if written := sorted(set(stripped) - meant.keys()):
         warnings.append(f"metadata.annotations: removed {wording.few(written, 3)}, which only Cardwise writes")

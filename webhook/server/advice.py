@@ -17,6 +17,7 @@ from webhook.templates import containers
 from webhook.templates.spellings import is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
+_MOST_TOLD: Final = 8  # names of resources that nobody offers
 _FEW: Final = 4  # keys of a node selector in one warning
 
 
@@ -29,6 +30,8 @@ def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[st
             for name, amount in amounts.items():
                 if name in told or name in there or _is_known(name) or is_zero(amount):
                     continue
+                if len(told) >= _MOST_TOLD:  # each is compared with all that there are
+                    return tuple(told.values())
                 near = lookalikes.meant(name, (*sorted(there), *classes))
                 remedy = f"did you mean {near}?" if near else "the pod waits until one does"
                 told[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"

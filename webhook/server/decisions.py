@@ -242,7 +242,10 @@ def _rewritten(
     asked = request.parse(pod)
     native: tuple[str, ...] = ()
     if gang is None and asked is not None:
-        gang, native = gangs.native(pod, settings.gang_schedulers, view.podgroups)
+        coming = mutate.scheduled(pod, settings.scheduler)
+        gang = gangs.of(coming, settings.gang_schedulers)
+        if gang is None:
+            gang, native = gangs.native(coming, settings.gang_schedulers, view.podgroups)
     if asked is not None and asked.containers:
         percent = SmPercent(given.sm_percent or settings.sm_percent)
         bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")

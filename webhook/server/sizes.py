@@ -23,7 +23,7 @@ MOST_ANNOTATION_BYTES: Final = 128 * 1024
 # The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
 MOST_IN_METADATA: Final = 512
 _OF_METADATA: Final = ("labels", "finalizers", "ownerReferences")
-MOST_LISTED: Final = 512  # entries of a list of the pod: schedulingGates, volumes, tolerations, …
+MOST_LISTED: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …
 MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
 MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
@@ -67,7 +67,7 @@ def _check_lists(template: Json, found: list[Container], path: str) -> None:
         listed = (template.get("metadata") or {}).get(field) or ()
         _check_count(f"{path}metadata.{field}", len(listed), MOST_IN_METADATA)
     for field, value in (template.get("spec") or {}).items():
-        if isinstance(value, list):
+        if isinstance(value, list | dict):
             _check_count(f"{path}spec.{field}", len(value), MOST_LISTED)
     together: Counter[str] = Counter()
     for container in found:

@@ -6,7 +6,7 @@ for nothing of ours), or `InvalidRequest` with the field and the remedy.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cardwise.core.api import mps, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
@@ -16,6 +16,8 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
+
+MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
 
 
 class Load(NamedTuple):
@@ -145,7 +147,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
     for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
         name, _, number = entry.partition("=")
         try:
-            counts[name] = quantity.count(number)
+            counts[name] = quantity.count(number, most=MOST_CARDS)
         except quantity.InvalidQuantity as error:
             field = f"metadata.annotations[{names.GPU_COUNTS}]"
             raise InvalidRequest(field, f"{entry!r}: {error.problem}", error.remedy) from error
@@ -286,6 +288,8 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         )
     if not counts and names.SHARE in limits:  # without it, the webhook has not been here
         cards = read_counts(annotations).get(c.spec.get("name", ""), 1)
+    if typed and cards > 1 and values[typed[0]] != cards:  # a ResourceQuota counts what stands there
+        raise InvalidRequest(f"{field}[{typed[0]}]", f"is not the number of cards, {cards}", f"write {cards}")
     for name, value, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
         if value % cards:
             low = value - value % cards
@@ -359,7 +363,7 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
             return quantity.memory(text)
         if name == names.GPU_CORE:
             return quantity.count(text, most=6400)
-        return quantity.count(text)
+        return quantity.count(text, most=MOST_CARDS)
     except quantity.InvalidQuantity as error:
         remedy = (
             f"write percent of a card, from 1 to {FULL_CORE}, times its cards"

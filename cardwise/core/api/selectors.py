@@ -21,6 +21,7 @@ _OPERATORS = (*_AMONG, *_PRESENT, *_COMPARE)
 _FIELDS = ("matchLabels", "matchExpressions")
 _EXPRESSION_FIELDS = ("key", "operator", "values")
 _NUMBERS_KEPT = 4096  # readings of label values: cards of one model repeat each other's
+_LONGEST = 64  # characters: no label value has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +180,13 @@ def _text(value: object, field: str) -> str:
     )
 
 
-@lru_cache(maxsize=_NUMBERS_KEPT)
 def _number(text: str) -> Fraction | None:
+    """None for what is no number. Long texts are none, and are not remembered."""
+    return _short_number(text) if len(text) <= _LONGEST else None
+
+
+@lru_cache(maxsize=_NUMBERS_KEPT)
+def _short_number(text: str) -> Fraction | None:
     try:
         return amounts.parse(text)
     except InvalidQuantity:

@@ -106,6 +106,20 @@ def both(limit, asked):
         (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
         (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2, or 1536 for 1.5Gi"),
         (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1"),
+        (pod(gpu_count=10**9), "limits[aliyun.com/gpu-count]", "whole number from 1 to 4096"),
+        (pod(gpu_mem=2**30, gpu_count=2**30), "limits[aliyun.com/gpu-count]", "to 4096"),
+        (pod(containers=[typed(10**9)]), "limits[cardwise.dev/nvidia.tesla.k80]", "to 4096"),
+        (pod(gpu_mem=8, share=1, annotations={names.GPU_COUNTS: f"main={10**9}"}), names.GPU_COUNTS, "to 4096"),
+        (
+            pod(containers=[typed(1, container(gpu_mem=80, gpu_count=8, share=1))]),
+            "limits[cardwise.dev/nvidia.tesla.k80]",
+            "is not the number of cards, 8; write 8",
+        ),
+        (
+            pod(containers=[typed(1, container(gpu_mem=80, share=1))], annotations={names.GPU_COUNTS: "main=8"}),
+            "limits[cardwise.dev/nvidia.tesla.k80]",
+            "write 8",
+        ),
         (pod(containers=[both("8138", "4069")]), "requests[aliyun.com/gpu-mem]", "in limits only"),
         (
             pod(containers=[{"name": "x", "resources": {"requests": {names.GPU_MEM: "1"}}}]),

@@ -44,6 +44,7 @@ def test_a_selector_is_judged_by_nodes_with_cards() -> None:
     assert found.unmatched({}) == found.unmatched({"zone": "a", "model": "k80"}) == ()
     assert found.unmatched({"zone": "c", "model": "k80"}) == ("zone=c",)
     assert found.unmatched({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
+    assert found.unmatched({f"key{i}": "x" for i in range(17)}) == (), "more than is compared while somebody waits"
     found.on_delete("n1", with_cards())
     found.on_delete("n2", with_cards())
     assert found.unmatched({"zone": "c"}) == (), "there may be no node at all yet"

@@ -1,5 +1,6 @@
 """What the webhook knows of the cluster, from lists and single reads."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -78,6 +79,11 @@ def test_cards_are_summed_by_class(world):
     assert view.cards() == CardSizes(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
     assert view.cards(view.resource_class("k80")) == K80S
     assert view.cards(view.resource_class("v100")) == CardSizes()
+    asked_about = classes.parse(resource_class("k80", model="Tesla P100"))
+    for one in (asked_about, dataclasses.replace(asked_about, name="any")):
+        assert view.cards(one) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
+    assert set(view._sums._known) <= {"", "k80", "v100"}, "anybody may ask about any class"
+    assert view.cards(view.resource_class("k80")) == K80S
     assert view.selects(of({"room": "cold", "hostname": "n2"}))
     assert not view.selects(of({"room": "hot"}))
 

@@ -238,6 +238,20 @@ def test_exempt_namespaces_have_no_gangs() -> None:
     assert mutated(pod(), "pods", Known(), settings) == pod()
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_pod_that_is_given_our_scheduler_is_in_the_gang_that_it_names_there(native: bool) -> None:
+    """Another scheduler with gangs of its own runs under the name of Kubernetes' default."""
+    settings = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
+    asked = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
+    if native:
+        asked["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
+    known = Known()
+    made = mutated(asked, "pods", known, settings)
+    assert made["spec"]["schedulerName"] == "ours"
+    assert core.joined(made) is not None
+    assert on_validate(made, "pods", known, settings).allowed
+
+
 _KEYS = [names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING, names.GANG]
 _GROUPS = st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(["2", "3", "a", "b"]))
 

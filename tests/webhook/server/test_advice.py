@@ -238,3 +238,8 @@ def test_what_is_no_template_or_too_large_is_let_through() -> None:
     assert advised(large, "deployments") == ()
     exempt = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     assert advised(asking(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()
+
+
+def test_of_thousands_of_names_a_few_are_told() -> None:
+    names_of = {f"aliyun.com__gpu_core.percenta{i:05}": "1" for i in range(3000)}
+    assert len(advised(asking(**names_of))) == 8

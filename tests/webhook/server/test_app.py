@@ -224,6 +224,8 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
         pytest.param({"spec": {"containers": [{"securityContext": {"runAsUser": "root"}}]}}, "runAsUser", id="of one"),
         pytest.param(build.pod(gpu_mem="9" * 5000), "limits", id="number of 5000 digits"),
         pytest.param(DEEP, "nested too deep", id="deep"),
+        pytest.param({"x": msgspec.Raw(b"[" + b"{}," * 200_000 + b"1]")}, "too many entries", id="of empty maps"),
+        pytest.param({"x": msgspec.Raw(b"[" + b"1," * 400_000 + b"1]")}, "too many entries", id="of numbers"),
     ],
 )
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/advise"])

@@ -50,6 +50,12 @@ def in_spec(field: str, count: int) -> Json:
     return made
 
 
+def of_selectors(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["spec"]["nodeSelector"] = {f"l{i}": "" for i in range(count)}
+    return made
+
+
 def of_labels(count: int) -> Json:
     made = pod("big", gpu_mem=8)
     made["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
@@ -85,6 +91,7 @@ SHAPES = pytest.mark.parametrize(
             "spec.containers[1].volumeMounts: more than",
         ),
         (partial(in_spec, "schedulingGates"), sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
+        (of_selectors, sizes.MOST_LISTED, "spec.nodeSelector: {} are too many"),
         (partial(in_spec, "tolerations"), sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
         (
             of_annotation_bytes,
