@@ -122,6 +122,7 @@ BIGGER_SHARE = (
             creates(amount("9" * 5000), By.WEBHOOK, "object is not shaped", "spec.containers[0].resources.limits"),
             creates(amount("0x10"), By.KUBERNETES, "quantities must match"),
             creates(amount(str(P100 + 1)), By.WEBHOOK, MEM, "more than the largest card has"),
+            creates(ours(gpu_count=10**9), By.WEBHOOK, f"limits[{names.GPU_COUNT}]", "from 1 to 4096"),
             creates(ours(gpu_core=101), By.WEBHOOK, f"limits[{names.GPU_CORE}]"),
             creates(ours(gpu_core=-1), By.WEBHOOK, f"limits[{names.GPU_CORE}]"),
         ],
@@ -172,8 +173,8 @@ BIGGER_SHARE = (
             creates(
                 ours(gpu_mem=30, share=1, annotations={names.GPU_COUNTS: "main=1e30"}),
                 By.WEBHOOK,
-                MEM,
-                "does not divide",
+                names.GPU_COUNTS,
+                "from 1 to 4096",
             )
         ],
     ),
