@@ -254,7 +254,7 @@ class Manager:
                 with self._lock:
                     del self._daemons[home]
                 with contextlib.suppress(OSError):
-                    (home / mps.READY).unlink(missing_ok=True)
+                    directories.withdraw(home)
         for home, unit in units.items():
             if home not in self._daemons:
                 daemon = self._make(unit)
@@ -329,7 +329,10 @@ class Manager:
         return not any(found.get(uuid, Demand()).shares for uuid in daemon.unit.uuids)
 
     def begin(self) -> None:
-        """Ends what a former manager left for cards that this one does not serve, and opens them again."""
+        """Ends what a former manager left in folders that this one does not serve, and opens their cards again.
+
+        Raises OSError.
+        """
         served = {unit.home for unit in units_of(self._settings, self._gpus.cards())}
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
@@ -338,6 +341,8 @@ class Manager:
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
+            # After a change of scope the card has another folder, but readers look into its own one first.
+            directories.withdraw(home)
             for problem in computemode.reopen(home, self._use):
                 _log.error("a card was left closed", problem=problem)
 

@@ -64,6 +64,12 @@ def share(home: Path) -> None:
         link.hardlink_to(socket)
 
 
+def withdraw(home: Path) -> None:
+    """Takes the state file and the clients' link from a folder that no daemon serves any more. Raises OSError."""
+    (home / mps.READY).unlink(missing_ok=True)
+    (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
+
+
 def write_status(home: Path, status: Status) -> None:
     """Raises OSError."""
     replacing.replace(home / mps.READY, mps.encode(status).encode())

@@ -3,6 +3,7 @@
 import shutil
 
 from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope
 from cardwise.core.values.quantity import MiB
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL, SERVER
@@ -83,6 +84,25 @@ def test_a_daemon_of_an_open_card_that_is_not_served_any_more_is_ended_too(pair)
     assert not left.alive()
     assert not any(server.alive() for server in servers)
     assert pair.mode(1) == "Default"
+
+
+def test_after_a_change_of_scope_only_folders_that_are_served_say_how_mps_is(pair):
+    """The state file of a card's own folder comes first: an old one would hold the node's daemon up for ever."""
+    pair.start()
+    pair.wait_ready(0)
+    pair.wait_ready(1)
+    own = pair.home(0)
+    pair.stop()
+    pair.start(scope=Scope.NODE)
+    pair.wait_ready(0)
+    pair.wait_ready(1)
+    whole = pair.home()
+    pair.crash()
+    pair.start(scope=Scope.CARD)
+    pair.wait_ready(0)
+    for name in (mps.READY, f"{mps.CLIENTS}/{mps.CONTROL}"):
+        assert (own / name).exists()
+        assert not (whole / name).exists()
 
 
 def test_a_daemon_that_sees_other_cards_is_replaced(node):
