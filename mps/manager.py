@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,8 @@ from mps.daemon.machine import DaemonPace
 from mps.daemon.termination import Terminations
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
-from mps.host.control import ControlError
-from mps.host.pods import Demand, PodView, demands, following, wanted_ceilings
+from mps.host.control import CommandRefused, ControlError
+from mps.host.pods import Demand, PodView, demands, following, indexed, wanted_ceilings
 from mps.host.processes import LOCAL, Host
 from mps.publication import Publication
 
@@ -207,22 +208,37 @@ class Manager:
         silent = self._clock.now() - self._turned
         return [f"the manager's thread has not come round for {silent:.0f} s"] if silent > _STUCK_SECONDS else []
 
-    def detach(self, pod_uid: str) -> int:
-        """Takes the pod's clients off their servers, after which they may be killed. How many there were."""
-        count = 0
+    def detach(self, pods: Sequence[PodView]) -> int:
+        """Takes the clients of ending pods off their servers, after which they may be killed. How many it took off.
+
+        A tenant can make the daemon of his card silent, and pods on other cards have only seconds left. So each daemon
+        is asked once for all pods, only if one of them has a share of its cards, and last if it is not ready.
+        """
         owners = self._owners()
-        for daemon in self.daemons():
-            if not daemon.running:
+        detached: Counter[str] = Counter()  # by the pod's UID
+        left: set[str] = set()  # UIDs of pods that may have a client still
+        for daemon in sorted(self.daemons(), key=lambda daemon: daemon.status.state is not MpsState.READY):
+            theirs = {pod.uid for pod in pods if _holds(pod, daemon.unit)}
+            if not theirs or not daemon.running:
                 continue
             try:
                 for client in daemon.clients():
                     owner = owners.of(self._host.memberships(client.pid))
-                    if owner is not None and owner.pod.uid == pod_uid:
+                    if owner is None or owner.pod.uid not in theirs:
+                        continue
+                    left.add(owner.pod.uid)
+                    with contextlib.suppress(CommandRefused):  # it has just ended, or is asked again in a second
                         daemon.detach(client, "pod")
-                        count += 1
+                        detached[owner.pod.uid] += 1
             except ControlError as error:
-                _log.warning("clients of an ending pod are not detached", card=daemon.unit.name, error=str(error))
-        return count
+                left |= theirs
+                _log.warning("clients of ending pods are not detached", card=daemon.unit.name, error=str(error))
+        for pod in pods:
+            if count := detached[pod.uid]:
+                _log.info("clients of an ending pod detached", pod=pod.pod, uid=pod.uid, clients=count)
+            if pod.uid not in left:
+                self._terminations.over(pod.uid)
+        return detached.total()
 
     def daemons(self) -> list[Daemon]:
         with self._lock:
@@ -307,15 +323,9 @@ class Manager:
     def _detach_ending(self) -> float:
         """Seconds until it is to be called again."""
         due, later = self._terminations.due(self.pods.all(), self._clock.wall().timestamp(), self._clock.now())
-        for pod in due:
-            self._detach_pod(pod)
+        if due:
+            self.detach(due)
         return min(_DETACH_AGAIN if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
-
-    def _detach_pod(self, pod: PodView) -> None:
-        if count := self.detach(pod.uid):
-            _log.info("clients of an ending pod detached", pod=pod.pod, uid=pod.uid, clients=count)
-        else:
-            self._terminations.over(pod.uid)
 
     def _demands(self) -> dict[str, Demand]:
         return demands(self.pods.all(), self._gpus.cards())
@@ -359,3 +369,9 @@ def units_of(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Daemon
         return []
     home = Path(mps.node_folder(str(settings.root)))
     return [DaemonUnit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]
+
+
+def _holds(pod: PodView, unit: DaemonUnit) -> bool:
+    """Whether the pod has a share of one of the unit's cards."""
+    by_index = indexed(unit.cards)
+    return any(share.uuid_by(by_index) in unit.uuids for share in pod.assignment.shares())

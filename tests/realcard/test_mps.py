@@ -172,7 +172,7 @@ def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machi
     ending, staying = busy(machine, 2, mib=1024)
     monkeypatch.setattr(cgroups, "of", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ())
     began = time.monotonic()
-    assert machine.manager.detach("uid-ending") == 1
+    assert machine.manager.detach(machine.manager.pods.all()) == 1
     assert ending.heard(30.0)["error"] == TERMINATED
     measured("terminate_client of a busy client, until it knows (s)", f"{time.monotonic() - began:.2f}")
     ending.kill()

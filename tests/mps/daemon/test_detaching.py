@@ -1,8 +1,11 @@
 """Clients of pods that end: detached before their grace is over, at once, or past their deadline."""
 
+import signal
 from datetime import timedelta
 
+from cardwise.core.api.mps import MpsState
 from cardwise.kube import paths
+from mps.host.control import CommandRefused, Control
 from tests.mps.hosts import FakeProcess
 from tests.mps.worlds import Node
 
@@ -17,8 +20,8 @@ def beside_another(node: Node, name: str) -> FakeProcess:
     return node.add_client(pod=name)
 
 
-def terminated(node: Node) -> list[str]:
-    file = node.log() / "terminated"
+def terminated(node: Node, index: int = 0) -> list[str]:
+    file = node.log(index) / "terminated"
     return file.read_text().split() if file.exists() else []
 
 
@@ -55,3 +58,69 @@ def test_clients_of_a_pod_that_is_past_its_deadline_are_detached(node):
     node.api.edit(paths.pods("default", "late"), status={"startTime": yesterday}, spec={"activeDeadlineSeconds": 60})
     node.pass_time(1.0)
     assert set(terminated(node)) == {str(mine.pid)}
+
+
+def test_a_client_that_has_just_ended_keeps_no_other_one_of_its_pod_on_the_server(node, monkeypatch):
+    gone, second = beside_another(node, "forced"), node.add_client(pod="forced")
+    terminate = Control.terminate
+
+    def not_found(control, client):
+        if client.pid == gone.pid:
+            raise CommandRefused(f"terminate_client {client.server} {client.pid}: not found")
+        terminate(control, client)
+
+    monkeypatch.setattr(Control, "terminate", not_found)
+    node.turn()
+    node.end("forced")
+    node.manager.turn()
+    assert terminated(node) == [str(second.pid)]
+    assert node.manager._terminations.vanished, "it is asked once more whether the first one is gone"
+    gone.kill()
+    node.manager.turn()
+    assert not node.manager._terminations.vanished
+
+
+def test_a_pod_whose_daemon_is_silent_for_a_moment_is_not_forgotten(node):
+    mine = beside_another(node, "forced")
+    node.turn()
+    daemon = node.daemon()
+    daemon.signal(signal.SIGSTOP)
+    node.end("forced")
+    node.manager.turn()
+    assert not terminated(node)
+    daemon.signal(signal.SIGCONT)
+    node.manager.turn()
+    assert terminated(node) == [str(mine.pid)]
+
+
+def test_a_frozen_daemon_takes_no_time_from_pods_on_other_cards(pair):
+    """Who has a card can keep its daemon silent, and others have seconds."""
+    pair.bind("ending", 1, 2048)
+    pair.start()
+    pair.wait_ready(1)
+    mine = pair.add_client(1, "ending")
+    pair.turn()
+    pair.daemon(0).signal(signal.SIGSTOP)
+    pair.end("ending")
+    began = pair.clock.now()
+    pair.manager.turn()
+    assert terminated(pair, 1) == [str(mine.pid)]
+    assert pair.clock.now() == began, "it was not asked"
+
+
+def test_one_that_does_not_answer_is_asked_last_and_once_however_many_pods_end_on_its_card(pair):
+    for name, index in (("first", 0), ("second", 0), ("ending", 1)):
+        pair.bind(name, index, 2048)
+    pair.start()
+    pair.wait_ready(0)
+    pair.wait_ready(1)
+    mine = pair.add_client(1, "ending")
+    pair.turn()
+    pair.daemon(0).signal(signal.SIGSTOP)
+    pair.until(lambda: pair.status(0).state is MpsState.DOWN)
+    for name in ("first", "second", "ending"):
+        pair.end(name)
+    waits = []
+    pair.clock.live = lambda: waits.append(terminated(pair, 1))
+    pair.manager.turn()
+    assert waits == [[str(mine.pid)]]
