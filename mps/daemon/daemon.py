@@ -286,7 +286,6 @@ class Daemon:
 
     def _ask(self) -> Result:
         self._control.servers()
-        directories.share(self.unit.home)
         self._ceilings.adopt()
         return OK
 
@@ -294,6 +293,8 @@ class Daemon:
         self._close()
         self._control.set_percentage(PERCENT)
         self._apply_ceilings()
+        # Not sooner: a client without a limit of its own would get the whole card. Every way to Ready comes by here.
+        directories.share(self.unit.home)
         self._probes = 0
         return OK
 

@@ -1,5 +1,6 @@
 """The settings that a manager keeps in its daemons, first of all the ceiling of a client's memory."""
 
+from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import ComputeMode
 from tests.mps.worlds import P100, uuid_of
@@ -59,3 +60,16 @@ def test_a_manager_that_does_not_know_the_pods_keeps_the_ceilings_that_there_are
     node.wait_ready(0, need=MiB(P100))
     node.pods.synced = True
     node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G", "once the pods are known")
+
+
+def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node):
+    """Until then a process without a limit of its own would get the whole card."""
+    link = node.home() / mps.CLIENTS / mps.CONTROL
+    node.bind("pod", 0, 8138)
+    node.start()
+    for _ in range(2):
+        node.until(link.exists)
+        assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
+        node.wait_ready(need=MiB(8138))
+        node.daemon().kill()
+        node.until(lambda: not link.exists())
