@@ -23,11 +23,12 @@ class Owners:
     """The pods of a node's processes. Pure."""
 
     def __init__(self, pods: Iterable[PodView]) -> None:
-        self._by_uid: dict[str, PodView] = {}
-        self._by_container: dict[str, PodView] = {}
-        for pod in pods:
-            self._by_uid[pod.cgroup_uid] = pod
-            self._by_container |= {one.runtime_id: pod for one in pod.containers if one.runtime_id}
+        pods = list(pods)
+        # Any user can write the mark of a mirror, with any UID: it never counts against the pod that has this UID. A
+        # static pod, whose mirror says its UID, has one that is no other pod's.
+        claimed = {pod.cgroup_uid: pod for pod in pods}
+        self._by_uid = claimed | {pod.uid: pod for pod in pods if pod.uid == pod.cgroup_uid}
+        self._by_container = {one.runtime_id: pod for pod in pods for one in pod.containers if one.runtime_id}
 
     def of(self, memberships: Sequence[CgroupMembership]) -> Owner | None:
         """The outermost pod that the cluster knows: a tenant may name groups within his own like another's."""

@@ -39,7 +39,8 @@ class PodView:
     """A pod. `ends`: when its grace period is over, in wall time, None while nobody deletes it; `grace` in seconds.
 
     `deadline`: when the kubelet ends it by itself, None: never; it then has `patience` seconds of grace, by its spec.
-    `cgroup_uid` is the UID that its cgroups are named by: a static pod has one of its own there.
+    `cgroup_uid` is the UID that its cgroups are named by: a static pod has one of its own there, which its mirror says.
+    Any user can write that mark of a mirror.
     """
 
     uid: str

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cardwise.core.api import names
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling
 from cardwise.kube import paths
@@ -17,7 +18,7 @@ from mps.audit.findings import PodGrant, Reason, Violation
 from mps.host.pods import ContainerView
 from mps.host.processes import SERVER
 from tests.mps import records
-from tests.mps.worlds import Node, uuid_of
+from tests.mps.worlds import NODE, Node, uuid_of
 
 SETTINGS = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512))
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
@@ -62,6 +63,17 @@ def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_n
     look(node)
     assert standing._value.get() == 0, "it is over"
     assert len(node.events.all) == 1
+
+
+def test_a_pod_that_calls_itself_the_mirror_of_another_hides_nothing_of_it(node, look):
+    """Whoever may create pods can write the mark of a mirror, with the UID of his own pod."""
+    node.bind("greedy", 0, 1000)
+    node.use(0, 9000, "greedy")
+    metadata = {"name": "later", "uid": "uid-later", "annotations": {names.MIRROR: "uid-greedy"}}
+    node.api.put("/api/v1/pods", {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}})
+    node.start(audit=SETTINGS)
+    look(node, 3)
+    assert node.events.told() == [("greedy", "MemoryOverrun", "Warning")]
 
 
 def test_a_framework_that_fills_its_share_without_mps_is_not_told_of(node, look):

@@ -37,3 +37,10 @@ def test_the_outermost_pod_that_is_known_owns_the_process(memberships, owner):
     assert (found.pod.uid if found else None) == owner
     if found and memberships[0].pod_uid == owner:
         assert found.container == memberships[0].container
+
+
+@pytest.mark.parametrize("claims_first", [True, False])
+def test_a_pod_that_calls_itself_the_mirror_of_another_owns_none_of_its_processes(claims_first):
+    pods = [of("forged", cgroup_uid="ours"), of("ours")]
+    found = Owners(pods if claims_first else pods[::-1]).of([CgroupMembership("ours", "x")])
+    assert found.pod.uid == "ours"
