@@ -1,5 +1,6 @@
 """A daemon's directory on the node: its permissions, so that every user's server works in it, and its files."""
 
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -46,9 +47,19 @@ def prepare(home: Path) -> None:
 
 
 def renew(home: Path) -> None:
-    """Makes the folder of pipes anew for the next daemon: nothing of the one before is in it. Raises OSError."""
+    """Empties the folder of pipes for the next daemon: nothing of the one before is in it. Raises OSError.
+
+    The folder itself stays. Share agents have a tmpfs mounted over it, and the kernel would take that away with the
+    folder: then they would see the files of the next daemon.
+    """
     (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
-    shutil.rmtree(home / mps.PIPE)
+    pipe = home / mps.PIPE
+    for entry in pipe.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+    os.chown(pipe, os.geteuid(), os.getegid())
     prepare(home)
 
 

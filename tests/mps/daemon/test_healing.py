@@ -144,16 +144,16 @@ def test_garbage_in_the_pipe_costs_at_most_a_restart(node, monkeypatch):
     assert node.ask("get_default_active_thread_percentage") == "100.0"
 
 
-def test_each_daemon_has_a_new_folder_for_its_pipes(node):
+def test_each_daemon_finds_its_folder_of_pipes_empty(node):
     node.start()
     node.wait_ready()
-    mounted, first = (node.home() / mps.CLIENTS).stat(), os.open(node.pipe(), os.O_PATH)
+    mounted, covered = (node.home() / mps.CLIENTS).stat(), os.open(node.pipe(), os.O_PATH)
     (node.pipe() / "control_lock").touch()
     node.daemon().kill()
     node.until(node.problem)
     node.wait_ready()
-    assert not os.path.samestat(os.fstat(first), node.pipe().stat())
-    os.close(first)
+    assert os.path.samestat(os.fstat(covered), node.pipe().stat()), "share agents have a mount on it"
+    os.close(covered)
     assert [entry.name for entry in node.pipe().iterdir()] == ["control"]
     assert [entry.name for entry in (node.home() / mps.CLIENTS).iterdir()] == ["control"]
     assert mpsnode.answers(node.home() / mps.CLIENTS)
