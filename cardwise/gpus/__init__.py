@@ -6,7 +6,7 @@ card's MPS takes a container.
 The modules:
 
     protocol   what cards there are, and how they are
-    nvml       cards of NVIDIA's driver
+    nvml       cards of NVIDIA's driver; `calls`: each of its calls in a thread, since it may never return
     simulated  cards of a YAML file
     faults     what is wrong with cards, and until when; `xids`: what an Xid error of the driver means
     chosen     the cards that an admin lets Cardwise share

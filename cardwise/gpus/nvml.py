@@ -2,14 +2,18 @@
 
 Health has two sources. Xid events say at once that a card failed. Probing says that it does not answer, and it is the
 only thing that can say that it is well again: `faults` knows when that is.
+
+A call on a card that has failed may never return. So each call on a card has a thread of its own (`calls`), and the
+threads that serve all cards never call one: a card that hangs must not hide what happens to the others.
 """
 
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 import structlog
@@ -17,6 +21,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import xids
+from cardwise.gpus.calls import Call
 from cardwise.gpus.faults import Faults, Marks
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
@@ -31,9 +36,18 @@ from cardwise.gpus.protocol import (
 
 _log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 _MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
+_START_SECONDS = 30.0  # without nvidia-persistenced a driver takes seconds for the first call on each card
+_ANSWER_SECONDS = 5.0
+_SILENT_SECONDS = 20.0  # without an answer until a card is unhealthy
+_HANGS = (
+    f"the card does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
+    "card or reboot the node if it stays so"
+)
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
@@ -52,7 +66,8 @@ class NvmlGpus:
         clock: Clock = SYSTEM,
     ) -> None:
         """`faults`: the file in which it is kept which cards need a reset. `on_failure` hears which thread met an
-        unforeseen error. Raises GpusUnavailable where there is no driver.
+        unforeseen error. A card that does not answer within `_START_SECONDS` comes later. Raises GpusUnavailable where
+        there is no driver.
         """
         try:
             pynvml.nvmlInit()
@@ -69,11 +84,15 @@ class NvmlGpus:
         self._handles: dict[str, Any] = {}
         self._cards: list[GpuCard] = []
         self._faults = Faults(faults, clock)
+        self._marks: dict[str, Marks] = {}  # at the last look
+        self._answered = dict.fromkeys(self._missing, clock.now())  # index -> when a look at it ended last
+        self._looks: dict[int, Call[None]] = {}  # the last of each index
+        self._given_up: dict[str, Call[Any]] = {}  # UUID -> a question that was not answered in time
         self._reasons: Mapping[str, str] = {}  # why cards take no new shares
         self._mig: set[str] = set()
         self._changed = threading.Event()
         self._closing = threading.Event()
-        self._look()
+        self._look(_START_SECONDS)
         self._changed.clear()
         self._threads = [
             threading.Thread(target=self._probe, name="nvml-probe", daemon=True),
@@ -102,24 +121,16 @@ class NvmlGpus:
         return changed and not self._closing.is_set()
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        with self._asking(uuid) as handle:
-            # EXCLUSIVE_THREAD, which drivers have not taken for years, is as closed as a card can be.
-            return _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), ComputeMode.PROHIBITED)
+        # EXCLUSIVE_THREAD, which drivers have not taken for years, is as closed as a card can be.
+        return _MODES.get(self._ask(uuid, pynvml.nvmlDeviceGetComputeMode), ComputeMode.PROHIBITED)
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         number = next(number for number, named in _MODES.items() if named is mode)
-        with self._asking(uuid) as handle:
-            pynvml.nvmlDeviceSetComputeMode(handle, number)
+        self._ask(uuid, lambda handle: pynvml.nvmlDeviceSetComputeMode(handle, number))
 
     def processes(self, uuid: str) -> list[GpuProcess]:
-        with self._asking(uuid) as handle:
-            found = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            # Which of the two lists has the clients of MPS is not said; a driver without the second has them in the
-            # first.
-            with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-                found += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
         used: dict[int, list[int]] = {}
-        for one in found:
+        for one in self._ask(uuid, _processes):
             told = [] if one.usedGpuMemory is None else [one.usedGpuMemory // _MIB]
             used.setdefault(one.pid, []).extend(told)
         return [GpuProcess(pid, MiB(max(mib)) if mib else None) for pid, mib in used.items()]
@@ -129,35 +140,48 @@ class NvmlGpus:
         self._changed.set()
         for thread in self._threads:
             self._clock.join(thread, 5.0)
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        # It may wait for a call that hangs.
+        Call(pynvml.nvmlShutdown, "nvml-shutdown", self._clock).over(5.0)
 
-    @contextlib.contextmanager
-    def _asking(self, uuid: str) -> Iterator[Any]:
+    def _ask(self, uuid: str, question: Callable[[Any], T]) -> T:
+        """The answer of the card with this UUID. Raises CardUnwilling, also when it does not answer in time.
+
+        While a question to the card hangs, no other is asked: each would take a thread that does not end.
+        """
         handle = self._known().get(uuid)
         if handle is None:
             raise CardUnwilling(f"card {uuid} is not on this machine")
+        with self._lock:
+            before = self._given_up.get(uuid)
+        call = Call(lambda: question(handle), "nvml-call", self._clock) if before is None or before.over() else before
+        if call is before or not call.over(_ANSWER_SECONDS):
+            with self._lock:
+                self._given_up[uuid] = call
+            raise CardUnwilling(f"card {uuid}: a call of NVML has not returned")
         try:
-            yield handle
+            return call.answer()
         except pynvml.NVMLError as error:
             raise CardUnwilling(f"card {uuid}: {error}") from error
 
-    def _find_missing(self) -> None:
-        """Enters the cards that answer. One that has fallen off the bus must not take the others down with it."""
-        for index, before in list(self._missing.items()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                card = _describe(index, handle, self._driver)
-            except pynvml.NVMLError as error:
-                if str(error) != before:
-                    _log.error("a card does not answer and is left out until it does", index=index, error=str(error))
-                self._missing[index] = str(error)
-                continue
+    def _find(self, index: int) -> None:
+        """Enters the card if it answers. One that has fallen off the bus must not take the others down with it."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            card = _describe(index, handle, self._driver)
+        except pynvml.NVMLError as error:
+            self._leave_out(index, str(error))
+            return
+        with self._lock:
             del self._missing[index]
-            with self._lock:
-                self._handles[card.uuid] = handle
-                self._cards = sorted([*self._cards, card], key=lambda card: card.index)
-            self._changed.set()
+            self._handles[card.uuid] = handle
+            self._cards = sorted([*self._cards, card], key=lambda card: card.index)
+        self._changed.set()
+
+    def _leave_out(self, index: int, why: str) -> None:
+        with self._lock:
+            before, self._missing[index] = self._missing[index], why
+        if why != before:
+            _log.error("a card does not answer and is left out until it does", index=index, error=why)
 
     def _probe(self) -> None:
         while not self._clock.wait(self._closing, _PROBE_SECONDS):
@@ -166,28 +190,63 @@ class NvmlGpus:
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
                 self._failed("nvml-probe")
 
-    def _look(self) -> None:
-        self._find_missing()
-        for uuid, handle in self._known().items():
+    def _look(self, patience: float = _PROBE_SECONDS) -> None:
+        """Looks at each card, but not at one where the last look has not ended. Waits for the looks that it began,
+        `patience` seconds at most.
+        """
+        began = []
+        for index in self._answered:
+            if index not in self._looks or self._looks[index].over():  # else each round would leave a thread behind
+                self._looks[index] = Call(partial(self._look_at, index), f"nvml-probe-{index}", self._clock)
+                began.append(self._looks[index])
+        until = self._clock.now() + patience
+        for look in began:
+            look.over(until - self._clock.now())
+        for index, look in self._looks.items():
+            if not look.over() and self._clock.now() - self._answered[index] >= _SILENT_SECONDS:
+                self._note_silent(index)
+
+    def _look_at(self, index: int) -> None:
+        """In a thread of its own, since each call may hang; none is made with the lock."""
+        try:
+            if index in self._missing:
+                self._find(index)
             with self._lock:
-                lasting = self._faults.lasting(uuid)
-            # The driver is asked without the lock: it may hang.
-            mig = _in_mig_mode(handle)
-            trouble = _trouble(handle) or (IN_MIG_MODE if mig else "")
-            marks = _marks(handle) if lasting is not None else None
-            with self._lock:
-                self._faults.note(uuid, trouble)
-                if mig != (uuid in self._mig):
-                    self._mig ^= {uuid}
-                    self._changed.set()
-                if lasting is not None and marks is not None:
-                    self._faults.note_marks(uuid, lasting, marks)
-                self._tell()
+                uuids = [card.uuid for card in self._cards if card.index == index]
+            for uuid in uuids:
+                self._look_into(uuid)
+        except Exception:  # noqa: BLE001 - the thread's outermost function: logged, and the next look goes on
+            self._failed("nvml-probe")
+        self._answered[index] = self._clock.now()
+
+    def _look_into(self, uuid: str) -> None:
+        with self._lock:
+            handle, lasting = self._handles[uuid], self._faults.lasting(uuid)
+        mig = _in_mig_mode(handle)
+        trouble = _trouble(handle) or (IN_MIG_MODE if mig else "")
+        marks = _marks(handle)
+        with self._lock:
+            self._faults.note(uuid, trouble)
+            if mig != (uuid in self._mig):
+                self._mig ^= {uuid}
+                self._changed.set()
+            if lasting is not None:
+                self._faults.note_marks(uuid, lasting, marks)
+            self._marks[uuid] = marks
+            self._tell()
+
+    def _note_silent(self, index: int) -> None:
+        if index in self._missing:
+            self._leave_out(index, _HANGS)
+        with self._lock:
+            for card in self._cards:
+                if card.index == index:
+                    self._faults.note(card.uuid, _HANGS)
+            self._tell()
 
     def _failed(self, thread: str) -> None:
         _log.exception("the cards' health is not looked at", thread=thread)
         self._on_failure(thread)
-        self._clock.wait(self._closing, 1.0)
 
     def _known(self) -> dict[str, Any]:
         with self._lock:
@@ -219,6 +278,7 @@ class NvmlGpus:
                     self._take_event(events)
                 except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
                     self._failed("nvml-xids")
+                    self._clock.wait(self._closing, 1.0)
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
@@ -228,8 +288,11 @@ class NvmlGpus:
             if uuid in asked:
                 continue
             asked.add(uuid)
+            ask = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            call = Call(ask, "nvml-call", self._clock)
             try:
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+                if call.over(_ANSWER_SECONDS):
+                    call.answer()
             except pynvml.NVMLError as error:
                 # Some cards (vGPU guests) know no events. That is no fault of theirs.
                 _log.warning("the card reports no Xid events", uuid=uuid, error=str(error))
@@ -245,17 +308,17 @@ class NvmlGpus:
             return
         # Known by the handle that the event was asked for with: a card off the bus cannot say who it is.
         known = {_address(handle): uuid for uuid, handle in self._known().items()}
-        self._take_xid(int(event.eventData), known[_address(event.device)], event.device)
+        self._take_xid(int(event.eventData), known[_address(event.device)])
 
-    def _take_xid(self, xid: int, uuid: str, handle: Any) -> None:
+    def _take_xid(self, xid: int, uuid: str) -> None:
         answer, meaning = xids.answer(xid), xids.describe(xid)
         if answer is xids.XidEffect.GOES_ON:
             _log.info("an Xid that leaves its card as it is", uuid=uuid, xid=xid, meaning=meaning)
             return
-        marks = _marks(handle)
         with self._lock:
             if answer is xids.XidEffect.NEEDS_RESET:
-                self._faults.break_down(uuid, xid, marks)
+                # The marks of the last look: after such an Xid a call on the card may never return.
+                self._faults.break_down(uuid, xid, self._marks.get(uuid) or Marks(load=_driver_load()))
             else:
                 self._faults.note(uuid, meaning)
             self._tell()
@@ -279,6 +342,14 @@ def _trouble(handle: Any) -> str:
     if _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
         return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); the card is to be replaced"
     return ""
+
+
+def _processes(handle: Any) -> list[Any]:
+    found = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    # Which of the two lists has the clients of MPS is not said; a driver without the second has them in the first.
+    with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+        found += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+    return found
 
 
 def _in_mig_mode(handle: Any) -> bool:

@@ -18,12 +18,15 @@ LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 class Driver:
     """The calls that `NvmlGpus` makes. A handle is the card's index; `broken` are errors to raise by call or card.
+    Calls on cards in `hanging` do not return while they are there.
 
     Who asks for an event waits until there is one, or an error, and not for the half second that it asks for.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int = 2) -> None:
         self.broken: dict[object, Exception] = {}
+        self.hanging: set[int] = set()
+        self.stuck: set[threading.Thread] = set()  # in a call that does not return
         self.heard: set[int] = set()
         self.events: list[types.SimpleNamespace] = []
         self.news = threading.Condition()
@@ -78,6 +81,11 @@ class Driver:
         return call
 
     def card(self, index):
+        with self.news:
+            if index in self.hanging:
+                self.stuck.add(threading.current_thread())
+                self.news.wait_for(lambda: index not in self.hanging or self.over)
+                self.stuck.remove(threading.current_thread())
         if index in self.broken:
             raise self.broken[index]
         return index
@@ -104,10 +112,29 @@ class Driver:
             self.news.notify_all()
             assert self.news.wait_for(lambda: self.listening and not self.events, 60)
 
+    def returns(self, card: int) -> None:
+        """Its calls hang no more."""
+        with self.news:
+            self.hanging.remove(card)
+            self.news.notify_all()
+
     def ends(self) -> None:
         with self.news:
             self.over = True
             self.news.notify_all()
+
+
+class DriverClock(FakeClock):
+    """Waits for no thread that is stuck in the driver: for it the time is over at once."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def join(self, thread: threading.Thread, seconds: float) -> bool:
+        while thread.is_alive() and thread not in self._driver.stuck:
+            thread.join(0.01)
+        return not thread.is_alive()
 
 
 @pytest.fixture
@@ -116,8 +143,8 @@ def driver(monkeypatch):
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
+def clock(driver):
+    return DriverClock(driver)
 
 
 @pytest.fixture
@@ -191,7 +218,7 @@ def test_an_unforeseen_error_ends_no_thread(driver, gpus, clock, call, thread):
         probed(clock)
     else:
         clock.until_waiting(2)  # the listener too: it takes its time after an error
-    assert failures == [thread]
+    assert set(failures) == {thread}
     del driver.broken[call]
     clock.advance(1)
     driver.fails(79, 0)
@@ -222,6 +249,75 @@ def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, gpus, clock, 
     assert sick(again) == {"GPU-1": "Xid 48"}, "also for who starts later, at once"
     driver.energy[1] = 10
     assert sick(gpus(faults=tmp_path / "faults.json")) == {}
+
+
+def test_an_xid_of_a_card_whose_calls_hang_is_taken_and_those_of_the_others_after_it(driver, gpus):
+    made = gpus()
+    driver.hanging.add(0)
+    driver.fails(119, 0)
+    driver.fails(79, 1)
+    assert sick(made) == {"GPU-0": "Xid 119", "GPU-1": "Xid 79"}
+
+
+def test_a_reset_is_seen_also_of_a_card_that_said_nothing_since_it_failed(driver, gpus, tmp_path):
+    made = gpus(faults=tmp_path / "faults.json")
+    driver.hanging.add(0)
+    driver.fails(119, 0)
+    assert sick(made) == {"GPU-0": "Xid 119"}
+    driver.returns(0)
+    assert sick(gpus(faults=tmp_path / "faults.json")) == {"GPU-0": "Xid 119"}, "nobody has reset it"
+    driver.energy[0] = 10
+    assert sick(gpus(faults=tmp_path / "faults.json")) == {}
+
+
+def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_the_same(driver, gpus, clock):
+    made = gpus()
+    driver.hanging.add(0)
+    began = clock.now()
+    while not made.wait_change(0):
+        assert made.health()["GPU-0"].healthy
+        assert clock.now() - began < 60, "nobody says that it hangs"
+        probed(clock)
+    assert made.health()["GPU-0"].reason == (
+        "the card does not answer: a call of NVML has not returned for 20 s; see dmesg, and reset the card or reboot "
+        "the node if it stays so"
+    )
+    assert clock.now() - began == 20
+    assert made.health()["GPU-1"].healthy
+    driver.broken[1] = LOST
+    probed(clock)
+    assert "GPU is lost" in made.health()["GPU-1"].reason
+    assert len(driver.stuck) == 1, "it is not asked again and again"
+    driver.returns(0)
+    del driver.broken[1]
+    for _ in range(8):
+        probed(clock)
+    assert sick(made) == {}
+
+
+def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_return(driver, gpus, clock):
+    driver.hanging.add(0)
+    made = gpus()
+    assert indices(made) == [1]
+    driver.broken[1] = LOST
+    probed(clock)
+    assert list(sick(made)) == ["GPU-1"]
+    driver.returns(0)
+    probed(clock)
+    assert indices(made) == [0, 1]
+
+
+def test_who_asks_a_card_whose_calls_hang_is_told_so_in_time(driver, gpus):
+    made = gpus()
+    driver.hanging.add(0)
+    for _ in range(3):
+        with pytest.raises(CardUnwilling, match="card GPU-0: a call of NVML has not returned"):
+            made.compute_mode("GPU-0")
+    (stuck,) = driver.stuck
+    assert made.compute_mode("GPU-1") is ComputeMode.DEFAULT
+    driver.returns(0)
+    stuck.join()
+    assert made.compute_mode("GPU-0") is ComputeMode.DEFAULT
 
 
 def test_an_unknown_error_passes(driver, gpus, clock):
