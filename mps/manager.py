@@ -15,6 +15,7 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import WholeGpus
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
@@ -107,6 +108,7 @@ class Manager:
         clock: Clock = BOOT,
     ) -> None:
         self._settings = settings
+        self._all_gpus = gpus
         self._gpus = WholeGpus(gpus)
         self._use = use
         self._host = host
@@ -115,6 +117,8 @@ class Manager:
         self._lock = threading.Lock()
         self._daemons: dict[Path, Daemon] = {}
         self._leaving: set[Path] = set()  # homes whose daemon is to end, whatever pods say
+        self._found: tuple[int, tuple[str, ...]] | None = None  # the node's daemon of a former manager: PID, its cards
+        self._swept = False  # whether what a former manager left is gone
         self._terminations = Terminations(settings.detach_before)
         self._turned = clock.now()
         self._loop = Loop(
@@ -248,6 +252,7 @@ class Manager:
         """Brings the daemons in line with cards and pods; after how many seconds to do it again at the latest."""
         self._turned = self._clock.now()
         self._settle_units()
+        self._end_unserved()
         self._settle_demands()
         return min(_EVERY_SECONDS, self._detach_ending())
 
@@ -257,7 +262,7 @@ class Manager:
 
     def _settle_units(self) -> None:
         """Daemons for the cards that there are; one whose cards are gone ends before another takes its folder."""
-        units = {unit.home: unit for unit in units_of(self._settings, self._gpus.cards())}
+        units = {unit.home: unit for unit in units_of(self._settings, self._served())}
         for home, daemon in list(self._daemons.items()):
             unit = units.get(home)
             if unit is not None and unit.uuids == daemon.unit.uuids:
@@ -328,7 +333,7 @@ class Manager:
         return min(_DETACH_AGAIN if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
 
     def _demands(self) -> dict[str, Demand]:
-        return demands(self.pods.all(), self._gpus.cards())
+        return demands(self.pods.all(), self._served())
 
     def _may_end(self, daemon: Daemon) -> bool:
         if self._settings.stop_daemons != "idle":
@@ -339,11 +344,41 @@ class Manager:
         return not any(found.get(uuid, Demand()).shares for uuid in daemon.unit.uuids)
 
     def begin(self) -> None:
-        """Ends what a former manager left in folders that this one does not serve, and opens their cards again.
+        """Looks what a former manager left: in folders that this one does not serve, it is ended. Raises OSError."""
+        home = Path(mps.node_folder(str(self._settings.root)))
+        status, processes = mpsnode.read(home), self._host.daemons(home / mps.PIPE)
+        if status is not None and processes:
+            self._found = processes[0].pid, status.uuids
+        self._end_unserved()
 
-        Raises OSError.
+    def _served(self) -> list[GpuCard]:
+        """The cards that daemons are for.
+
+        A daemon of the node that a former manager started may serve a card that does not answer now. This card is
+        among them while the process lives: without it the daemon would seem to serve other cards than it should, and
+        would be ended, with the clients of the cards that answer. For a new daemon it is left out.
         """
-        served = {unit.home for unit in units_of(self._settings, self._gpus.cards())}
+        silent = self._gpus.silent()
+        others = {card.uuid for card in self._all_gpus.cards()}  # in MIG mode too: those have left
+        cards = self._gpus.cards()
+        if not silent or not cards or self._settings.scope is not Scope.NODE or self._found is None:
+            return cards
+        pid, uuids = self._found
+        if self._host.pulse(pid) is None:
+            return cards
+        # What nobody can ask of it now is taken from another card; the daemon has its limits already.
+        left = [uuid for uuid in uuids if uuid not in others | {card.uuid for card in cards}]
+        waiting = [replace(cards[0], index=index, uuid=uuid) for index, uuid in zip(silent, left, strict=False)]
+        return sorted([*cards, *waiting], key=lambda card: card.index)
+
+    def _end_unserved(self) -> None:
+        """Once, ends what a former manager left in folders that are not served, and opens their cards. Raises OSError.
+
+        Not before all cards have answered: one that does not may be served again in a moment, and has clients.
+        """
+        if self._swept or self._gpus.silent():
+            return
+        served = {unit.home for unit in units_of(self._settings, self._gpus.cards())} | self._daemons.keys()
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
             if home in served:
@@ -355,6 +390,7 @@ class Manager:
             directories.withdraw(home)
             for problem in computemode.reopen(home, self._use):
                 _log.error("a card was left closed", problem=problem)
+        self._swept = True
 
 
 def units_of(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:

@@ -69,6 +69,9 @@ class _Some:
     def cards(self) -> list[GpuCard]:
         raise NotImplementedError
 
+    def silent(self) -> list[int]:
+        return self._gpus.silent()
+
     def health(self) -> Mapping[str, Health]:
         here = {card.uuid for card in self.cards()}
         return {uuid: state for uuid, state in self._gpus.health().items() if uuid in here}
@@ -89,6 +92,13 @@ class ChosenGpus(_Some):
 
     def cards(self) -> list[GpuCard]:
         return [card for card in self._gpus.cards() if self._choice.names(card)]
+
+    def silent(self) -> list[int]:
+        """Those that may be chosen: by their index, or by a UUID that no card has that is known."""
+        silent = self._gpus.silent()
+        known = {card.uuid.lower() for card in self._gpus.cards()}
+        unknown = any(isinstance(entry, str) and entry not in known for entry in self._choice.entries)
+        return [index for index in silent if unknown or index in self._choice.entries]
 
     def problems(self) -> list[str]:
         """What is wrong with the choice on this machine at present, a line each."""

@@ -105,6 +105,10 @@ class NvmlGpus:
         with self._lock:
             return list(self._cards)
 
+    def silent(self) -> list[int]:
+        with self._lock:
+            return sorted(self._missing)
+
     def health(self) -> Mapping[str, Health]:
         with self._lock:
             reasons = self._reasons

@@ -98,6 +98,11 @@ class Gpus(Protocol):
     def cards(self) -> list[GpuCard]:
         """All cards of this machine in the order of their index, sick ones included."""
 
+    def silent(self) -> list[int]:
+        """Indices of cards that are counted and not in `cards()`, since they have not answered yet: nobody knows their
+        UUIDs. Ask before `cards()`: where it is empty, `cards()` has all.
+        """
+
     def health(self) -> Mapping[str, Health]:
         """Health by card UUID, an entry for each of `cards()`."""
 
@@ -118,6 +123,9 @@ class NoCards:
         self._clock = clock
 
     def cards(self) -> list[GpuCard]:
+        return []
+
+    def silent(self) -> list[int]:
         return []
 
     def health(self) -> Mapping[str, Health]:

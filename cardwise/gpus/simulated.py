@@ -155,6 +155,9 @@ class SimulatedGpus:
     def cards(self) -> list[GpuCard]:
         return list(self._read()[0])
 
+    def silent(self) -> list[int]:
+        return []
+
     def health(self) -> Mapping[str, Health]:
         return dict(self._read()[1])
 

@@ -2,6 +2,9 @@
 
 It survives crashes: what a card's mode was before is on disk before the card is closed. A card that stays closed by
 mistake serves nobody; one that is open lets a process without MPS past every limit.
+
+A card that does not answer must not keep the others of its daemon from being served. So it is passed over, unless no
+card answers. It is closed or opened when it answers again: the callers come back to it.
 """
 
 import json
@@ -18,10 +21,9 @@ _log = structlog.get_logger(__name__)
 
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
-    """Idempotent. Raises CardUnwilling or OSError."""
+    """Idempotent. Raises CardUnwilling where no card answers, or one that does cannot be closed; OSError."""
     before = _noted(home)
-    for uuid in uuids:
-        mode = use.compute_mode(uuid)
+    for uuid, mode in _modes(use, uuids).items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
             continue
         if before.get(uuid) is not mode:
@@ -32,18 +34,25 @@ def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
 
 
 def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
-    """Raises CardUnwilling."""
-    return all(use.compute_mode(uuid) is ComputeMode.EXCLUSIVE_PROCESS for uuid in uuids)
+    """Whether all are that answer. Raises CardUnwilling where none does."""
+    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
 
 
 def reopen(home: Path, use: CardUse) -> list[str]:
     """Gives cards the modes that they had; why some could not have them, a line each. Raises OSError.
 
-    A card that was closed before we came has no note, and stays so.
+    A card that was closed before we came has no note, and stays so. One that does not answer keeps its note for the
+    next call.
     """
-    left: dict[str, ComputeMode] = {}
+    noted = _noted(home)
+    try:
+        answering = _modes(use, noted)
+    except CardUnwilling as error:
+        return [f"cards stay closed: {error}"]
+    left = {uuid: mode for uuid, mode in noted.items() if uuid not in answering}
     problems = []
-    for uuid, mode in _noted(home).items():
+    for uuid in answering:
+        mode = noted[uuid]
         try:
             use.set_compute_mode(uuid, mode)
         except CardUnwilling as error:
@@ -53,6 +62,20 @@ def reopen(home: Path, use: CardUse) -> list[str]:
             _log.info("card open again", card=uuid, mode=str(mode))
     _note(home, left)
     return problems
+
+
+def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
+    """Compute modes by UUID, of the cards that answer. Raises CardUnwilling where none does."""
+    found: dict[str, ComputeMode] = {}
+    silent = []
+    for uuid in uuids:
+        try:
+            found[uuid] = use.compute_mode(uuid)
+        except CardUnwilling as error:
+            silent.append(str(error))
+    if silent and not found:
+        raise CardUnwilling("; ".join(silent))
+    return found
 
 
 def _noted(home: Path) -> dict[str, ComputeMode]:

@@ -188,7 +188,10 @@ class Daemon:
             act = Act.PROBE
         if act is Act.REST:
             if now - self._written >= self._pace.probe:
-                self._publish(looked=self._machine.phase is DaemonPhase.OFF)
+                off = self._machine.phase is DaemonPhase.OFF
+                if off:
+                    self._perform(Act.RELEASE)  # a card that did not answer when the others were opened
+                self._publish(looked=off)
             return min(_SLICE, max(0.0, self._machine.due - now))
         result = self._perform(act)
         self._become(machine.after(self._machine, result, self._clock.now(), self._pace))

@@ -33,10 +33,12 @@ class DaemonUnit:
         return self.home / mps.PIPE
 
     def users(self, use: CardUse) -> set[tuple[str, int]]:
-        """Card and PID of each process on the cards; none where the driver does not tell."""
-        with suppress(CardUnwilling):
-            return {(uuid, one.pid) for uuid in self.uuids for one in use.processes(uuid)}
-        return set()
+        """Card and PID of each process on the cards; none of a card of which the driver does not tell."""
+        found: set[tuple[str, int]] = set()
+        for uuid in self.uuids:
+            with suppress(CardUnwilling):
+                found |= {(uuid, one.pid) for one in use.processes(uuid)}
+        return found
 
 
 def environment(unit: DaemonUnit, capabilities: Capabilities) -> dict[str, str]:

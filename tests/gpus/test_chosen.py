@@ -76,6 +76,14 @@ def test_what_only_the_machine_knows_is_told(machine, text, problems):
     assert ChosenGpus(machine, chosen.parse(text)).problems() == problems
 
 
+@pytest.mark.parametrize(
+    ("text", "silent"), [("0,1", []), ("0,5", [5]), ("GPU-1ab", []), ("GPU-1ab,5", [5]), ("GPU-9ab", [4, 5])]
+)
+def test_a_card_that_has_not_answered_yet_is_chosen_where_it_may_be(machine, monkeypatch, text, silent):
+    monkeypatch.setattr(machine, "silent", lambda: [4, 5])
+    assert ChosenGpus(machine, chosen.parse(text)).silent() == silent
+
+
 def test_changes_and_the_end_are_those_of_the_machine(machine):
     gpus = ChosenGpus(machine, chosen.parse("0"))
     assert gpus.wait_change(0.1) is False

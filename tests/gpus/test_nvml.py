@@ -299,12 +299,14 @@ def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_retur
     driver.hanging.add(0)
     made = gpus()
     assert indices(made) == [1]
+    assert made.silent() == [0]
     driver.broken[1] = LOST
     probed(clock)
     assert list(sick(made)) == ["GPU-1"]
     driver.returns(0)
     probed(clock)
     assert indices(made) == [0, 1]
+    assert made.silent() == []
 
 
 def test_who_asks_a_card_whose_calls_hang_is_told_so_in_time(driver, gpus):

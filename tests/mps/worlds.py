@@ -16,6 +16,7 @@ from cardwise.core.api.mps import Scope, Status
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import chosen, mpsnode
 from cardwise.gpus.chosen import ChosenGpus
+from cardwise.gpus.protocol import CardUnwilling, GpuCard
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import paths
 from mps import manager as managers
@@ -72,6 +73,29 @@ class Publication:
     stop = wake
 
 
+class Cards(SimulatedGpus):
+    """As NVML has them: a card of `lost` does not answer. It is known all the same if it has answered before."""
+
+    def __init__(self, path: Path, lost: set[str]) -> None:
+        super().__init__(path)
+        self._lost = lost
+        self._met: set[str] = set()
+
+    def cards(self) -> list[GpuCard]:
+        found = super().cards()
+        self._met |= {card.uuid for card in found} - self._lost
+        return [card for card in found if card.uuid in self._met]
+
+    def silent(self) -> list[int]:
+        known = {card.uuid for card in self.cards()}
+        return [card.index for card in super().cards() if card.uuid not in known]
+
+    def _check(self, uuid: str) -> None:
+        super()._check(uuid)
+        if uuid in self._lost:
+            raise CardUnwilling(f"card {uuid}: GPU is lost")
+
+
 class NodeClock(FakeClock):
     """Its node lives while the test's thread sleeps."""
 
@@ -97,6 +121,7 @@ class Node:
             for i in range(cards)
         ]
         self.write_cards()
+        self.lost: set[str] = set()  # UUIDs of cards that do not answer
         self.api = ApiServer(self.clock)
         self.pods = Pods(self.api)
         self.events = Events()
@@ -126,7 +151,7 @@ class Node:
     def start(self, *, cards: str = "", **changes: Any) -> "Node":
         """`cards` as in `--cards`."""
         self.settings = replace(self.settings, **changes)
-        self.gpus = SimulatedGpus(self.cards_file)
+        self.gpus = Cards(self.cards_file, self.lost)
         served = ChosenGpus(self.gpus, chosen.parse(cards)) if cards else self.gpus
         self.lock = Lock(self.root)
         self.lock.take()
