@@ -69,6 +69,8 @@ class Nomination:
     places: dict[str, NominatedPlace] = field(default_factory=dict)
     told: str = ""
     ours: bool = False
+    read: bool = False
+    unoffered: float = math.inf
 
 
 class Nominations:
@@ -145,7 +147,7 @@ class Nominations:
             return
         if nomination is None:
             until = now + _KEEP_SECONDS
-            nomination = self._of[claimant.uid] = Nomination(claimant, now, until, {node: NominatedPlace()})
+            nomination = self._of[claimant.uid] = Nomination(claimant, now, until, {node: NominatedPlace()}, read=True)
         if nomination.told != node:
             nomination.told = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
@@ -182,17 +184,20 @@ class Nominations:
                 ended = True
         return ended
 
-    def waits(self, uid: str, node: str, now: float) -> tuple[frozenset[str], float] | None:
+    def waits(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
         """The victims on the node for which it is enough that the pod waits, and when that is to be asked again. None:
-        the node is lost.
+        the node is lost for the pod. `offered`: whether kube-scheduler has offered the node in this call.
 
         kube-scheduler deletes the victims right after the answer. Those that are not being deleted after a while stay.
+        One call may leave the node out for many reasons; if calls do so for long, the pod may not use it any more.
         """
-        if self._loads.is_lost(node):
-            return None
         nomination = self._of[uid]
+        nomination.unoffered = math.inf if offered else min(nomination.unoffered, now)
+        lost = nomination.unoffered + _KEEP_SECONDS
+        if now >= lost or self._loads.is_lost(node):
+            return None
         victims, going = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
-        return (victims, going) if now < going else (victims - self._staying(node), math.inf)
+        return (victims, min(going, lost)) if now < going else (victims - self._staying(node), lost)
 
     def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
@@ -252,10 +257,11 @@ class Nominations:
         """
         node, early = nomination.told, now < nomination.since + _NAMING_SECONDS
         place = nomination.places.get(node, NominatedPlace())
-        if early and not place.victims:
+        if early and nomination.read:
             less = nomination.claimant.request.priority
             going = (one.uid for _, one in self._loads.on(node) if one.going and one.priority < less)
-            nomination.places = nomination.places | {node: replace(place, victims=tuple(going))}
+            victims = dict.fromkeys((*place.victims, *going))
+            nomination.places = nomination.places | {node: replace(place, victims=tuple(victims))}
         elif not early and len(nomination.places) > 1:
             nomination.places = {node: place}  # it was answered again, and kube-scheduler has named the same node again
 

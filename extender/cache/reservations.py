@@ -315,7 +315,7 @@ class Reservations:
         A pod without an assignment asks for no card, or somebody else has bound it. If it is on the node that we had
         chosen, it may be our Binding with annotations that cannot be read: then what we know of it goes on counting.
         """
-        self._drop_nomination(pod.uid, pod.node)
+        self._drop_nomination(pod.uid, pod.node, pod.assignment)
         before = self._of.get(pod.uid)
         if pod.assignment is None:
             elsewhere = before is not None and (before.node != pod.node or before.holding is None)
@@ -485,13 +485,16 @@ class Reservations:
         for report in (Report(uid, node) for node in self._reports.held().get(uid, ())):
             self._room.hold(stray_uid(report), self.stray(report), seen=seen)
 
-    def _drop_nomination(self, uid: str, node: str = "") -> None:
-        """`node`: where the pod has got what was kept there. kube-scheduler sees why, and may have tried pods again
-        before us; but it knows of no nomination of ours.
+    def _drop_nomination(self, uid: str, node: str = "", got: Assignment | None = None) -> None:
+        """`node`, `got`: what the pod has got. If that is what was kept for it, nothing becomes free. kube-scheduler
+        sees why this ends, and may have tried pods again before us; but it knows neither cards nor nominations of ours.
         """
         one = self.nominations.drop(uid)
-        if one is not None and any(name != node or place.rest for name, place in one.places.items()):
-            self._room.free(seen=not one.ours)
+        if one is None:
+            return
+        elsewhere = any(name != node or place.rest for name, place in one.places.items())
+        if elsewhere or any(place.assignment not in (None, got) for place in one.places.values()):
+            self._room.free(seen=elsewhere and not one.ours)
 
     def _leave_gang(self, one: Reservation) -> None:
         if one.gang:

@@ -89,7 +89,7 @@ class Preemption:
         self._hear()
         with self._lock:
             self._cache.count_cards()
-            if self._is_answered(claimant, policy):
+            if self._is_answered(claimant, policy, chosen):
                 return {}
             own = self._together.unhelped(claimant.uid)
         found: dict[str, Victims] = {}
@@ -182,7 +182,7 @@ class Preemption:
             give_way(self._clock)
             with self._lock:
                 self._cache.count_cards()
-                if self._is_answered(search.claimant, search.policy):
+                if self._is_answered(search.claimant, search.policy, search.chosen):
                     return {}
                 together, more = self._together.turn(search)
                 if together is not None:
@@ -226,17 +226,17 @@ class Preemption:
         """Whether victims are evicted for the pod already, or it holds something."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
-    def _is_answered(self, claimant: WaitingPod, policy: str) -> bool:
+    def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
         """Whether pods go for it already, or may."""
-        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy)
+        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy, offered)
 
-    def _waits(self, claimant: WaitingPod, policy: str) -> bool:
+    def _waits(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
         """Whether victims terminate for the pod already, and that is enough. Then it is tried again when that may have
         changed though none of them goes.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.told else ():
-            found = self._nominations.waits(uid, node, self._clock.now())
+            found = self._nominations.waits(uid, node, self._clock.now(), offered=node in offered)
             if found is not None and self._nominated.once_gone(claimant, policy, node, found[0]) is not None:
                 self._queue.refused(uid)
                 if math.isfinite(found[1]):

@@ -375,6 +375,26 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
 
 
+def test_a_node_that_the_pod_may_not_use_any_more_is_waited_for_a_minute_and_no_longer(two):
+    """By a taint of the pod's own concern, say. One call may leave a node out for many reasons."""
+    wanted = two.wants("p")
+    victims = two.preempt(wanted, **YOUNGEST)
+    two.nominate(wanted, "n1")
+    for name in victims["n1"]:
+        two.ends(name)
+    seen = as_seen(wanted, "7", "n1")
+    two.clock.advance(300)
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}
+    two.clock.advance(40)
+    assert two.preempt(seen, **YOUNGEST) == {}, "it is offered again"
+    two.clock.advance(40)
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}
+    two.state.touch_due()
+    two.clock.advance(60)
+    assert two.state.touch_due() is not None
+    assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
+
+
 def test_who_is_answered_again_and_named_the_same_node_has_nothing_kept_elsewhere(two):
     wanted = two.wants("p")
     two.preempt(wanted, **YOUNGEST)
@@ -390,19 +410,35 @@ def test_who_is_answered_again_and_named_the_same_node_has_nothing_kept_elsewher
 def test_a_new_leader_keeps_cards_until_the_victims_of_the_former_one_are_gone(full):
     """It knows the nomination from the pod's status."""
     wanted = full.wants("p")
-    for name in ("a0", "b0"):
-        full.ends(name)
     full.nominate(wanted, "n1")
+    for name in ("a0", "b0"):  # the watch shows one after the other
+        full.ends(name)
+        full.state.tick()
+    full.clock.advance(1)
+    full.state.tick()
+    full.gone("a0")
     for _ in range(10):
-        full.clock.advance(20 if _ else 1)
+        full.clock.advance(20)
         full.state.tick()
     full.state.forget_plans()
-    full.gone("a0")
     full.gone("b0")
     assert full.filter(full.wants("low", priority=LOW)) == []
     full.clock.advance(61)
     full.state.tick()
     assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
+
+
+def test_who_binds_on_another_card_than_was_kept_for_it_wakes_those_who_could_have_that_one(full):
+    wanted = full.wants("p", HALF)
+    assert full.preempt(wanted, n1=["a0"]) == {"n1": ["a0"]}
+    full.nominate(wanted, "n1")
+    for name in ("a0", "b0", "a1"):
+        full.gone(name)
+    assert full.filter(full.wants("low", priority=LOW)) == []
+    full.clock.advance(5)
+    full.state.touch_due()
+    full.runs("p", HALF, 1, priority=HIGH)
+    assert full.state.touch_due() == "n1"
 
 
 def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
