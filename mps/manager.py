@@ -166,7 +166,6 @@ class Manager:
         """Daemons whose cards are held go on for the next manager, unless the setting says otherwise."""
         if self._audit is not None:
             self._audit.stop()
-        self._gpus.close()
         self._loop.stop(_STOP_SECONDS)
         self._cards.stop(_STOP_SECONDS)
         daemons = self.daemons()
@@ -372,16 +371,20 @@ class Manager:
         return sorted([*cards, *waiting], key=lambda card: card.index)
 
     def _end_unserved(self) -> None:
-        """Once, ends what a former manager left in folders that are not served, and opens their cards. Raises OSError.
+        """Ends what a former manager left in folders that are not served, and opens their cards. Raises OSError.
 
-        Not before all cards have answered: one that does not may be served again in a moment, and has clients.
+        Not where it may be of a card that has not answered yet: that one may be served in a moment, and has clients.
         """
-        if self._swept or self._gpus.silent():
+        if self._swept:
             return
+        self._swept = True
         served = {unit.home for unit in units_of(self._settings, self._gpus.cards())} | self._daemons.keys()
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
             if home in served:
+                continue
+            if self._may_be_of_a_silent_card(home):
+                self._swept = False
                 continue
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
@@ -390,7 +393,12 @@ class Manager:
             directories.withdraw(home)
             for problem in computemode.reopen(home, self._use):
                 _log.error("a card was left closed", problem=problem)
-        self._swept = True
+
+    def _may_be_of_a_silent_card(self, home: Path) -> bool:
+        if not self._gpus.silent() or home == Path(mps.node_folder(str(self._settings.root))):
+            return False  # two daemons must not serve the cards that answer
+        status, known = mpsnode.read(home), {card.uuid for card in self._all_gpus.cards()}
+        return status is None or not known.issuperset(status.uuids)
 
 
 def units_of(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:

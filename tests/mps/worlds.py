@@ -80,6 +80,11 @@ class Cards(SimulatedGpus):
         super().__init__(path)
         self._lost = lost
         self._met: set[str] = set()
+        self._shut = False
+
+    def close(self) -> None:
+        super().close()
+        self._shut = True
 
     def cards(self) -> list[GpuCard]:
         found = super().cards()
@@ -92,6 +97,8 @@ class Cards(SimulatedGpus):
 
     def _check(self, uuid: str) -> None:
         super()._check(uuid)
+        if self._shut:
+            raise CardUnwilling(f"card {uuid}: Uninitialized")
         if uuid in self._lost:
             raise CardUnwilling(f"card {uuid}: GPU is lost")
 

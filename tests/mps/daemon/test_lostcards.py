@@ -163,3 +163,13 @@ def test_what_is_not_served_is_ended_when_all_cards_have_answered(make_node):
     node.until(lambda: not left.alive())
     node.wait_ready(0)
     assert node.mode(1) == "Default"
+
+
+@pytest.mark.parametrize(("before", "after"), [(Scope.CARD, Scope.NODE), (Scope.NODE, Scope.CARD)])
+def test_beside_a_silent_card_the_scope_can_be_changed(pair, before, after):
+    pair.start(scope=before)
+    pair.wait_ready(1)
+    pair.stop()
+    pair.lost.add(uuid_of(0))
+    pair.start(scope=after)
+    pair.wait_ready(1)
