@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from cardwise.cli import console
-from cardwise.cli.cluster import cordons, workloads
+from cardwise.cli.cluster import cordons, movables, workloads
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
@@ -74,6 +74,7 @@ class Carrying:
         """
         name = f"{move.before.namespace}/{move.before.name}"
         self._check(move, name)
+        self._check_job(move, pod, name)
         owner = workloads.controller(pod)["uid"]
         before = {one["metadata"]["uid"] for one in self._of(owner, move)}
         try:
@@ -100,6 +101,18 @@ class Carrying:
         metadata = now["metadata"]
         if metadata["uid"] != move.before.uid or metadata.get("deletionTimestamp"):
             raise self._stop(f"{name} has gone by itself")
+
+    def _check_job(self, move: Move, pod: Json, name: str) -> None:
+        """The pod's Job, if it has one, still goes on without it: pods may have failed since the plan was made."""
+        if not movables.is_jobs(pod):
+            return
+        owner = workloads.controller(pod)
+        # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
+        named = {"fieldSelector": f"metadata.name={owner['name']}"}
+        jobs = self.client.objects(paths.jobs(move.before.namespace), named)
+        job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
+        if movables.failures_left(job) == 0:
+            raise self._stop(f"{name} is of a Job that would fail by it ({owner['name']})")
 
     def _came(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
         """The pod that runs in place of the old one, which is gone; None while that is not so yet."""

@@ -21,6 +21,7 @@ _REMAKERS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", 
 _DAEMONS: Final = ("DaemonSet", "Node")  # whose pods come back to where they were
 _BACKOFF_LIMIT: Final = 6  # Kubernetes' default
 _ENDING: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
+_IGNORING: Final = ("Ignore",)
 _EVICTED: Final = "DisruptionTarget"  # the condition of an evicted pod
 
 
@@ -62,6 +63,7 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
             found.kept[why or "ask for nothing any more"] += 1
             continue
         found.objects[holding.uid] = pod
+        owner = workloads.controller(pod).get("uid", "")
         found.pods.append(
             Movable(
                 uid=holding.uid,
@@ -72,6 +74,8 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
                 priority=int(pod["spec"].get("priority") or 0),
                 mem=holding.assignment.mem,
                 age=_age(pod, seen.now),
+                owner=owner,
+                at_most=failures_left(seen.jobs.get(owner)) if is_jobs(pod) else None,
             )
         )
     return found
@@ -79,7 +83,12 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
 
 def of_jobs(pods: Iterable[Json]) -> bool:
     """Whether any of them is a Job's."""
-    return any(_kind(workloads.controller(pod)) == _JOB for pod in pods)
+    return any(map(is_jobs, pods))
+
+
+def is_jobs(pod: Json) -> bool:
+    """Whether its controller is a Job of Kubernetes."""
+    return _kind(workloads.controller(pod)) == _JOB
 
 
 def _kind(owner: Json) -> tuple[str, str]:
@@ -96,7 +105,7 @@ def _kept(pod: Json, seen: ClusterFacts) -> str:
         return "have no controller that would make them anew"
     if owner.get("kind") in _DAEMONS:
         return "are of a DaemonSet"
-    if _kind(owner) == _JOB and not _goes_on(seen.jobs.get(owner.get("uid", ""))):
+    if is_jobs(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
         return "are of Jobs that would fail by it"
     if _kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
@@ -115,26 +124,27 @@ def _kept(pod: Json, seen: ClusterFacts) -> str:
     return f"are bound by {bound}" if bound else ""
 
 
-def _goes_on(job: Json | None) -> bool:
-    """Whether the Job makes one more pod after one has failed: one that is evicted counts so.
+def failures_left(job: Json | None) -> int | None:
+    """How many pods the Job may lose by eviction before it fails; None: any number. A Job that is not there: 0.
 
-    Not where each index has a limit of its own: which has how many left is on pods that are gone.
+    An evicted pod counts as a failure, unless the Job's first rule ignores it. Where each index has a limit of its own
+    it is 0: which index has how many left is only on pods that are gone.
     """
     spec = (job or {}).get("spec") or {}
-    if job is None or spec.get("backoffLimitPerIndex") is not None or _ends_by_eviction(spec):
-        return False
-    failed = (job.get("status") or {}).get("failed") or 0
-    return bool(failed < spec.get("backoffLimit", _BACKOFF_LIMIT))
-
-
-def _ends_by_eviction(spec: Json) -> bool:
-    """Whether a rule of the Job says so, however many failures are left."""
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
-    return any(
-        rule.get("action") in _ENDING
-        and any(condition.get("type") == _EVICTED for condition in rule.get("onPodConditions") or ())
-        for rule in rules
-    )
+    if job is None or spec.get("backoffLimitPerIndex") is not None or any(_evicted(rule, _ENDING) for rule in rules):
+        return 0
+    if rules and _evicted(rules[0], _IGNORING):  # a rule before it may take the exit code for a failure
+        return None
+    status = job.get("status") or {}
+    failed = (status.get("failed") or 0) + len((status.get("uncountedTerminatedPods") or {}).get("failed") or ())
+    return max(0, int(spec.get("backoffLimit", _BACKOFF_LIMIT)) - failed)
+
+
+def _evicted(rule: Json, actions: Sequence[str]) -> bool:
+    """Whether the rule of a podFailurePolicy does one of these about an evicted pod."""
+    conditions = rule.get("onPodConditions") or ()
+    return rule.get("action") in actions and any(condition.get("type") == _EVICTED for condition in conditions)
 
 
 def _nodes(pod: Json, there: Sequence[Json]) -> frozenset[str] | None:

@@ -4,6 +4,7 @@ The new pod may be placed while the old one still holds its cards, or after that
 the same other cards. Its old cards may be cordoned for it: a policy that prefers empty cards would take them again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,7 +42,11 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movable:
-    """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds."""
+    """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds.
+
+    `at_most`: how many pods of this `owner` (the controller's UID) may move in one plan, None: any number. A Job fails
+    when it loses more.
+    """
 
     uid: str
     request: PodRequest
@@ -51,6 +56,8 @@ class Movable:
     priority: int = 0
     mem: int = 0
     age: float = 0.0
+    owner: str = ""
+    at_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,7 @@ class World:
         self._placer = placer
         self._headroom = headroom
         self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
+        self._moved: Counter[str] = Counter()  # by owner, pods that have moved
 
     def fits(self, goal: Goal) -> int:
         """How many of the goal's pods fit as things are, at most as many as it wants."""
@@ -107,12 +115,13 @@ class World:
             self._mark(self._closed, cordoned=True)
 
     def move(self, pod: Movable, *, cordon: bool) -> tuple[Move, Undo] | None:
-        """The pod is evicted and comes again; None where that would not certainly bring it to other cards.
+        """The pod is evicted and comes again; None where that would not certainly bring it to other cards, or where
+        its owner would lose more pods than it may.
 
         With `cordon` its cards take nobody from now on, see `filled`.
         """
         before = self.ledger.holding(pod.uid)
-        if before is None:
+        if before is None or (pod.at_most is not None and self._moved[pod.owner] >= pod.at_most):
             return None
         closed = self._close(before) if cordon else set[str]()
         beside = self._place(pod, before.namespace)  # while the old one still holds its cards
@@ -128,8 +137,10 @@ class World:
         after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, mps_client=mps_client)
         self.ledger.hold(after)
         self._placer.take(after.node, pod.load)
+        self._moved[pod.owner] += 1
 
         def undo() -> None:
+            self._moved[pod.owner] -= 1
             self.ledger.hold(before)
             self._placer.take(after.node, pod.load, -1)
             self._placer.take(before.node, pod.load)

@@ -93,6 +93,17 @@ def test_a_surprise_ends_it(pods, then, says):
     assert stopped(api, Clock(api, *then)) == says
 
 
+@pytest.mark.parametrize("jobs", [[{"spec": {"backoffLimit": 1}, "status": {"failed": 1}}], []])
+def test_a_job_that_has_lost_a_pod_meanwhile_loses_none_by_it(jobs):
+    """Its last failure was left when the plan was made."""
+    metadata = {"namespace": "team", "name": "web-rs", "uid": "rs-web"}
+    pod = kept(running("web", "n1", 0, 3000), kind="Job")
+    api = Cluster({"pods": [pod], "jobs": [job | {"metadata": metadata} for job in jobs]})
+    with pytest.raises(click.ClickException, match="team/web is of a Job that would fail by it"):
+        Carrying(api.kube, 20.0, Clock(api)).carry(planned(), pod, "1/1")
+    assert api.sent("create", "*/eviction") == []
+
+
 def test_a_budget_that_allows_none_ends_it():
     api = Cluster({"pods": [old()]})
     api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction")

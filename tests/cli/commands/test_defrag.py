@@ -185,11 +185,11 @@ def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
     assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "team").exit_code == 0
 
 
-def ruled(action: str, condition: str) -> dict:
-    """A Job that does this about a pod that ends with this condition."""
+def ruled(action: str, condition: str, *, codes: bool = True) -> dict:
+    """A Job that does this about a pod that ends with this condition; `codes`: after a rule about exit codes."""
     on_codes = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
     rule = {"action": action, "onPodConditions": [{"type": condition, "status": "True"}]}
-    return {"spec": {"podFailurePolicy": {"rules": [on_codes, rule]}}}
+    return {"spec": {"podFailurePolicy": {"rules": [*[on_codes] * codes, rule]}}}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,26 @@ def test_no_job_is_made_to_fail(monkeypatch, job, moves):
     named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
     shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-cards", "1")
     assert ("team/small" in shown.stdout, "are of Jobs that would fail by it: 1" in shown.stdout) == (moves, not moves)
+
+
+@pytest.mark.parametrize(
+    ("job", "moves"),
+    [
+        ({"spec": {"backoffLimit": 1}}, False),
+        ({"spec": {"backoffLimit": 2}}, True),
+        ({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}, False),
+        ({"spec": {"backoffLimit": 2}, "status": {"uncountedTerminatedPods": {"failed": ["uid"]}}}, False),
+        ({"spec": {"backoffLimit": 0} | ruled("Ignore", "DisruptionTarget", codes=False)["spec"]}, True),
+        # By its exit code the evicted pod may count all the same, or fail the Job.
+        ({"spec": {"backoffLimit": 1} | ruled("Ignore", "DisruptionTarget")["spec"]}, False),
+    ],
+)
+def test_no_job_loses_more_pods_than_it_has_failures_left(monkeypatch, job, moves):
+    pods = [kept(running(name, "n1", 0, 1500), kind="Job") for name in ("small", "small-2")]
+    pods[1]["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
+    named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
+    shown = run(monkeypatch, cluster(*pods, *three()[1:], jobs=[named]), "--free-cards", "1")
+    assert ("2 pods would move" in shown.stdout, shown.exit_code) == (moves, 0 if moves else 1)
 
 
 def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_for(monkeypatch):

@@ -156,6 +156,22 @@ def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
     assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
 
 
+def test_no_more_pods_of_one_owner_move_than_it_can_lose():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[900]])
+    one_job = [replace(pod, owner="job", at_most=1) if pod.uid in "ab" else pod for pod in pods if pod.uid != "c"]
+    assert plan(world(ledger), free_cards(1), one_job).fits[-1] == 0
+    two = [replace(pod, at_most=2) for pod in one_job]
+    assert len(plan(world(ledger), free_cards(1), two).moves) == 2
+    others = [replace(pod, owner=pod.uid) for pod in one_job]
+    assert len(plan(world(ledger), free_cards(1), others).moves) == 2
+
+
+def test_the_search_counts_the_moves_of_an_owner_anew_for_each_plan():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[900]])
+    one_job = [replace(pod, owner="job", at_most=1) for pod in pods]
+    assert moves(plan(world(ledger), free_cards(1), one_job)) == ["c: n1/1 > n1/0"]
+
+
 def test_pods_that_may_not_move_stay():
     ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
     found = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
