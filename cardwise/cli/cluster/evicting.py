@@ -21,12 +21,13 @@ from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
 
 _LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
+_ASK_SECONDS: Final = 5.0  # between two requests to evict a pod that a disruption budget holds back, as kubectl drain
 _REASON: Final = "cardwise defrag moves its pods"
 
 
 @dataclass(slots=True)
 class Carrying:
-    """`timeout`: seconds for each pod to run again."""
+    """`timeout`: seconds for each pod until its eviction is allowed, and as many again until the new one is ready."""
 
     client: KubeClient
     timeout: float
@@ -73,24 +74,43 @@ class Carrying:
         than was planned, and `KubeError`.
         """
         name = f"{move.before.namespace}/{move.before.name}"
-        self._check(move, name)
-        self._check_job(move, pod, name)
         owner = workloads.controller(pod)["uid"]
-        before = {one["metadata"]["uid"] for one in self._of(owner, move)}
-        try:
-            eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
-        except errors.TooManyRequests as error:
-            raise self._stop(f"{name} may not be evicted now: {error.message}") from error
-        except (errors.NotFound, errors.Conflict) as error:
-            raise self._stop(f"{name} has gone by itself") from error
-        console.say(f"{number} evicted {name}", err=True)
+        before = self._evict(move, pod, name, number)
         until = self.clock.now() + self.timeout
         while (came := self._came(move, owner, before, name)) is None:
             if self.clock.now() >= until:
-                raise self._stop(f"no pod runs in place of {name} after {self.timeout:g} s")
+                raise self._stop(f"no pod is ready in place of {name} after {self.timeout:g} s")
             self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
         console.say(f"{number} {came} runs on {move.after.node} {cards}", err=True)
+
+    def _evict(self, move: Move, pod: Json, name: str, number: str) -> set[str]:
+        """Evicts it as soon as disruption budgets allow. Returns the UIDs of its controller's pods just before.
+
+        Raises `ClickException` and `KubeError`.
+        """
+        owner = workloads.controller(pod)["uid"]
+        until = self.clock.now() + self.timeout
+        said = ""
+        while True:
+            self._check(move, name)
+            self._check_job(move, pod, name)
+            before = {one["metadata"]["uid"] for one in self._of(owner, move)}
+            try:
+                eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
+            except errors.TooManyRequests as error:
+                if self.clock.now() >= until:
+                    raise self._stop(f"{name} may not be evicted after {self.timeout:g} s: {error.message}") from error
+                if error.message != said:
+                    said = error.message
+                    again = f"asked again every {_ASK_SECONDS:g} s"
+                    console.say(f"{number} {name} cannot be evicted yet: {said}; {again}", err=True)
+                self.clock.sleep(min(_ASK_SECONDS, until - self.clock.now()))
+            except (errors.NotFound, errors.Conflict) as error:
+                raise self._stop(f"{name} has gone by itself") from error
+            else:
+                console.say(f"{number} evicted {name}", err=True)
+                return before
 
     def _check(self, move: Move, name: str) -> None:
         """The pod is as it was when it was looked at."""
@@ -115,7 +135,10 @@ class Carrying:
             raise self._stop(f"{name} is of a Job that would fail by it ({owner['name']})")
 
     def _came(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
-        """The pod that runs in place of the old one, which is gone; None while that is not so yet."""
+        """The pod that is ready in place of the old one, which is gone; None while that is not so yet.
+
+        Running is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
+        """
         pods = self._of(owner, move)
         new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
         held = [(pod, found) for pod in new if (found := _held(pod)) is not None]
@@ -125,7 +148,7 @@ class Carrying:
                 if phase in names.FINISHED_PHASES:
                     raise self._stop(f"{pod['metadata']['name']}, in place of {name}, has ended already ({phase})")
                 there = any(one["metadata"]["uid"] == move.before.uid for one in pods)
-                return pod["metadata"]["name"] if phase == "Running" and not there else None
+                return pod["metadata"]["name"] if _ready(pod) and not there else None
         if held:
             pod, found = held[0]
             where = f"{pod['spec']['nodeName']} {','.join(map(str, found.indices()))}"
@@ -140,6 +163,11 @@ class Carrying:
 
     def _stop(self, why: str) -> click.ClickException:
         return click.ClickException(f"stopped: {why}; look at the cluster, and run cardwise defrag again")
+
+
+def _ready(pod: Json) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 def _held(pod: Json) -> Assignment | None:

@@ -107,7 +107,7 @@ class DefragOutcome:
     type=DURATION,
     default="5m",
     show_default=True,
-    help="With --evict: how long to wait until a moved pod runs again.",
+    help="With --evict: how long to wait until a pod may go, and until its replacement is ready.",
 )
 @options.plain_output
 def defrag(

@@ -22,10 +22,10 @@ def old() -> dict:
     return kept(running("web", "n1", 0, 3000))
 
 
-def new(node: str, index: int, phase: str = "Running") -> dict:
+def new(node: str, index: int, phase: str = "Running", *, ready: bool = True) -> dict:
     made = kept(running("web-2", node, index, 3000))
     made["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
-    made["status"]["phase"] = phase
+    made["status"] |= {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
     return made
 
 
@@ -83,7 +83,8 @@ def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
     [
         ([old()], [[new("n1", 1)]], "web-2, in place of team/web, is on n1 1 and not on n2 1"),
         ([old()], [[new("n2", 1, "Failed")]], "web-2, in place of team/web, has ended already (Failed)"),
-        ([old()], [[pending()]], "no pod runs in place of team/web after 20 s"),
+        ([old()], [[pending()]], "no pod is ready in place of team/web after 20 s"),
+        ([old()], [[new("n2", 1, ready=False)]], "no pod is ready in place of team/web after 20 s"),
         ([], [], "team/web has gone by itself"),
         ([old() | {"metadata": old()["metadata"] | {"uid": "another"}}], [], "team/web has gone by itself"),
     ],
@@ -104,10 +105,43 @@ def test_a_job_that_has_lost_a_pod_meanwhile_loses_none_by_it(jobs):
     assert api.sent("create", "*/eviction") == []
 
 
-def test_a_budget_that_allows_none_ends_it():
+def test_a_replacement_that_is_not_ready_yet_is_waited_for():
+    """Until then a PodDisruptionBudget counts it as missing, and lets no other pod go."""
     api = Cluster({"pods": [old()]})
-    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction")
-    assert stopped(api, Clock(api)) == "team/web may not be evicted now: the budget allows none"
+    clock = Clock(api, [new("n2", 1, ready=False)], [new("n2", 1, ready=False)], [new("n2", 1)])
+    carry(api, clock)
+    assert clock.then == []
+
+
+def test_a_budget_that_allows_none_yet_is_asked_again(capsys):
+    api = Cluster({"pods": [old()]})
+    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=2)
+    clock = Clock(api)
+    began = clock.now()
+    api.after(
+        lambda _: api.replace("pods", new("n2", 1)) if clock.now() >= began + 10 else None, "create", "*/eviction"
+    )
+    carry(api, clock)
+    assert (len(api.sent("create", "*/eviction")), clock.now() - began) == (3, 10.0)
+    assert capsys.readouterr().err == (
+        "1/1 team/web cannot be evicted yet: the budget allows none; asked again every 5 s\n"
+        "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
+    )
+
+
+def test_a_budget_that_allows_none_ends_it_after_the_timeout():
+    api = Cluster({"pods": [old()]})
+    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=math.inf)
+    clock = Clock(api)
+    began = clock.now()
+    assert stopped(api, clock) == "team/web may not be evicted after 20 s: the budget allows none"
+    assert clock.now() - began == 20.0
+
+
+def test_a_pod_that_goes_while_the_budget_is_asked_is_not_waited_for():
+    api = Cluster({"pods": [old()]})
+    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=math.inf)
+    assert stopped(api, Clock(api, [pending()])) == "team/web has gone by itself"
 
 
 def stopped(api: Cluster, clock: Clock) -> str:
@@ -153,6 +187,7 @@ class Cordoned(Cards):
 def came(node: str, index: int) -> dict:
     made = kept(running("small-2", node, index, 3000))
     made["metadata"]["ownerReferences"] = three()[0]["metadata"]["ownerReferences"]
+    made["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     return made
 
 
