@@ -39,7 +39,8 @@ class Carrying:
         Raises `ClickException` and `KubeError`.
         """
         for share in held.assignment.shares():
-            card = cordons.find(self.client, f"{held.node}/{share.index}")
+            # By the UUID: if a card has failed and the node has booted, the index may be another card's.
+            card = cordons.find(self.client, share.uuid or f"{held.node}/{share.index}")
             if card.spec.unschedulable:
                 continue
             until.callback(self._give_back, card)  # first, since the answer to what follows may be lost

@@ -207,6 +207,15 @@ def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     )
 
 
+def test_the_card_that_is_cordoned_is_the_one_that_the_pod_holds(monkeypatch):
+    """Indices change when a card fails and the node boots: the pod's is another card's now."""
+    api = Cordoned(came("n1", 1))
+    api.change("extendedresources", "gpu-n1-0", spec={"index": 1})
+    api.change("extendedresources", "gpu-n1-1", spec={"index": 0})
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert api.closed_at_eviction == ["gpu-n1-0"], shown.output
+
+
 def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     api = Cordoned(came("n2", 1))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
