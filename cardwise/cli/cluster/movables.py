@@ -23,6 +23,8 @@ _BACKOFF_LIMIT: Final = 6  # Kubernetes' default
 _ENDING: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
 _IGNORING: Final = ("Ignore",)
 _EVICTED: Final = "DisruptionTarget"  # the condition of an evicted pod
+_OF_NVIDIA: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
+_STATES: Final = "node.kubernetes.io/"  # begins the keys of Kubernetes' own taints
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
                 request=asked,
                 load=snapshots.load_of(pod),
                 policy=published.in_force(pod, seen.told),
-                nodes=_nodes(pod, seen.nodes),
+                nodes=nodes(pod, seen.nodes, ledger),
                 priority=int(pod["spec"].get("priority") or 0),
                 mem=holding.assignment.mem,
                 age=_age(pod, seen.now),
@@ -147,10 +149,31 @@ def _evicted(rule: Json, actions: Sequence[str]) -> bool:
     return rule.get("action") in actions and any(condition.get("type") == _EVICTED for condition in conditions)
 
 
-def _nodes(pod: Json, there: Sequence[Json]) -> frozenset[str] | None:
-    """None where it may be on all of them."""
+def nodes(pod: Json, there: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
+    """Of the Node objects that are there, those that the pod may be on; None where it may be on all with cards.
+
+    The cards of a node that is gone may still be known.
+    """
     may = eligible.nodes(pod, there)
-    return may if len(may) < len(there) else None
+    return None if ledger.by_name().keys() <= may else may
+
+
+def usual_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
+    """What a pod that asks for cards tolerates, whatever it says itself.
+
+    That is what the webhook adds: by default of NVIDIA's taint. A setting may name other taints; then all pods that
+    hold cards tolerate them. What opens nodes that are down or cordoned says nothing of a usual pod.
+    """
+    held = [pod for pod in seen.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
+    first, *others = [pod["spec"].get("tolerations") or [] for pod in held] or [[]]
+    shared = [one for one in first if _of_a_purpose(one) and all(one in tolerations for tolerations in others)]
+    return [_OF_NVIDIA, *shared]
+
+
+def _of_a_purpose(toleration: Json) -> bool:
+    """Whether it is of one taint, and that is not what Kubernetes itself says of a node's state."""
+    key = toleration.get("key") or ""
+    return bool(key) and not key.startswith(_STATES)
 
 
 def _age(pod: Json, now: datetime) -> float:

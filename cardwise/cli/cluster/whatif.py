@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
@@ -17,7 +17,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
-from cardwise.kube.pods import loads
+from cardwise.kube.pods import loads, nodeconstraints
 from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode
 
 Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
@@ -34,9 +34,53 @@ _MOST: Final = 10_000  # nodes that are added at once
 _CARDS: Final = 1024  # of each of them
 
 
-def shapes(
+class _Expression(msgspec.Struct):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class _Term(msgspec.Struct, rename="camel"):
+    match_expressions: list[_Expression] | None = None
+    match_fields: list[_Expression] | None = None
+
+
+class _Terms(msgspec.Struct, rename="camel"):
+    node_selector_terms: list[_Term] | None = None
+
+
+class _NodeAffinity(msgspec.Struct):
+    required: _Terms | None = msgspec.field(default=None, name=nodeconstraints.REQUIRED)
+
+
+class _Affinity(msgspec.Struct, rename="camel"):
+    node_affinity: _NodeAffinity | None = None
+
+
+class _NodeSpec(msgspec.Struct, rename="camel"):
+    """What of a pod's spec says which nodes it may be on."""
+
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+    tolerations: list[dict[str, Any]] | None = None
+
+
+class NamedPod(NamedTuple):
+    """A pod that is not there yet. `spec`: as it is written."""
+
+    name: str
+    shape: PodShape
+    spec: Json
+
+
+def shapes(given: str, known: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB) -> list[tuple[str, PodShape]]:
+    """As `pods`, without their specs."""
+    return [(one.name, one.shape) for one in pods(given, known, unit=unit)]
+
+
+def pods(
     given: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
-) -> list[tuple[str, PodShape]]:
+) -> list[NamedPod]:
     """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
     InvalidRequest.
 
@@ -45,11 +89,15 @@ def shapes(
     """
     field = f"{option} {given}"
     if "=" in given:
-        return [(given, _shape(_pod(given, field), known, field))]
+        pod = _pod(given, field)
+        return [NamedPod(given, _shape(pod, known, field), pod["spec"])]
     path = Path(given)
     if not path.is_file():
         raise InvalidRequest(field, "is no file, and has no =", "write for example gpu-mem=8138,cpu=2")
-    found = [(name, _shape(pod, known, f"{path.name}: {name}", unit)) for name, pod in _pods(path)]
+    found = [
+        NamedPod(name, _shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
+        for name, pod in _pods(path)
+    ]
     if not found:
         raise InvalidRequest(path.name, "has no Pod and nothing with a pod's template", "name another file")
     return found
@@ -155,11 +203,12 @@ def _annotations(metadata: Json) -> Json:
 
 
 def _load(spec: Json) -> Load:
-    """What it takes beside cards. Raises InvalidRequest."""
+    """What it takes beside cards. Raises InvalidRequest, also where what it asks of its node cannot be read."""
     _check_amounts(_part(spec, "overhead", "spec.overhead"), "spec.overhead")
     _check_resources(spec, "spec")
     _part(spec, "securityContext", "spec.securityContext")
     try:
+        msgspec.convert(spec, _NodeSpec)
         return loads.of_pod(msgspec.convert(spec, loads.PodSpec))
     except msgspec.ValidationError as error:
         raise InvalidRequest("spec", str(error), "write it as Kubernetes reads it") from error

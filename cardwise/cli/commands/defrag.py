@@ -25,7 +25,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import Goal, Movable, Move, World
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -55,7 +55,9 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragRequest:
-    """What the person wants. `text`: of what is to fit, such as "2 whole cards"."""
+    """What the person wants. `text`: of what is to fit, such as "2 whole cards". `spec`: of a pod that is to fit, as it
+    is written; empty where none is.
+    """
 
     text: str
     request: PodRequest
@@ -65,15 +67,19 @@ class DefragRequest:
     namespace: str | None
     most: int | None
     cordon: bool
+    spec: Json
 
 
 @dataclass(frozen=True, slots=True)
 class DefragOutcome:
-    """A plan, with the pods that may be moved."""
+    """A plan, with the pods that may be moved. `barred`: "1 of 4 nodes with cards", those that are no room for what is
+    wanted; "" where there are none.
+    """
 
     asked: DefragRequest
     plan: MovePlan
     found: movables.Found
+    barred: str = ""
 
     def steps(self) -> Iterator[tuple[Move, Movable, Json, int]]:
         """Each move with its pod, who makes that anew, and how many of what is wanted fit then."""
@@ -175,9 +181,11 @@ def _asked(
         one = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
         shape = PodShape(PodRequest(containers=(one,)), Load(0, 0, 0))
         whatif.check_classes(resource_class, shape, there, "--class")
+        spec: Json = {}
         text, count = f"free whole card{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        text, count, shape = _shape(seen, fit or "", resource_class, unit)
+        count, pod = _pod(seen, fit or "", resource_class, unit)
+        text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
         raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
@@ -190,6 +198,7 @@ def _asked(
         namespace=namespace,
         most=most,
         cordon=cordon,
+        spec=spec,
     )
 
 
@@ -211,8 +220,8 @@ def _carry_out(client: KubeClient, outcome: DefragOutcome, timeout: float, clock
             work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _shape(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[str, int, PodShape]:
-    """What it is called, how many, and what one asks."""
+def _pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
+    """How many, and one of them. Raises InvalidRequest."""
     times = _TIMES.fullmatch(fit)
     given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
     if not 1 <= count <= _MOST_FITS:
@@ -220,11 +229,11 @@ def _shape(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tu
     if resource_class and "=" not in given:
         raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
     named = f"{given},class={resource_class}" if resource_class else given
-    shapes = whatif.shapes(named, seen.classes, _FIT, unit=unit)
-    if len(shapes) > 1:
-        known = ", ".join(name for name, _ in shapes)
+    pods = whatif.pods(named, seen.classes, _FIT, unit=unit)
+    if len(pods) > 1:
+        known = ", ".join(pod.name for pod in pods)
         raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write them into files of their own")
-    return f"pod {shapes[0][0]}", count, shapes[0][1]
+    return count, pods[0]
 
 
 def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now: datetime) -> DefragOutcome:
@@ -250,10 +259,20 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now:
     def wanted(holding: Holding) -> bool:
         return asked.namespace in (None, holding.namespace)
 
-    found = movables.find(movables.ClusterFacts(pods, nodes, jobs, limits, told, now), ledger, wanted)
+    facts = movables.ClusterFacts(pods, nodes, jobs, limits, told, now)
+    found = movables.find(facts, ledger, wanted)
     world = World(ledger, engine, lambda namespace: [left for _, left in seen.headroom(namespace)])
-    goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy)
-    return DefragOutcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
+    tolerations = [*(asked.spec.get("tolerations") or ()), *movables.usual_tolerations(facts, ledger)]
+    may = movables.nodes({"spec": {**asked.spec, "tolerations": tolerations}}, nodes, ledger)
+    goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy, nodes=may)
+    made = plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon)
+    return DefragOutcome(asked, made, found, _barred(ledger, may))
+
+
+def _barred(ledger: Ledger, may: frozenset[str] | None) -> str:
+    with_cards = [node.name for node in ledger.nodes()]
+    barred = sum(name not in may for name in with_cards) if may is not None else 0
+    return f"{barred} of {wording.count(len(with_cards), 'node')} with cards" if barred else ""
 
 
 def text(outcome: DefragOutcome) -> str:
@@ -319,6 +338,8 @@ def _no_way(outcome: DefragOutcome) -> list[str]:
         lines.append(
             "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX."
         )
+    if outcome.barred:
+        lines.append(f"No room: {outcome.barred}, by a taint or by what the pod asks of its node.")
     lines.append(f"{wording.count(len(outcome.found.pods), 'pod')} may be moved.")
     for why, many in sorted(outcome.found.kept.items(), key=lambda one: (-one[1], one[0])):
         lines.append(f"Not so those that {why}: {many}.")

@@ -211,11 +211,13 @@ class _Greedy:
             taken: dict[str, set[str]] = {}
             for one in placed:
                 taken.setdefault(one.node, set()).update(share.uuid for share in one.assignment.shares())
-            nodes = sorted(self._world.ledger.nodes(), key=lambda node: (-max(node.free, default=0), node.name))
+            may = self._asked.goal.nodes
+            here = (node for node in self._world.ledger.nodes() if may is None or node.name in may)
+            nodes = sorted(here, key=lambda node: (-max(node.free, default=0), node.name))
             for node in nodes[:_NODES]:
-                known, here = self._ways.get(node.name), taken.get(node.name, set())
-                if known is None or known[0] != here:
-                    self._ways[node.name] = known = here, self._in_the_way(node)
+                known, filled = self._ways.get(node.name), taken.get(node.name, set())
+                if known is None or known[0] != filled:
+                    self._ways[node.name] = known = filled, self._in_the_way(node)
                 ways.append(known[1])
         left = self._most - len(self._moves)
         return sorted(

@@ -62,13 +62,16 @@ class Movable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """So many pods that ask this are to fit at once. `headroom`: what quotas leave to their namespace."""
+    """So many pods that ask this are to fit at once. `headroom`: what quotas leave to their namespace; `nodes`: those
+    that they may be on, None: all.
+    """
 
     request: PodRequest
     load: Load
     count: int
     policy: str
     headroom: Sequence[Headroom] = ()
+    nodes: frozenset[str] | None = None
 
 
 class Move(NamedTuple):
@@ -100,7 +103,7 @@ class World:
         try:
             self._mark(self._closed, cordoned=False)
             for i in range(goal.count):
-                found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.headroom)
+                found = self._placer.place(goal.request, goal.load, goal.policy, goal.nodes, goal.headroom)
                 if found is None:
                     break
                 mps_client = goal.request.mps_client

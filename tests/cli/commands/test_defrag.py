@@ -286,8 +286,9 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     """Forty pods with room for three on a card, and more cards wanted than can be free."""
     pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
     cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
+    nodes = [objects()["nodes"][0] | {"metadata": {"name": f"n{i}"}} for i in range(5)]
     monkeypatch.setattr(defrag, "plan", partial(plan, effort=500))
-    shown = run(monkeypatch, cluster(*pods, extendedresources=cards), "--free-cards", "27")
+    shown = run(monkeypatch, cluster(*pods, nodes=nodes, extendedresources=cards), "--free-cards", "27")
     assert shown.exit_code == 1
     assert (
         "No way was found to move pods for that; the best that was found: there are 26 free whole cards, by 26 moves.\n"
@@ -305,6 +306,99 @@ def test_classes_and_counts(monkeypatch):
         "by 1 move.\n"
     ) in shown.stdout
     assert shown.exit_code == 1
+
+
+def n1_is_empty(taint: str = "", *, tolerated: bool = False) -> Cluster:
+    """n1 has two free cards, and n2 one if `small` moves. `taint`: KEY:EFFECT of n1; `tolerated` by all pods."""
+    pods = [kept(running("small", "n2", 0, 3000)), running("big", "n2", 1, 8000)]
+    api = cluster(*pods)
+    key, _, effect = taint.partition(":")
+    if taint:
+        api.change("nodes", "n1", spec={"taints": [{"key": key, "effect": effect}]})
+    if tolerated:
+        for pod in pods:
+            tolerations = [{"key": key, "operator": "Exists"}, {"operator": "Exists", "effect": "NoExecute"}]
+            api.change("pods", pod["metadata"]["name"], "team", spec={"tolerations": tolerations})
+    return api
+
+
+FITS_ALREADY, MOVES = "Nothing has to move", "team/small  n2 0  n2 1"
+
+
+@pytest.mark.parametrize(
+    ("taint", "tolerated", "says"),
+    [
+        ("", False, FITS_ALREADY),
+        ("node.kubernetes.io/unreachable:NoSchedule", False, MOVES),
+        ("node.kubernetes.io/unreachable:NoSchedule", True, MOVES),  # as pods of DaemonSets do
+        ("dedicated:NoSchedule", False, MOVES),
+        ("dedicated:PreferNoSchedule", False, FITS_ALREADY),
+        # What the webhook adds, and what it adds by another setting: all pods with cards have it then.
+        ("nvidia.com/gpu:NoSchedule", False, FITS_ALREADY),
+        ("dedicated:NoSchedule", True, FITS_ALREADY),
+    ],
+)
+@pytest.mark.parametrize("wanted", [("--free-cards", "1"), ("--fit", "gpu-mem=11000")])
+def test_a_node_that_keeps_pods_with_cards_away_is_no_room(monkeypatch, wanted, taint, tolerated, says):
+    assert says in run(monkeypatch, n1_is_empty(taint, tolerated=tolerated), *wanted).stdout
+
+
+def test_a_node_that_is_gone_is_no_room(monkeypatch):
+    api = n1_is_empty()
+    api.remove("/api/v1/nodes/n1")
+    assert MOVES in run(monkeypatch, api, "--free-cards", "1").stdout
+
+
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["n2"]}]}]
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "taint", "says"),
+    [
+        ({}, "", FITS_ALREADY),
+        ({"nodeSelector": {"zone": "n2"}}, "", MOVES),
+        ({"affinity": AFFINITY}, "", MOVES),
+        ({"affinity": {"podAffinity": {}}}, "", FITS_ALREADY),
+        ({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, "dedicated:NoSchedule", FITS_ALREADY),
+        ({}, "nvidia.com/gpu:NoSchedule", FITS_ALREADY),
+        ({"nodeSelector": {"zone": "n3"}}, "", "\nNo room: 2 of 2 nodes with cards, by a taint"),
+    ],
+)
+def test_the_pod_of_a_manifest_fits_where_it_may_be(monkeypatch, tmp_path, spec, taint, says):
+    container = {"name": "main", "resources": {"limits": {names.GPU_MEM: "11000"}}}
+    file = tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump({"kind": "Pod", "spec": {"containers": [container], **spec}}))
+    assert says in run(monkeypatch, n1_is_empty(taint), "--fit", str(file)).stdout
+
+
+def test_where_there_is_no_way_it_says_which_nodes_do_not_count(monkeypatch):
+    api = n1_is_empty("dedicated:NoSchedule")
+    shown = run(monkeypatch, api, "--free-cards", "3")
+    assert "\nNo room: 1 of 2 nodes with cards, by a taint or by what the pod asks of its node.\n" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodeSelector": ["zone"]},
+        {"nodeSelector": {"zone": 1}},
+        {"tolerations": {"key": "a"}},
+        {"tolerations": ["a"]},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"matchExpressions": 1}]}}},
+    ],
+)
+def test_a_manifest_that_kubernetes_would_not_take_is_refused(monkeypatch, tmp_path, spec):
+    container = {"name": "main", "resources": {"limits": {names.GPU_MEM: "11000"}}}
+    file = tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump({"kind": "Pod", "spec": {"containers": [container], **spec}}))
+    refused = run(monkeypatch, n1_is_empty(), "--fit", str(file))
+    assert (refused.exit_code, "write it as Kubernetes reads it" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

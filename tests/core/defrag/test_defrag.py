@@ -156,6 +156,15 @@ def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
     assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
 
 
+def test_room_is_made_only_where_the_pods_of_the_goal_may_be():
+    ledger, pods = cluster(n1=[[], [100]], n2=[[100], [300, 300]])
+    goal = replace(free_cards(1), nodes=frozenset({"n2"}))
+    found = plan(world(ledger), goal, pods)
+    assert (moves(found), found.fits) == (["b: n2/0 > n2/1"], (0, 1))
+    unsearched = plan(world(ledger), goal, pods, effort=0)
+    assert moves(unsearched) == ["b: n2/0 > n2/1"]
+
+
 def test_no_more_pods_of_one_owner_move_than_it_can_lose():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[900]])
     one_job = [replace(pod, owner="job", at_most=1) if pod.uid in "ab" else pod for pod in pods if pod.uid != "c"]
