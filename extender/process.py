@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api import policies
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.gangs import gangs
 from cardwise.core.values.quantity import MiB, Unit
 from cardwise.kube.client import KubeClient
@@ -147,7 +148,15 @@ class Extender:
         )
         self._fragments = FragMetrics(self._state, clock)
         workload = WorkloadController(
-            client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy, clock=clock
+            client,
+            self._state,
+            settings.lease_namespace,
+            leads=self._leads,
+            policy=settings.policy,
+            limits=CardLimits(
+                kept_back=MiB(settings.headroom), max_clients=settings.max_clients, core=settings.core_overcommit
+            ),
+            clock=clock,
         )
         if settings.policy in policies.SCORED:
             self._state.policies.wanted = True

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from cardwise.core.api import assignment, classes, names, quotas, request
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.cards import FULL_CORE, Card
 from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
@@ -31,6 +32,7 @@ _T = TypeVar("_T")
 MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
 _NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time
+_NO_LIMITS = CardLimits()
 OTHERS = "other namespaces"  # stands for the namespace of pods that may not be read
 
 
@@ -137,7 +139,13 @@ class _ResourceQuota(msgspec.Struct):
 
 
 def take(
-    client: KubeClient, *, namespace: str = "", addresses: bool = True, own: str = "", beyond: bool = False
+    client: KubeClient,
+    *,
+    namespace: str = "",
+    addresses: bool = True,
+    own: str = "",
+    beyond: bool = False,
+    limits: CardLimits = _NO_LIMITS,
 ) -> Survey:
     """Reads ExtendedResources, ResourceClasses, GPUQuotas and pods, and nodes for their addresses. Raises `KubeError`.
 
@@ -145,8 +153,9 @@ def take(
     whole then, what is free is not. With `own`, where pods of all namespaces may not be read those of this one are,
     and what the others hold is taken from the statuses of cards and devices. With `beyond` what these say beyond the
     pods that are there counts as well: the extender keeps the share of one that vanished until its node is heard.
+    `limits`: what the extender gives of a card at most.
     """
-    survey = Survey()
+    survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
         survey.addresses = _addresses(client, own=own)
     resources = list(client.items(paths.extendedresources(), wire.ListOf[_Resource]))

@@ -10,6 +10,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names, policies
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.cache.yielding import give_way
@@ -21,11 +22,12 @@ _SLICE = 64  # nodes scored while the state is locked: half a millisecond
 _SLICES = 100  # in one step, at most
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # between two saves
+_NO_LIMITS = CardLimits()
 
 
 class WorkloadController:
-    """`leads`: whether this extender leads; only the leader writes. `policy`: that of the setting, written into the
-    ConfigMap for people to read. All methods belong to one thread.
+    """`leads`: whether this extender leads; only the leader writes. `policy` and `limits`: those of the settings,
+    written into the ConfigMap for people and the command line. All methods belong to one thread.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class WorkloadController:
         *,
         leads: Callable[[], bool],
         policy: str = policies.DEFAULT,
+        limits: CardLimits = _NO_LIMITS,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
@@ -43,6 +46,7 @@ class WorkloadController:
         self._namespace = namespace
         self._leads = leads
         self._policy = policy
+        self._settings = {names.WORKLOAD_POLICY: policy, **limits.written()}
         self._clock = clock
         self._published = False
         self._unpublished = 0  # rounds since we lead
@@ -91,7 +95,7 @@ class WorkloadController:
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _tell(self, *, leads: bool) -> None:
-        """Publishes the policy, once in each term; after a failure again in the 2nd, 4th, 8th round and so on."""
+        """Publishes the settings, once in each term; after a failure again in the 2nd, 4th, 8th round and so on."""
         if not leads or self._published:
             self._published, self._unpublished = leads, 0
             return
@@ -100,16 +104,16 @@ class WorkloadController:
             self._published = self._publish()
 
     def _publish(self) -> bool:
-        """Writes the policy. Returns whether it is there now."""
+        """Writes the settings. Returns whether they are there now."""
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
-            known = (saved.get("data") or {}).get(names.WORKLOAD_POLICY)
+            known = saved.get("data") or {}
         except errors.NotFound:
-            known = None
+            known = {}
         except errors.KubeError as error:
-            _log.warning("cannot tell the policy yet", error=str(error))
+            _log.warning("cannot tell the settings yet", error=str(error))
             return False
-        return known == self._policy or self._save({names.WORKLOAD_POLICY: self._policy})
+        return self._settings.items() <= known.items() or self._save(self._settings)
 
     def _restore(self) -> bool:
         """Reads the saved workload. Returns whether it was read, or there is none."""

@@ -1,4 +1,4 @@
-"""The extender's ConfigMap: the policy of its setting, and which pods come.
+"""The extender's ConfigMap: the policy of its setting, what it gives of a card at most, and which pods come.
 
 Whoever may view the extender's namespace may read it. Without that right the default policy is assumed, and a note says
 so.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api import names, policies
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -22,11 +23,19 @@ _NONE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`workload`: as the engine has written it, "" where no policy has learned yet. `note`: why it is not known."""
+    """`workload`: as the engine has written it, "" where no policy has learned yet. `note`: why the policy is not
+    known. `known_limits`: None where the extender does not tell them, as an older one.
+    """
 
     policy: str = policies.DEFAULT
     workload: str = ""
     note: str = ""
+    known_limits: CardLimits | None = None
+
+    @property
+    def limits(self) -> CardLimits:
+        """What the extender gives of a card at most; as without settings where that is not known."""
+        return self.known_limits or CardLimits()
 
 
 def take(client: KubeClient) -> Published:
@@ -41,12 +50,13 @@ def take(client: KubeClient) -> Published:
         return Published(note=f"you may not read the {configmap} ({error.message})")
     data = saved.get("data") or {}
     workload = data.get(names.WORKLOAD_ASKS, "")
-    policy = data.get(names.WORKLOAD_POLICY)
-    if policy is None:
-        return Published(workload=workload, note=f"the {configmap} names no policy")
-    if policy not in policies.POLICIES:
-        return Published(workload=workload, note=f"the {configmap} names a policy that is not known here ({policy})")
-    return Published(policy, workload)
+    policy = data.get(names.WORKLOAD_POLICY, "")
+    note = ""
+    if not policy:
+        note = f"the {configmap} names no policy"
+    elif policy not in policies.POLICIES:
+        note = f"the {configmap} names a policy that is not known here ({policy})"
+    return Published(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 
 def in_force(pod: Json, told: Published) -> str:

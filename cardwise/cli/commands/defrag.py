@@ -50,6 +50,10 @@ _HELP: Final = """Find the fewest pods to move so that whole cards are free, or 
 """
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
 _MOST_FITS: Final = 1000
+_UNKNOWN_LIMITS: Final = (
+    "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOvercommit): if "
+    "one of these is set, pods may move for a card that the extender then says is too full"
+)
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
 
 
@@ -133,7 +137,8 @@ def defrag(
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
     client = options.client()
     clock = options.clock()
-    seen = survey.take(client, addresses=False, beyond=True)
+    told = published.take(client)
+    seen = survey.take(client, addresses=False, beyond=True, limits=told.limits)
     try:
         asked = _asked(
             seen,
@@ -147,7 +152,9 @@ def defrag(
         )
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
-    outcome = _planned(client, seen, asked, clock.wall())
+    if told.note:
+        console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    outcome = _planned(client, seen, asked, told, clock.wall())
     if output == "table":
         console.say(text(outcome), nl=False)
     else:
@@ -157,8 +164,11 @@ def defrag(
     if outcome.plan.moves and dry_run:
         console.say("nothing was changed; --evict moves them", err=True)
     elif outcome.plan.moves:
+        if told.known_limits is None:
+            console.say(_UNKNOWN_LIMITS, err=True)
         _carry_out(client, outcome, timeout, clock)
-        after = _planned(client, survey.take(client, addresses=False), asked, clock.wall()).plan.fits[0]
+        now = survey.take(client, addresses=False, limits=told.limits)
+        after = _planned(client, now, asked, told, clock.wall()).plan.fits[0]
         if after < asked.count:
             raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
         console.say(f"done: {_fits(after, asked)}", err=True)
@@ -236,7 +246,9 @@ def _pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tupl
     return count, pods[0]
 
 
-def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now: datetime) -> DefragOutcome:
+def _planned(
+    client: KubeClient, seen: survey.Survey, asked: DefragRequest, told: published.Published, now: datetime
+) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
@@ -248,9 +260,6 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: DefragRequest, now:
         record = budgets.record(msgspec.json.encode(budget))
         if record is not None:
             limits.set(*record)
-    told = published.take(client)
-    if told.note:
-        console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     ledger = seen.ledger
     engine = SurveyedEngine(ledger, snapshots.left(nodes, pods), told.workload)
     if engine.note:

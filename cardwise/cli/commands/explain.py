@@ -102,14 +102,14 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tu
 
 def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
     gang = podgroups.of_pod(client, pod)
+    told = published.take(client)
     seen = None
     try:
-        seen = survey.take(client, addresses=False, own=namespace)
+        seen = survey.take(client, addresses=False, own=namespace, limits=told.limits)
     except errors.Forbidden as error:
         console.say(f"note: why it is so cannot be said in full: {rights.missing(error)}", err=True)
     if seen is not None and seen.partial:
         console.say(f"note: {seen.partial}", err=True)
-    told = published.take(client)
     if told.note and seen is not None and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     engine = None

@@ -6,6 +6,7 @@ Comes in: decoded JSON of pods and of our objects. Goes out: requests, assignmen
     assignment       what it got: the annotations of a bound pod
     names            every name that leaves the process
     cards            a card as placement sees it
+    cardlimits       what the extender gives of a card at most, in its ConfigMap
     classes          ResourceClass: a named type of card
     selectors        the label selector of a class
     quotas           GPUQuota: what a namespace may hold, and what each share counts

@@ -123,7 +123,7 @@ WEBHOOK_CONFIGURATION: Final = "cardwise"
 LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
 WORKLOAD_ASKS: Final = "workload.json"  # its key for that
-WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy, where that is not the default
+WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy; more of its settings: cardlimits.py
 
 # cluster-autoscaler's: "false" on a pod that it must not evict, "true" on one that it may though it would not.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"

@@ -7,8 +7,10 @@ from functools import partial
 import pytest
 import yaml
 
+from cardwise.cli.cluster import evicting
 from cardwise.cli.commands import defrag
 from cardwise.core.api import names
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.policies import DEFAULT
 from cardwise.core.defrag.defrag import plan
 from tests.cli import worlds
@@ -18,7 +20,7 @@ from tests.fakes.clock import FakeClock
 K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
 PUBLISHED = {
     "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
-    "data": {names.WORKLOAD_POLICY: DEFAULT},
+    "data": {names.WORKLOAD_POLICY: DEFAULT, **CardLimits().written()},
 }
 GROUPS = {"Job": "batch/v1", "ReplicationController": "v1", "Node": "v1", "Workflow": "argoproj.io/v1alpha1"}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -247,7 +249,10 @@ def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_f
 
 
 def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatch):
-    there = {"metadata": PUBLISHED["metadata"] | {"namespace": "gpus"}, "data": {names.WORKLOAD_POLICY: "spread"}}
+    there = {
+        "metadata": PUBLISHED["metadata"] | {"namespace": "gpus"},
+        "data": PUBLISHED["data"] | {names.WORKLOAD_POLICY: "spread"},
+    }
     api = cluster(*three(), configmaps=[PUBLISHED, there])
     monkeypatch.setenv("CARDWISE_NAMESPACE", "")
     assert run(monkeypatch, api, "--free-cards", "1").exit_code == 0
@@ -257,7 +262,7 @@ def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatc
 
 
 # Of a policy that puts a pod back on the card that it has left.
-SPREADING = PUBLISHED | {"data": {names.WORKLOAD_POLICY: "spread"}}
+SPREADING = PUBLISHED | {"data": PUBLISHED["data"] | {names.WORKLOAD_POLICY: "spread"}}
 
 
 def spreading(*pods: dict) -> Cluster:
@@ -306,6 +311,46 @@ def test_classes_and_counts(monkeypatch):
         "by 1 move.\n"
     ) in shown.stdout
     assert shown.exit_code == 1
+
+
+def limited(**limits: int) -> dict:
+    """The ConfigMap of an extender with these limits."""
+    return PUBLISHED | {"data": PUBLISHED["data"] | CardLimits(**limits).written()}
+
+
+@pytest.mark.parametrize(
+    ("limits", "moves"),
+    [
+        ({}, True),
+        ({"kept_back": 441}, True),
+        ({"kept_back": 442}, False),  # beside the 8000 MiB of `big` the card has not 3000 left
+        ({"max_clients": 2}, True),
+        ({"max_clients": 1}, False),
+    ],
+)
+def test_nothing_moves_to_a_card_that_the_extender_says_is_too_full(monkeypatch, limits, moves):
+    shown = run(monkeypatch, cluster(*three(), configmaps=[limited(**limits)]), "--free-cards", "1", "--evict")
+    assert ("1 pod would move" in shown.stdout) == moves
+
+
+@pytest.mark.parametrize(("core", "code"), [(100, 1), (200, 0)])
+def test_cores_count_as_often_as_the_extender_gives_them(monkeypatch, core, code):
+    pods = [placed("team", f"p{i}", f"n{i // 2 + 1}", i % 2, 100, core=60) for i in range(4)]
+    api = cluster(*pods, configmaps=[limited(core=core)])
+    assert run(monkeypatch, api, "--fit", "gpu-mem=100,core=60").exit_code == code
+
+
+OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT}}
+
+
+@pytest.mark.parametrize("configmap", [PUBLISHED, OLDER])
+def test_where_the_extender_does_not_say_what_a_card_gives_evict_warns(monkeypatch, configmap):
+    monkeypatch.setattr(evicting.Carrying, "carry", lambda *_: None)
+    says = "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOver"
+    args = ("--free-cards", "1", "--no-cordon")
+    api = cluster(*three(), configmaps=[configmap])
+    assert (says in run(monkeypatch, api, *args, "--evict").stderr) == (configmap is OLDER)
+    assert says not in run(monkeypatch, api, *args).stderr
 
 
 def n1_is_empty(taint: str = "", *, tolerated: bool = False) -> Cluster:

@@ -5,7 +5,10 @@ import json
 import pytest
 
 from cardwise.cli.cluster import workloads
+from cardwise.core.api import names
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.quantity import MiB
 from cardwise.kube import errors
 from tests.cli.worlds import Cluster, lists, placed, run, waiting
 
@@ -101,3 +104,14 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
     assert (of_web.former, of_web.fellows) == ({"web-1-x"}, {"web-2-y"})
     for other in (jobs[0], waiting("t", "bare", limits)):
         assert workloads.replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"
+
+
+def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api):
+    def free() -> int:
+        said = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
+        return said["nodes"][0]["cards"][0]["freeMiB"]
+
+    before = free()
+    data = CardLimits(kept_back=MiB(700)).written()
+    api.add("configmaps", {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data})
+    assert free() == before - 700

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from cardwise.core.api import names, policies
+from cardwise.core.api.cardlimits import CardLimits
 from cardwise.kube import paths
 from extender.ahead.ahead import AheadSettings, When
 from extender.api import verbs
@@ -200,9 +201,9 @@ def published(api):
     return saved(api, names.WORKLOAD_POLICY)
 
 
-def publishing(api, *, leads=lambda: True, policy=policies.DEFAULT):
+def publishing(api, *, leads=lambda: True, **settings):
     made = world(n1=[P100])
-    return WorkloadController(api.client(), made, "cardwise-system", leads=leads, policy=policy, clock=api.clock)
+    return WorkloadController(api.client(), made, "cardwise-system", leads=leads, clock=api.clock, **settings)
 
 
 def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
@@ -226,3 +227,29 @@ def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_chang
     assert published(api) == "fgd"
     publishing(api).step()
     assert published(api) == policies.DEFAULT
+
+
+def test_what_a_card_gives_at_most_is_told_beside_the_policy():
+    api = ApiServer(FakeClock())
+    limits = CardLimits(kept_back=700, max_clients=16, core=200)
+    publishing(api, policy="fgd", limits=limits).step()
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "fgd", **limits.written()}
+    publishing(api, policy="fgd").step()
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "fgd", **CardLimits().written()}
+
+
+def test_to_what_an_older_extender_has_written_the_limits_are_added():
+    text = '{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'
+    api = given(text)
+    api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT})
+    publishing(api).step()
+    written = {names.WORKLOAD_ASKS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().written()}
+    assert api.get(PATH)["data"] == written
+
+
+def test_what_is_told_already_is_not_written_again():
+    api = ApiServer(FakeClock())
+    publishing(api).step()
+    before = len(api.requests)
+    publishing(api).step()
+    assert [request.verb for request in api.requests[before:]] == ["get"]

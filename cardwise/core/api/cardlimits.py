@@ -1,0 +1,47 @@
+"""What the extender gives of each card at most, as it writes that into its ConfigMap for the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values.quantity import MOST_MIB, MiB
+
+# Keys of the ConfigMap, as the chart calls the settings.
+_HEADROOM: Final = "headroomMiB"
+_CLIENTS: Final = "maxClients"
+_CORE: Final = "coreOvercommit"
+
+_MOST_CLIENTS: Final = 1024  # that anybody may write; far above what the setting takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardLimits:
+    """`kept_back`: MiB of each card that no share gets. `max_clients`: the most shares on one card, None: as MPS says.
+    `core`: percent of a card's SMs that are given in sum.
+    """
+
+    kept_back: MiB = MiB(0)
+    max_clients: int | None = None
+    core: int = FULL_CORE
+
+    def written(self) -> dict[str, str]:
+        """As entries of the ConfigMap."""
+        return {_HEADROOM: str(self.kept_back), _CLIENTS: str(self.max_clients or 0), _CORE: str(self.core)}
+
+    @classmethod
+    def read(cls, data: Mapping[str, str]) -> Self | None:
+        """Of the ConfigMap's entries; None where one of them is missing or cannot be, as in an older extender's."""
+        kept_back = _number(data.get(_HEADROOM), 0, MOST_MIB)
+        clients = _number(data.get(_CLIENTS), 0, _MOST_CLIENTS)
+        core = _number(data.get(_CORE), FULL_CORE, 10 * FULL_CORE)
+        if kept_back is None or clients is None or core is None:
+            return None
+        return cls(kept_back=MiB(kept_back), max_clients=clients or None, core=core)
+
+
+def _number(text: str | None, least: int, most: int) -> int | None:
+    if text is None or not text.isdecimal() or len(text) > len(str(most)):
+        return None
+    number = int(text)
+    return number if least <= number <= most else None

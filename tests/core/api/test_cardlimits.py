@@ -1,0 +1,39 @@
+"""What the extender gives of a card at most, in its ConfigMap."""
+
+import pytest
+
+from cardwise.core.api.cardlimits import CardLimits
+from cardwise.core.values.quantity import MiB
+
+WRITTEN = {"headroomMiB": "700", "maxClients": "16", "coreOvercommit": "200"}
+
+
+@pytest.mark.parametrize("limits", [CardLimits(), CardLimits(kept_back=MiB(700), max_clients=16, core=200)])
+def test_what_is_written_is_read(limits):
+    assert CardLimits.read(limits.written() | {"policy": "priced"}) == limits
+
+
+def test_the_keys_are_the_settings_of_the_chart():
+    assert CardLimits(kept_back=MiB(700), max_clients=16, core=200).written() == WRITTEN
+    assert CardLimits().written()["maxClients"] == "0"  # as MPS says
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"headroomMiB": "-1"},
+        {"headroomMiB": "much"},
+        {"headroomMiB": ""},
+        {"headroomMiB": "9" * 5000},
+        {"maxClients": "1.5"},
+        {"coreOvercommit": "99"},
+        {"coreOvercommit": "1001"},
+    ],
+)
+def test_what_cannot_be_is_not_known(change):
+    assert CardLimits.read(WRITTEN | change) is None
+
+
+@pytest.mark.parametrize("key", WRITTEN)
+def test_an_older_extender_writes_none(key):
+    assert CardLimits.read({name: text for name, text in WRITTEN.items() if name != key}) is None
