@@ -1,6 +1,7 @@
 """`cardwise bundle`: packs what a helper needs to see into one archive, without secrets.
 
-Secrets and ConfigMaps are not read at all. People put tokens into commands, probes, annotations, volumes and wherever
+Secrets and ConfigMaps are not read at all. Of Cardwise's namespace only its parts are read, known by the chart's label:
+others may run something there too. People put tokens into commands, probes, annotations, volumes and wherever
 else Kubernetes lets them, so of their pods only that is kept which is listed here: what says how a pod is placed, what
 it asks for and how it fares. The values of Cardwise's own environment and annotations are part of it.
 """
@@ -8,7 +9,7 @@ it asks for and how it fares. The values of Cardwise's own environment and annot
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from cardwise.kube.client import KubeClient
 HIDDEN: Final = "(left out)"
 _LOG_LINES: Final = 2000
 _APPS: Final = "/apis/apps/v1"
+_PARTS: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the chart gives it to all that it makes
 _NOISE: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _OURS: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, names.ENV_MPS_PREFIX)
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
@@ -98,8 +100,10 @@ def _fill(
 
 
 def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    def objects(path: str, clean: Callable[[Json], Json] = _cleaned) -> Callable[[], object]:
-        return lambda: [clean(one) for one in client.objects(path)]
+    def objects(
+        path: str, clean: Callable[[Json], Json] = _cleaned, query: Mapping[str, str] | None = None
+    ) -> Callable[[], object]:
+        return lambda: [clean(one) for one in client.objects(path, query)]
 
     yield "version.json", lambda: client.get("/version")
     yield "nodes.json", objects(paths.nodes())
@@ -112,11 +116,11 @@ def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callabl
     yield "events.json", objects(paths.events())
     yield "pods.json", lambda: [_discreet(pod) for pod in client.objects(paths.pods()) if _is_of_interest(pod)]
     for kind in ("daemonsets", "deployments"):
-        yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed))
+        yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed), query=_PARTS)
     yield "leases.json", objects(paths.leases(installed))
-    yield "parts/pods.json", objects(paths.pods(installed))
+    yield "parts/pods.json", objects(paths.pods(installed), query=_PARTS)
     try:
-        parts = list(client.objects(paths.pods(installed)))
+        parts = list(client.objects(paths.pods(installed), _PARTS))
     except errors.KubeError:
         return  # said by the line above
     for pod in parts:
@@ -202,7 +206,7 @@ def _volume(volume: Json) -> Json:
 
 
 def _status(status: Json) -> Json:
-    """How it fares. What a program leaves in its termination message is not told, its exit code is."""
+    """How it fares. Messages of its containers are not told, reasons and exit codes are."""
     kept = dict(status)
     for group in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         if group in kept:
@@ -211,11 +215,14 @@ def _status(status: Json) -> Json:
 
 
 def _fares(container: Json) -> Json:
+    """A program writes the message of a container that has ended. That of one that could not start may have its
+    command in it (RunContainerError).
+    """
     kept = dict(container)
     for key in ("state", "lastState"):
-        ended = (kept.get(key) or {}).get("terminated") or {}
-        if "message" in ended:
-            kept[key] = {"terminated": ended | {"message": HIDDEN}}
+        for phase, told in (kept.get(key) or {}).items():
+            if "message" in (told or {}):
+                kept[key] = {phase: told | {"message": HIDDEN}}
     return kept
 
 

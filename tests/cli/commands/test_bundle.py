@@ -64,7 +64,13 @@ def users_pod() -> Json:
         "somethingOfTomorrow": SECRET,
     }
     ended = {"terminated": {"exitCode": 3, "message": SECRET}}
-    pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": ended, "lastState": ended}]}
+    # What containerd says of a command that is not there has the command in it.
+    refused = {"waiting": {"reason": "RunContainerError", "message": f'exec: "{SECRET}": executable file not found'}}
+    statuses = [
+        {"name": "main", "state": ended, "lastState": ended},
+        {"name": "second", "state": refused, "lastState": ended},
+    ]
+    pod["status"] = {"phase": "Running", "containerStatuses": statuses}
     return pod
 
 
@@ -76,8 +82,9 @@ def log(request: Request) -> bytes:
 
 @pytest.fixture
 def api() -> Cluster:
+    ours = {"app.kubernetes.io/name": "cardwise"}
     part = {
-        "metadata": {"namespace": names.NAMESPACE, "name": "extender-0"},
+        "metadata": {"namespace": names.NAMESPACE, "name": "extender-0", "labels": ours},
         "spec": {"containers": [{"name": "main"}, {"name": "steady"}]},
         "status": {
             "containerStatuses": [{"name": "main", "restartCount": 2}, {"name": "steady", "restartCount": 0}],
@@ -87,8 +94,21 @@ def api() -> Cluster:
     noted = {"metadata": {"namespace": "team-a", "name": "of-users", "annotations": {"team.example/token": SECRET}}}
     pods = [users_pod(), other, part]
     made = Cluster({"podgroups": [noted], "gpuquotas": [noted], "pods": pods, "extendedresources": [card("n1", 0)]})
+    for kind in ("daemonsets", "deployments"):
+        made.add(kind, {"metadata": {"namespace": names.NAMESPACE, "name": f"of-{kind}", "labels": ours}, "spec": {}})
     made.answers[paths.pods(names.NAMESPACE, "extender-0", "log")] = log
     return made
+
+
+@pytest.fixture
+def neighbour(api: Cluster) -> None:
+    """Somebody else's workload in Cardwise's namespace."""
+    container = {"name": "c", "env": [{"name": "TOKEN", "value": SECRET}]}
+    metadata = {"namespace": names.NAMESPACE, "name": "theirs"}
+    api.add("pods", {"metadata": metadata, "spec": {"containers": [container]}})
+    for kind in ("daemonsets", "deployments"):
+        api.add(kind, {"metadata": metadata, "spec": {"template": {"spec": {"containers": [container]}}}})
+    api.answers[paths.pods(names.NAMESPACE, "theirs", "log")] = SECRET.encode()
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -114,7 +134,9 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
         {"name", "flexVolume"},
         {"name", "nfs"},
     ]
-    assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    first, second = pod["status"]["containerStatuses"]
+    assert first["state"]["terminated"]["exitCode"] == second["lastState"]["terminated"]["exitCode"] == 3
+    assert second["state"]["waiting"] == {"reason": "RunContainerError", "message": bundle.HIDDEN}
     assert [one["name"] for one in pod["spec"]["initContainers"] + pod["spec"]["ephemeralContainers"]] == [
         "init",
         "debug",
@@ -126,6 +148,18 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     assert [line.partition(":")[0] for line in missing] == ["parts/extender-0.main.previous.log"], (
         "what never restarted"
     )
+
+
+@pytest.mark.usefixtures("neighbour")
+def test_of_what_others_run_in_the_namespace_of_cardwise_nothing_is_packed(api, tmp_path):
+    bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    found = contents(tmp_path / "b.tar.gz")
+    assert all(SECRET.encode() not in content for content in found.values())
+    assert {name for name in found if name.startswith("parts/")} == {
+        "parts/pods.json", "parts/extender-0.main.log", "parts/extender-0.steady.log",
+    }  # fmt: skip
+    for kind in ("daemonsets", "deployments"):
+        assert [one["metadata"]["name"] for one in json.loads(found[f"{kind}.json"])] == [f"of-{kind}"]
 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
