@@ -68,6 +68,16 @@ def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: R
     }
 
 
+def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -> None:
+    moved = ("nodes.stateDir=/data/state", "nodes.mpsRoot=/run/gpu/mps", "nodes.cdiDir=/var/run/gpu/cdi")
+    policy = one(render(*moved), "ValidatingAdmissionPolicy", f"hostpaths.{names.GROUP}")
+    variables = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+    # /var/run is a link to /run on the nodes, and a pod may name either.
+    closed = ("/data/state", "/run/gpu/mps", "/var/run/gpu/mps", "/run/gpu/cdi", "/var/run/gpu/cdi", "/dev/nvidia")
+    for name in ("culprits", "parents"):
+        assert [path for path in closed if variables[name].count(f"'{path}'") != 1] == [], name
+
+
 def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is_no_lease(render: Render) -> None:
     for each in render():
         if each["kind"] == "ValidatingAdmissionPolicy":
