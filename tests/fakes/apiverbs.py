@@ -1,6 +1,7 @@
 """What each request does to the objects of the API server of the tests, and how kube-apiserver answers it."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -54,6 +55,8 @@ class Verbs:
 
     def carry_out(self, call: Call) -> Json:
         sub = call.target.sub
+        if not sub and call.verb == "delete" and not call.target.name:
+            return self._delete_collection(call)
         if not sub:
             return {
                 "get": self._get,
@@ -162,6 +165,16 @@ class Verbs:
             return ending if ending is now else self._store.write(call.target.key, ending)
         self._store.remove(call.target.key)
         return now if of_pod else status(200, "", uid=now["metadata"]["uid"])
+
+    def _delete_collection(self, call: Call) -> Json:
+        """Deletes what a list would show, a page of it where there is a limit, and answers that list."""
+        if call.kind.namespaced and not call.target.namespace:
+            raise Refused(405, "the server does not allow this method on the requested resource")
+        page = self._list(call)
+        for obj in page["items"]:
+            with suppress(Refused):
+                self._delete(replace(call, target=replace(call.target, name=obj["metadata"]["name"])))
+        return page
 
     # Pods.
 

@@ -1,9 +1,14 @@
-"""What `helm uninstall` takes away from a node, and what it leaves there because others wrote it."""
+"""What `helm uninstall` takes away, what it leaves because others wrote it, and for whom it waits."""
+
+import sys
+from unittest.mock import patch
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+from tests.cli.worlds import card
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.helm.scripts import load
@@ -36,3 +41,88 @@ def test_our_capacities_go_and_no_others():
     node = cleaned({}, {}, **ours, cpu="4", **{names.NVIDIA_GPU: "1"})
     for kind in ("capacity", "allocatable"):
         assert node["status"][kind] == {"cpu": "4", names.NVIDIA_GPU: "1"}
+
+
+def node(name: str, *, ready: str = "True") -> dict:
+    offered = {names.SHARE: "1"}
+    said = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
+    return {"metadata": {"name": name}, "status": {"conditions": said, "capacity": offered, "allocatable": offered}}
+
+
+def part(component: str, on: str) -> dict:
+    labels = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": component}
+    metadata = {"name": f"{component}-{on}", "namespace": names.NAMESPACE, "labels": labels}
+    return {"metadata": metadata, "spec": {"nodeName": on}}
+
+
+@pytest.fixture
+def api() -> ApiServer:
+    """Of n1, n2 and n3 the kubelet of n2 does not answer any more; each has a card."""
+    made = ApiServer(FakeClock())
+    for name, ready in (("n1", "True"), ("n2", "Unknown"), ("n3", "True")):
+        made.put(paths.nodes(), node(name, ready=ready))
+        made.put(paths.extendedresources(), card(name, 0))
+    made.put(paths.secrets(), {"metadata": {"name": "tls", "namespace": names.NAMESPACE}})
+    return made
+
+
+def uninstalled(api: ApiServer) -> float:
+    """The seconds that the Job takes. Raises SystemExit where it fails."""
+    begun = api.clock.now()
+    with (
+        patch.object(KubeClient, "load", lambda *_: api.client()),
+        patch.object(cleanup.time, "monotonic", api.clock.now),
+        patch.object(cleanup.time, "sleep", api.clock.sleep),
+        patch.object(sys, "argv", ["cleanup.py", f"--namespace={names.NAMESPACE}", "--secret=tls"]),
+    ):
+        cleanup.main()
+    return api.clock.now() - begun
+
+
+def left(api: ApiServer) -> int:
+    """How many things of ours are there."""
+    capacities = [each["status"]["capacity"] for each in api.all(paths.nodes())]
+    return sum(map(len, capacities)) + len(api.all(paths.extendedresources())) + len(api.all(paths.secrets()))
+
+
+def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
+    api.put(paths.pods(), part("deviceplugin", "n2"))
+    api.put(paths.pods(), part("mps", "n1"))
+    with pytest.raises(SystemExit):
+        uninstalled(api)
+    assert left(api) == 7, "the pod on n1 could write all of it again"
+    assert "still there" in (said := capsys.readouterr().out)
+    assert ("mps-n1" in said, "deviceplugin-n2" in said) == (True, False)
+    api.remove(paths.pods(names.NAMESPACE, "mps-n1"))
+    assert uninstalled(api) < cleanup.PATIENCE
+    assert left(api) == 0
+    assert "these nodes do not answer, so our pods there have not ended: n2\n" in capsys.readouterr().out
+
+
+def test_a_node_that_is_gone_is_not_waited_for(api, capsys):
+    api.put(paths.pods(), part("deviceplugin", "n4"))
+    assert uninstalled(api) < cleanup.PATIENCE
+    assert (left(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
+
+
+@pytest.mark.parametrize("component", ["webhook", "extender"])
+def test_a_part_of_the_whole_cluster_on_a_dead_node_is_given_time(api, component):
+    api.put(paths.pods(), part(component, "n2"))
+    assert uninstalled(api) > cleanup.PATIENCE
+    assert left(api) == 0
+
+
+def test_thousands_of_cards_take_few_requests(api):
+    for index in range(1200):
+        api.put(paths.extendedresources(), card("n1", index))
+    api.put(paths.resourceclasses(), {"metadata": {"name": "auto", "labels": {names.AUTO_LABEL: "true"}}})
+    api.put(paths.resourceclasses(), {"metadata": {"name": "by-hand"}})
+    uninstalled(api)
+    assert left(api) == 0
+    assert len(api.sent("delete", f"{paths.extendedresources()}*")) < 10
+    assert [one["metadata"]["name"] for one in api.all(paths.resourceclasses())] == ["by-hand"]
+
+
+def test_nodes_are_read_in_pages(api):
+    uninstalled(api)
+    assert all("limit" in one.query for one in api.sent("list", paths.nodes()))

@@ -1,7 +1,7 @@
 """What `helm uninstall` runs at its end: takes away what Cardwise has written and the chart does not know of.
 
 In the image of the parts. Running pods keep their cards, and classes and quotas that people made stay with their
-CustomResourceDefinitions. Can be run again at any time.
+CustomResourceDefinitions. Nodes that do not answer keep nothing waiting, and are named. Can be run again at any time.
 """
 
 import argparse
@@ -14,27 +14,54 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-COMPONENTS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component in (webhook,extender,deviceplugin,mps)"
+COMPONENT = "app.kubernetes.io/component"
+CENTRAL = ("webhook", "extender")  # the others are about their own node only
+COMPONENTS = f"app.kubernetes.io/name=cardwise,{COMPONENT} in (webhook,extender,deviceplugin,mps)"
 CAPACITIES = {names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, *names.OWN_RESOURCES}
 NOTED = f"{names.GROUP}/{names.ACCELERATOR}"  # annotation: the label `accelerator` that the device plugin wrote
 TEST = "cardwise-test"  # the pod of the last `helm test`
 PATIENCE = 100.0  # seconds for our pods to end; they would write everything again
+PAGE = 500  # objects
 
 
-def parts(client: KubeClient, namespace: str) -> list[str]:
+def parts(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
     """Pods of ours that still are there."""
-    found = client.get(paths.pods(namespace), {"labelSelector": COMPONENTS})["items"]
-    return [each["metadata"]["name"] for each in found]
+    return list(client.objects(paths.pods(namespace), {"labelSelector": COMPONENTS}))
+
+
+def answering(client: KubeClient) -> set[str]:
+    """The nodes that are Ready: whose kubelets can end a pod."""
+    return {
+        node["metadata"]["name"]
+        for node in client.objects(paths.nodes())
+        for one in (node.get("status") or {}).get("conditions") or ()
+        if (one["type"], one["status"]) == ("Ready", "True")
+    }
 
 
 def ended(client: KubeClient, namespace: str) -> bool:
-    """Waits until none is."""
+    """Waits until our pods have ended. False where one has not in `PATIENCE` seconds, though its node is Ready.
+
+    A pod on a node that is not Ready stays until the node is back or deleted, which may be never. It keeps nothing
+    waiting: the release is gone, and with it all rights to write. Only webhook and extender are given the time there
+    too, since their last writes may be about any node.
+    """
     until = time.monotonic() + PATIENCE
     while left := parts(client, namespace):
-        if time.monotonic() > until:
-            print(f"still there, and would write all of it again: {', '.join(left)}; run this again once they are gone")
+        ready = answering(client)
+        dead = [each for each in left if each["spec"].get("nodeName", "") not in {"", *ready}]
+        living = [each["metadata"]["name"] for each in left if each not in dead]
+        late = time.monotonic() > until
+        if late and living:
+            print(
+                f"still there, and would write all of it again: {', '.join(living)}; run this again once they are gone"
+            )
             return False
-        time.sleep(0.5)
+        if not living and (late or not any(each["metadata"]["labels"][COMPONENT] in CENTRAL for each in dead)):
+            nodes = sorted({each["spec"]["nodeName"] for each in dead})
+            print(f"these nodes do not answer, so our pods there have not ended: {', '.join(nodes)}")
+            return True
+        time.sleep(1.0)
     return True
 
 
@@ -61,10 +88,19 @@ def clean_node(client: KubeClient, node: dict[str, Any]) -> None:
 
 
 def delete_all(client: KubeClient, path: str, selector: str = "") -> None:
-    """All objects of a kind of ours. Nothing where the kind has gone with its CustomResourceDefinition."""
+    """All objects of a kind of ours, `PAGE` of them by one request, which the API server takes some seconds for.
+
+    Nothing where the kind has gone with its CustomResourceDefinition.
+    """
+    query = {"labelSelector": selector, "limit": str(PAGE)}
     with contextlib.suppress(errors.NotFound):
-        for each in client.get(path, {"labelSelector": selector})["items"]:
-            delete(client, f"{path}/{each['metadata']['name']}")
+        while True:
+            page = client.delete(path, query=query, timeout=60.0)
+            if page["items"]:
+                print(f"deleted {len(page['items'])} of {path}")
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return
 
 
 def delete(client: KubeClient, path: str) -> None:
@@ -81,8 +117,9 @@ def main() -> None:
     client = KubeClient.load(None)
     if not ended(client, arguments.namespace):
         sys.exit(1)
-    for node in client.get(paths.nodes())["items"]:
-        clean_node(client, node)
+    for node in client.objects(paths.nodes()):
+        with contextlib.suppress(errors.NotFound):  # it may go meanwhile
+            clean_node(client, node)
     delete_all(client, paths.extendedresources())
     delete_all(client, paths.resourceclasses(), f"{names.AUTO_LABEL}")
     for secret in arguments.secret:
