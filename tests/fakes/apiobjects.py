@@ -81,7 +81,7 @@ _CARDWISE = f"/apis/{names.API_VERSION}"
 KINDS: dict[str, Kind] = {
     "/api/v1/namespaces": Kind("Namespace", namespaced=False, status=True),
     "/api/v1/nodes": Kind("Node", namespaced=False, status=True),
-    "/api/v1/pods": Kind("Pod", status=True, fields=("spec.nodeName", "status.phase")),
+    "/api/v1/pods": Kind("Pod", status=True, fields=("spec.nodeName", "spec.schedulerName", "status.phase")),
     "/api/v1/services": Kind("Service", status=True),
     "/api/v1/secrets": Kind("Secret"),
     "/api/v1/configmaps": Kind("ConfigMap"),

@@ -179,6 +179,10 @@ def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
         key_file=f"{folder}/client.key",
     )
     assert config["profiles"] == [{"schedulerName": "cardwise-scheduler"}]
+    (renamed,) = one(render(*ALL, "scheduler.name=gpus"), "Deployment", names.SCHEDULER)["metadata"][
+        "annotations"
+    ].items()
+    assert renamed == (names.SCHEDULER_NAME, "gpus"), "by which the command line knows it"
 
 
 def test_network_policies_let_in_only_who_is_named(render: Render) -> None:

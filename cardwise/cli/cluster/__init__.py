@@ -5,7 +5,7 @@ Comes in: a client. Goes out: nodes and pods to simulate, pods that may be moved
     snapshots  the cluster as something to simulate
     engine     where the extender would place a pod
     whatif     pods and nodes that are not there yet
-    published  the extender's policy and workload, by its ConfigMap
+    published  the extender's policy and workload, by its ConfigMap; `schedulers`: whether the chart's own is there
     usage      cards and who uses them, for `top`; `visible`: the view of a user who may read no card
     podgroups  gangs, how far each is and what is held for it
     movables   pods that `defrag` may move; `evicting`: moves them

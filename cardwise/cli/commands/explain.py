@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from cardwise.cli import console, options, rights
-from cardwise.cli.cluster import podgroups, published, snapshots, workloads
+from cardwise.cli.cluster import podgroups, published, schedulers, snapshots, workloads
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.explanation import holdups, objects, sentences
 from cardwise.cli.explanation.holdups import Around
@@ -142,4 +142,4 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
     replicas = workloads.replicas(client, pod)
-    return Around(nodes, replicas.former, replicas.fellows | bound, partners)
+    return Around(nodes, replicas.former, replicas.fellows | bound, partners, schedulers.take(client))

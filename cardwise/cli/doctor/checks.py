@@ -13,6 +13,7 @@ _CHECKS = (
     parts.webhooks,
     parts.policies,
     parts.leader,
+    scheduler.stranded,
     cluster.other_plugins,
     cluster.gpushare,
     units.bare_numbers,
@@ -23,7 +24,14 @@ _CHECKS = (
 )
 
 # All of them where Cardwise is not installed.
-_BEFORE = (cluster.version, parts.definitions, cluster.other_plugins, cluster.gpushare, units.bare_numbers)
+_BEFORE = (
+    cluster.version,
+    parts.definitions,
+    scheduler.stranded,
+    cluster.other_plugins,
+    cluster.gpushare,
+    units.bare_numbers,
+)
 
 
 def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:

@@ -15,6 +15,7 @@ _RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
+UNPLACED = f"spec.schedulerName={names.SCHEDULER},spec.nodeName=,status.phase=Pending"  # a field selector of pods
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Facts:
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
+    waiting_pods: Sequence[Json] = ()  # pods that nobody but the chart's own kube-scheduler may place
     runtimeclasses: Sequence[Json] = ()
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     absent: set[str] = field(default_factory=set)
@@ -64,10 +66,14 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "runtimeclasses": (_RUNTIME_CLASSES, ""),
         "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
     }
+    queries = {
+        kind: (path, {"labelSelector": selector} if selector else {}) for kind, (path, selector) in lists.items()
+    }
+    queries["waiting_pods"] = (paths.pods(), {"fieldSelector": UNPLACED})
     facts.version, facts.now = client.get("/version"), client.clock()
-    for kind, (path, selector) in lists.items():
+    for kind, (path, query) in queries.items():
         try:
-            setattr(facts, kind, list(client.objects(path, {"labelSelector": selector} if selector else None)))
+            setattr(facts, kind, list(client.objects(path, query)))
         except errors.NotFound:
             facts.absent.add(kind)
         except errors.Unreachable:

@@ -1,16 +1,34 @@
-"""Checks that kube-scheduler asks the extender, by its configuration where it tells it."""
+"""Checks that pods have a kube-scheduler, and that it asks the extender, by its configuration where it tells it."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
+from cardwise.cli.cluster import schedulers
+from cardwise.cli.doctor.facts import UNPLACED, Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 
 _REMEDY: Final = "give it the stanzas that `cardwise scheduler-config` prints"
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _SLOW: Final = (names.SHARE, names.BIND_MARKER)
+_FEW: Final = 3  # pods that a line names
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+
+
+def stranded(facts: Facts) -> Iterator[Finding]:
+    """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
+    pods = [name_of(pod) for pod in facts.waiting_pods]
+    if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.named(facts.deployments):
+        return
+    alone = len(pods) == 1
+    text = (
+        f"{wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) wait{'s' * alone} for the scheduler "
+        f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
+    )
+    remedy = f"delete them, their controllers make new ones: kubectl delete pods -A --field-selector={UNPLACED}"
+    yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
 def wiring(config: Json, who: str) -> Iterator[Finding]:

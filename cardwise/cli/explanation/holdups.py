@@ -16,7 +16,7 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods import eligible
 from cardwise.kube.survey import Survey
 
-_ASKING: Final = ("default-scheduler", "cardwise-scheduler")  # schedulers that ask us unless somebody set it otherwise
+_DEFAULT: Final = "default-scheduler"  # asks us, unless the installation is wrong
 _KUEUE: Final = "kueue.x-k8s.io/"
 _FEW: Final = 5
 _FEW_NODES: Final = 10  # with cards or devices of a class, named in one line
@@ -28,13 +28,15 @@ class Around:
     """Facts about a waiting pod besides cards. `nodes` are decoded Nodes, None where they may not be read. `former`:
     names of pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would
     not help, since each would be made anew and wait beside this one: of its own gang, or of the controller that made it
-    too. `partners`: by name what the other waiting pods of its gang ask for.
+    too. `partners`: by name what the other waiting pods of its gang ask for. `schedulers`: the names of the chart's own
+    kube-scheduler that is there, None where that is not known.
     """
 
     nodes: Sequence[Json] | None = None
     former: frozenset[str] = frozenset()
     fellows: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
+    schedulers: frozenset[str] | None = None
 
     def admitted(self, pod: Json) -> frozenset[str] | None:
         """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
@@ -50,8 +52,8 @@ class Around:
         )
 
 
-def nobody_places(pod: Json) -> list[str]:
-    """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
+def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[str]:
+    """Why no scheduler that asks Cardwise looks at the pod; empty where one does. `schedulers`: as in `Around`."""
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
@@ -62,11 +64,18 @@ def nobody_places(pod: Json) -> list[str]:
             )
         elif name != names.GANG:
             lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
-    scheduler = spec.get("schedulerName") or _ASKING[0]
-    if scheduler not in _ASKING and not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
+    scheduler = spec.get("schedulerName") or _DEFAULT
+    if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
+        return lines
+    if scheduler == names.SCHEDULER:
+        lines.append(
+            f"It is left to the scheduler {scheduler}, which is not here any more, so nobody places it. Delete it: "
+            "a pod that is created now gets a scheduler that is here."
+        )
+    elif not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
-            f"gets a card. Create it again without spec.schedulerName, or with {_ASKING[0]}."
+            f"gets a card. Create it again without spec.schedulerName, or with {_DEFAULT}."
         )
     return lines
 

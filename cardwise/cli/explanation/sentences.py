@@ -208,7 +208,7 @@ def _waiting(
 ) -> str:
     said = workloads.scheduler_says(pod)
     lines = [f"kube-scheduler says: {said}"] if said else []
-    unplaced = holdups.nobody_places(pod)
+    unplaced = holdups.nobody_places(pod, around.schedulers)
     lines += unplaced
     foreign = holdups.foreign(pod, around, list(survey.classes) if survey is not None else [])
     lines += foreign

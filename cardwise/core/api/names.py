@@ -120,6 +120,8 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
+SCHEDULER: Final = "cardwise-scheduler"  # Deployment of scheduler.mode=own; scheduler.name if nobody sets another
+SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on it: scheduler.name
 LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
 WORKLOAD_ASKS: Final = "workload.json"  # its key for that

@@ -51,6 +51,22 @@ def test_a_workload_is_explained_by_its_pods_and_the_first_that_waits(monkeypatc
     assert "pod team-a/web-1-b asks for 20000 MiB" in said
 
 
+def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that_is_there(monkeypatch, api):
+    pod = waiting("team-a", "left", {"aliyun.com/gpu-mem": "20000", "cardwise.dev/share": "1"})
+    pod["spec"]["schedulerName"] = names.SCHEDULER
+    api.add("pods", pod)
+    gone = "which is not here any more"
+    assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
+    api.forbid("deployments")
+    assert gone not in run(monkeypatch, api, "explain", "left", "-n", "team-a").output, "nobody knows"
+    api.forbid()
+    api.add("deployments", made(names.SCHEDULER, names.NAMESPACE))
+    assert gone not in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
+    renamed = {"annotations": {names.SCHEDULER_NAME: "gpus"}}
+    api.change("deployments", names.SCHEDULER, names.NAMESPACE, metadata=renamed)
+    assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
+
+
 @pytest.mark.parametrize("words", [["deploy/"], ["deploy", ""], ["/"], [""], ["deploy/web", "x"]])
 def test_words_that_name_nothing_are_told(monkeypatch, api, words):
     said = run(monkeypatch, api, "explain", *words, "-n", "team-a")

@@ -325,6 +325,16 @@ def plant_skew(seen: Facts) -> None:
     seen.node_leases = [lease("n1", ahead=-90.0)]
 
 
+def plant_left_scheduler(seen: Facts) -> None:
+    seen.waiting_pods = [workload("a"), workload("b")]
+
+
+def plant_renamed_scheduler(seen: Facts) -> None:
+    plant_left_scheduler(seen)
+    metadata = {"namespace": "x", "name": names.SCHEDULER, "annotations": {names.SCHEDULER_NAME: "gpus"}}
+    seen.deployments = [{"metadata": metadata}]
+
+
 def plant_no_rights(seen: Facts) -> None:
     seen.unread = {"node_leases": "", "schedulers": ""}
 
@@ -382,6 +392,13 @@ def plant_no_rights(seen: Facts) -> None:
             "node by node",
         ),
         (plant_skew, Severity.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP"),
+        (
+            plant_left_scheduler,
+            Severity.PROBLEM,
+            "2 pods (gpu/a, gpu/b) wait for the scheduler cardwise-scheduler, which is not here",
+            "kubectl delete pods -A --field-selector=spec.schedulerName=cardwise-scheduler,",
+        ),
+        (plant_renamed_scheduler, Severity.PROBLEM, "2 pods (gpu/a, gpu/b) wait for the sch", "kubectl delete pods"),
         (plant_no_rights, Severity.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
     ],
 )
@@ -389,6 +406,25 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
     plant(sound)
     (found,) = troubles(sound)
     assert (found.level, text in found.text, remedy in found.remedy) == (level, True, True), found
+
+
+def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):
+    plant_left_scheduler(sound)
+    sound.deployments = [workload(names.SCHEDULER)]
+    assert troubles(sound) == []
+    sound.deployments, sound.unread = [], {"deployments": ""}
+    assert [one.level for one in troubles(sound)] == [Severity.NOTE]
+
+
+def test_pods_of_a_scheduler_that_has_gone_are_found_also_after_an_uninstallation(monkeypatch):
+    api = Cluster({})
+    pods = [({"nodeName": "n1"}, "Pending"), ({}, "Failed"), ({"schedulerName": "theirs"}, "Pending"), ({}, "Pending")]
+    for number, (spec, phase) in enumerate(pods):
+        made = workload(f"p{number}") | {"spec": {"schedulerName": names.SCHEDULER} | spec, "status": {"phase": phase}}
+        api.add("pods", made)
+    report = json.loads(run(monkeypatch, api, "doctor", "--no-probe", "-o", "json").stdout)
+    told = [one["text"] for one in report["findings"] if one["check"] == "scheduler"]
+    assert [text.partition(",")[0] for text in told] == ["1 pod (gpu/p3) waits for the scheduler cardwise-scheduler"]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])

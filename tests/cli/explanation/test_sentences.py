@@ -9,6 +9,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
 from tests.build import asking, cards, container, holding, ledger_with_free, pod, shares
@@ -330,6 +331,18 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
     )
     assert "that fit are free on n1, n2" in ganged
     assert "; it waits for its gang.\n" in ganged
+
+
+def test_a_scheduler_of_the_chart_places_pods_only_while_it_is_there():
+    mine = {"schedulerName": names.SCHEDULER}
+    gone = heard(mine, around(schedulers=frozenset()), said=Refusal.NO_MEMORY.text)
+    assert "It is left to the scheduler cardwise-scheduler, which is not here any more" in gone
+    assert "that fit are free" not in gone
+    renamed = heard(mine, around(schedulers=frozenset({"gpus"})))
+    assert "which is not here any more" in renamed
+    assert "left to the scheduler" not in heard({"schedulerName": "gpus"}, around(schedulers=frozenset({"gpus"})))
+    for known in (None, frozenset({names.SCHEDULER})):  # None: it may not be read
+        assert "left to the scheduler" not in heard(mine, around(schedulers=known))
 
 
 def test_what_else_kube_scheduler_says_is_what_it_waits_for():
