@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer, Fault
@@ -16,6 +17,7 @@ from tests.helm.rendering import ALL, Render
 from tests.helm.scripts import load
 
 kubeadm = load("kubeadm")
+assert kubeadm.FORMER == names.FORMER_CONFIG  # by which `cardwise doctor` knows what the script has changed
 
 
 # As kubeadm 1.34 writes it, but for what nobody here looks at.

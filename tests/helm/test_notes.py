@@ -78,6 +78,7 @@ def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
     own = notes(*OWN)
     assert "go to our own kube-scheduler, cards" in own
     assert "run `helm upgrade` after it" in notes(*KUBEADM)
+    assert "after a control plane node has joined" in notes(*KUBEADM)
     for said in (own, notes(*KUBEADM)):
         assert "One thing is left to do" not in said
 

@@ -14,6 +14,7 @@ _CHECKS = (
     parts.policies,
     parts.leader,
     scheduler.stranded,
+    scheduler.unwired,
     cluster.other_plugins,
     cluster.gpushare,
     units.bare_numbers,

@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
+from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import UNPLACED, Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, annotations_of
 
 _REMEDY: Final = "give it the stanzas that `cardwise scheduler-config` prints"
+_UPGRADE: Final = (
+    "let the chart change it too: helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values "
+    "(with scheduler.controlPlaneNodes, if you have set it)"
+)
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _SLOW: Final = (names.SHARE, names.BIND_MARKER)
 _FEW: Final = 3  # pods that a line names
@@ -29,6 +34,23 @@ def stranded(facts: Facts) -> Iterator[Finding]:
     )
     remedy = f"delete them, their controllers make new ones: kubectl delete pods -A --field-selector={UNPLACED}"
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
+
+
+def unwired(facts: Facts) -> Iterator[Finding]:
+    """Control plane nodes that came after the chart has changed the others (`scheduler.mode=kubeadm`).
+
+    Only the kube-scheduler that leads places pods: all goes well until one of theirs does, and then no pod gets a card.
+    """
+    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    nodes = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static}
+    wired = [node for node in sorted(nodes) if names.FORMER_CONFIG in nodes[node]]
+    late = [node for node in sorted(nodes) if node not in wired]
+    if wired and late:
+        text = (
+            f"kube-scheduler asks the extender on {finding.nodes(wired)}, and does not on {finding.nodes(late)}: "
+            "when it leads there, pods get no cards"
+        )
+        yield Finding("scheduler", Severity.PROBLEM, text, _UPGRADE)
 
 
 def wiring(config: Json, who: str) -> Iterator[Finding]:

@@ -335,6 +335,17 @@ def plant_renamed_scheduler(seen: Facts) -> None:
     seen.deployments = [{"metadata": metadata}]
 
 
+def kube_scheduler(on: str, *, wired: bool = True) -> Json:
+    """The mirror of a static pod of kubeadm's."""
+    annotations = {names.MIRROR: "x"} | ({names.FORMER_CONFIG: ""} if wired else {})
+    metadata = {"namespace": facts.SYSTEM, "name": f"kube-scheduler-{on}", "annotations": annotations}
+    return {"metadata": metadata, "spec": {"nodeName": on}}
+
+
+def plant_new_control_planes(seen: Facts) -> None:
+    seen.schedulers = [kube_scheduler("cp1"), kube_scheduler("cp2", wired=False), kube_scheduler("cp3", wired=False)]
+
+
 def plant_no_rights(seen: Facts) -> None:
     seen.unread = {"node_leases": "", "schedulers": ""}
 
@@ -399,6 +410,12 @@ def plant_no_rights(seen: Facts) -> None:
             "kubectl delete pods -A --field-selector=spec.schedulerName=cardwise-scheduler,",
         ),
         (plant_renamed_scheduler, Severity.PROBLEM, "2 pods (gpu/a, gpu/b) wait for the sch", "kubectl delete pods"),
+        (
+            plant_new_control_planes,
+            Severity.PROBLEM,
+            "kube-scheduler asks the extender on node cp1, and does not on 2 nodes (cp2, cp3): when it leads there",
+            "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
+        ),
         (plant_no_rights, Severity.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
     ],
 )
@@ -406,6 +423,12 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
     plant(sound)
     (found,) = troubles(sound)
     assert (found.level, text in found.text, remedy in found.remedy) == (level, True, True), found
+
+
+def test_control_planes_are_a_fault_only_where_they_differ(sound):
+    for wired, level in (((True, True), []), ((False, False), []), ((True, False), [Severity.PROBLEM])):
+        sound.schedulers = [kube_scheduler(f"cp{number}", wired=one) for number, one in enumerate(wired)]
+        assert [one.level for one in troubles(sound)] == level
 
 
 def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):
