@@ -55,6 +55,13 @@ class Chart:
         where = [f"--kubeconfig={self._kubeconfig}", f"--namespace={names.NAMESPACE}"]
         return run([program, *args, *where], timeout=PATIENCE + _MARGIN, check=check)
 
+    def cleanup(self) -> Path:
+        """A manifest of what an uninstallation runs at its end."""
+        file = self._state / "cleanup.yaml"
+        values, only = f"--values={self._state / 'values.yaml'}", "--show-only=templates/uninstall/cleanup.yaml"
+        file.write_text(self.helm("template", RELEASE, str(CHART), values, only))
+        return file
+
     def stanzas(self, client: KubeClient) -> list[dict[str, Any]]:
         """What an admin gives kube-scheduler, with the certificates that the extender has made."""
         data = client.get(paths.secrets(names.NAMESPACE, "cardwise-extender-tls"))["data"]

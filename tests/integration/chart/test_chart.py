@@ -284,6 +284,7 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
 
 def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
+    card = cluster.api.get(paths.extendedresources())["items"][0]
     few = _AT_A_TIME if SOAK else 2
     light, heavy = Churn(space, "light", few), Churn(space, "heavy", few, gpu_mem=100)
     light.start()
@@ -320,6 +321,22 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     assert [line for line in listed.splitlines() if "cardwise" in line] == []
     left = cluster.kubectl("get", "all,secrets,configmaps,leases,rolebindings", "-n", SYSTEM, "-o", "name").split()
     assert left == ["configmap/kube-root-ca.crt"]
+    assert cluster.api.get(paths.extendedresources())["items"] == []
+    # What it takes away by a Job can be taken away by hand, as docs/admin.md says.
+    cluster.api.create(paths.extendedresources(), card | {"metadata": {"name": card["metadata"]["name"]}})
+    job = str(cluster.chart.cleanup())
+    cluster.kubectl("delete", "-f", job, "--ignore-not-found")
+    cluster.kubectl("create", "-f", job)
+    ended = (
+        "logs",
+        "-n",
+        SYSTEM,
+        "job/cardwise-cleanup",
+        "--follow",
+        f"--pod-running-timeout={processes.PATIENCE:.0f}s",
+    )
+    assert "deleted 1 of " in cluster.kubectl(*ended)
+    cluster.kubectl("delete", "-f", job)
     assert cluster.api.get(paths.extendedresources())["items"] == []
     # A pod that asks for a card is an ordinary one again, which no node has anything for.
     space.create(workload("orphan", gpu_mem=100, command=IDLE))
