@@ -11,7 +11,7 @@ import yaml
 from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import binaries, node, partsimage
+from tests.cluster import binaries, node, partsimage, versions
 from tests.cluster.processes import PATIENCE, run
 
 RELEASE = "cardwise"
@@ -58,8 +58,12 @@ class Chart:
     def cleanup(self) -> Path:
         """A manifest of what an uninstallation runs at its end."""
         file = self._state / "cleanup.yaml"
-        values, only = f"--values={self._state / 'values.yaml'}", "--show-only=templates/uninstall/cleanup.yaml"
-        file.write_text(self.helm("template", RELEASE, str(CHART), values, only))
+        flags = (
+            f"--values={self._state / 'values.yaml'}",
+            f"--kube-version={versions.version()}",  # a Helm that is no release takes an old one
+            "--show-only=templates/uninstall/cleanup.yaml",
+        )
+        file.write_text(self.helm("template", RELEASE, str(CHART), *flags))
         return file
 
     def stanzas(self, client: KubeClient) -> list[dict[str, Any]]:
