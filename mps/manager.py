@@ -395,8 +395,10 @@ class Manager:
                 _log.error("a card was left closed", problem=problem)
 
     def _may_be_of_a_silent_card(self, home: Path) -> bool:
-        if not self._gpus.silent() or home == Path(mps.node_folder(str(self._settings.root))):
-            return False  # two daemons must not serve the cards that answer
+        if not self._gpus.silent():
+            return False
+        if home == Path(mps.node_folder(str(self._settings.root))):
+            return not self._gpus.cards()  # two daemons must not serve the cards that answer
         status, known = mpsnode.read(home), {card.uuid for card in self._all_gpus.cards()}
         return status is None or not known.issuperset(status.uuids)
 

@@ -151,7 +151,7 @@ class Nominations:
         if nomination.told != node:
             nomination.told = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
-            nomination.since, nomination.until = now, now + _KEEP_SECONDS
+            nomination.since, nomination.until, nomination.unoffered = now, now + _KEEP_SECONDS, math.inf
 
     def drop(self, uid: str) -> Nomination | None:
         """The pod is bound or gone, or what is kept for it is given up. Returns what there was."""
@@ -192,7 +192,8 @@ class Nominations:
         One call may leave the node out for many reasons; if calls do so for long, the pod may not use it any more.
         """
         nomination = self._of[uid]
-        nomination.unoffered = math.inf if offered else min(nomination.unoffered, now)
+        # It offers nodes where the sums lack room, and the extender itself evicts where they do not.
+        nomination.unoffered = math.inf if offered or nomination.ours else min(nomination.unoffered, now)
         lost = nomination.unoffered + _KEEP_SECONDS
         if now >= lost or self._loads.is_lost(node):
             return None

@@ -106,7 +106,7 @@ class Carrying:
                     said = error.message
                     again = f"asked again every {_ASK_SECONDS:g} s"
                     console.say(f"{number} {name} cannot be evicted yet: {said}; {again}", err=True)
-                self.clock.sleep(min(_ASK_SECONDS, until - self.clock.now()))
+                self.clock.sleep(max(0.0, min(_ASK_SECONDS, until - self.clock.now())))
             except (errors.NotFound, errors.Conflict) as error:
                 raise self._stop(f"{name} has gone by itself") from error
             else:

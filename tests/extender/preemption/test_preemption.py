@@ -871,6 +871,23 @@ def test_who_could_have_the_card_is_tried_again_when_the_pod_that_it_was_freed_f
     assert scene.world.state.touch_due() == "n1"
 
 
+def test_kube_scheduler_offers_no_node_where_the_extender_evicts_and_that_is_no_reason_to_give_it_up(scene):
+    """The sums of that node have room, so it is asked about other nodes."""
+    world = scene.world
+    world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 40, 100)))
+    for card in (0, 1):
+        world.state.set_card(*as_card(resource(card, node="n2")))
+        world.runs(f"other{card}", P100, card, node="n2")
+    scene.rounds(2)
+    (going,) = scene.evicted()
+    for _ in range(10):
+        assert world.preempt(as_seen(scene.wanted, "7"), n2=["other0"]) == {}
+        world.clock.advance(20)
+        world.state.tick()
+    world.gone(going)
+    assert world.filter(scene.wanted) == ["n1"]
+
+
 def test_nobody_goes_for_a_pod_that_was_deleted_while_filter_answered_for_it(scene):
     scene.world.state.remove_pod(as_pod(scene.wanted))
     scene.rounds(5)

@@ -173,3 +173,15 @@ def test_beside_a_silent_card_the_scope_can_be_changed(pair, before, after):
     pair.lost.add(uuid_of(0))
     pair.start(scope=after)
     pair.wait_ready(1)
+
+
+def test_where_no_card_answers_at_the_start_the_daemon_of_the_node_goes_on(shared):
+    before = shared.daemon()
+    shared.crash()
+    shared.lost |= {uuid_of(0), uuid_of(1)}
+    shared.start()
+    shared.pass_time(30.0)
+    assert shared.daemon() is before
+    shared.lost.clear()
+    shared.wait_ready(1, need=MiB(8138))
+    assert shared.daemon() is before
