@@ -288,7 +288,9 @@ def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_t
     probed(clock)
     assert "GPU is lost" in made.health()["GPU-1"].reason
     assert len(driver.stuck) == 1, "it is not asked again and again"
+    (stuck,) = driver.stuck
     driver.returns(0)
+    stuck.join()
     del driver.broken[1]
     for _ in range(8):
         probed(clock)
@@ -303,7 +305,9 @@ def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_retur
     driver.broken[1] = LOST
     probed(clock)
     assert list(sick(made)) == ["GPU-1"]
+    (stuck,) = driver.stuck
     driver.returns(0)
+    stuck.join()
     probed(clock)
     assert indices(made) == [0, 1]
     assert made.silent() == []
