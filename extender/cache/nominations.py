@@ -61,6 +61,9 @@ class NominatedPlace:
 class Nomination:
     """`claimant`: the pod, as kube-scheduler sent it. `since`: when it was answered, or its node heard. `places`: by
     node; several until it is known which of them kube-scheduler has taken. `told`: the node in the pod's status.
+
+    `ours`: the extender itself evicts, and kube-scheduler knows nothing of it. `read`: only the pod's status says it.
+    `unoffered`: since when kube-scheduler has offered the node no more.
     """
 
     claimant: WaitingPod

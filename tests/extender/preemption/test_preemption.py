@@ -102,6 +102,12 @@ class World:
         """Names of the victims by node; `chosen`: those of the scheduler."""
         return preempt(self.state, pod, chosen)
 
+    def preempts(self, pod: dict, **chosen: list[str]) -> dict[str, list[str]]:
+        """As `preempt`, and kube-scheduler takes n1 of the answer."""
+        victims = self.preempt(pod, **chosen)
+        self.nominate(pod, "n1")
+        return victims
+
     def filter(self, pod: dict, *nodes: str) -> list[str]:
         args = FilterArgs(pod=pod, node_names=list(nodes or ["n1"]))
         return verbs.filter_nodes(self.state, PREFERENCES, args).node_names
@@ -328,8 +334,7 @@ def test_what_the_pod_holds_elsewhere_is_not_charged_to_its_quota_twice(world):
 
 def test_the_second_call_evicts_nobody_more(full):
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
         full.ends(name)
     assert full.preempt(wanted, n1=["a0", "b0", "a1", "b1"]) == {}
@@ -338,8 +343,7 @@ def test_the_second_call_evicts_nobody_more(full):
 def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_longer(full):
     """kube-scheduler's deletions failed, say, or it ended before them."""
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     seen = as_seen(wanted, "7", "n1")
     full.clock.advance(2)
     assert full.preempt(seen, n1=["a0", "a1"]) == {}, "the watch may be behind"
@@ -357,8 +361,7 @@ def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_
 @pytest.mark.parametrize("lost", ["unreachable", "cordoned", "gone"])
 def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lost):
     wanted = two.wants("p")
-    victims = two.preempt(wanted, **YOUNGEST)
-    two.nominate(wanted, "n1")
+    victims = two.preempts(wanted, **YOUNGEST)
     for name in victims["n1"]:
         two.ends(name)
     seen = as_seen(wanted, "7", "n1")
@@ -378,8 +381,7 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
 def test_a_node_that_the_pod_may_not_use_any_more_is_waited_for_a_minute_and_no_longer(two):
     """By a taint of the pod's own concern, say. One call may leave a node out for many reasons."""
     wanted = two.wants("p")
-    victims = two.preempt(wanted, **YOUNGEST)
-    two.nominate(wanted, "n1")
+    victims = two.preempts(wanted, **YOUNGEST)
     for name in victims["n1"]:
         two.ends(name)
     seen = as_seen(wanted, "7", "n1")
@@ -443,8 +445,7 @@ def test_who_binds_on_another_card_than_was_kept_for_it_wakes_those_who_could_ha
 
 def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
         full.gone(name)
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
@@ -458,8 +459,7 @@ def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
 def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_deleted(full):
     """kube-scheduler has tried it again by then, but saw the deletion before the extender did."""
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
         full.gone(name)
     full.clock.advance(10)
@@ -587,8 +587,7 @@ def freed(full, request, monkeypatch):
     """p was nominated, and its victims are gone."""
     monkeypatch.setattr(placing, "MANY", request.param)
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
         full.gone(name)
     return full
@@ -683,8 +682,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, how):
 
 def test_while_victims_end_slowly_it_stays_kept(full):
     wanted = full.wants("p")
-    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
-    full.nominate(wanted, "n1")
+    (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
         full.ends(name)
     for _ in range(10):
