@@ -377,14 +377,14 @@ class Manager:
         """
         if self._swept:
             return
-        self._swept = True
+        skipped = False
         served = {unit.home for unit in units_of(self._settings, self._gpus.cards())} | self._daemons.keys()
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
             if home in served:
                 continue
             if self._may_be_of_a_silent_card(home):
-                self._swept = False
+                skipped = True
                 continue
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
@@ -393,6 +393,7 @@ class Manager:
             directories.withdraw(home)
             for problem in computemode.reopen(home, self._use):
                 _log.error("a card was left closed", problem=problem)
+        self._swept = not skipped
 
     def _may_be_of_a_silent_card(self, home: Path) -> bool:
         if not self._gpus.silent():
