@@ -22,7 +22,7 @@ def ask(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) 
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     why = _why_not(path)
     while why is not None and tries > 1:
-        time.sleep(pause)
+        time.sleep(pause)  # without a Clock: each probe is a new process, so each import costs CPU again
         tries, why = tries - 1, _why_not(path)
     if why is None:
         return 0

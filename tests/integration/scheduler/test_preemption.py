@@ -247,7 +247,7 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
             assert there(space) == spared | {"high0", "high1"}, everybody - there(space)
         finally:
             over.set()
-            ending.join(30)
+            ending.join()
         let_go(space, *everybody)
         space.clear()
         space.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more")
