@@ -3,7 +3,7 @@
 `python -m tests.cluster up` for people, `Cluster.start(ClusterSpec(...))` for tests.
 """
 
-from tests.cluster.cluster import Cluster, ClusterSpec
+from tests.cluster.cluster import Cluster, ClusterSpec, PatientClient
 from tests.cluster.processes import CommandFailed
 
-__all__ = ["Cluster", "ClusterSpec", "CommandFailed"]
+__all__ = ["Cluster", "ClusterSpec", "CommandFailed", "PatientClient"]

@@ -45,7 +45,7 @@ _OF_ALL_PARTS = ("--selector=app.kubernetes.io/part-of=cardwise", "--all-contain
 _NOT_YET = (LookupError, StopIteration, OSError, errors.NotFound, errors.Unreachable, errors.ServerError)
 
 
-class _PatientClient(KubeClient):
+class PatientClient(KubeClient):
     """A test waits for an answer as long as for any event: on a busy machine the API server may stand still for longer
     than a part of ours would wait. After 60 s it breaks off what it was answering: what was only read is read again.
     """
@@ -151,8 +151,12 @@ class Cluster:
     def api(self) -> KubeClient:
         """A client with all rights."""
         if self._api is None:
-            self._api = _PatientClient.load(self.kubeconfig)
+            self._api = self.client("admin")
         return self._api
+
+    def client(self, name: str) -> PatientClient:
+        """With the rights of whose kubeconfig it is, such as cardwise-extender."""
+        return PatientClient.load(self.control_plane.kubeconfig(name))
 
     @property
     def nodes(self) -> list[Node]:

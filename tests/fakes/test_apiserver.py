@@ -137,6 +137,7 @@ def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client, clock):
     api.put(PODS, pod("b"))
     api.put(paths.nodes(), node())
     assert len(client.get(PODS)["items"]) == 2
+    clock.until_waiting()
     clock.advance(60)
     api.until(lambda: len(lines) == 2)
     api.let_through(PODS)

@@ -57,14 +57,20 @@ class Server:
         return told[:-1]
 
 
-@pytest.fixture(params=["memory", "http", pytest.param("real", marks=REAL)])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.param == "real":
+@pytest.fixture(scope="module", params=["memory", "http", pytest.param("real", marks=REAL)])
+def which(request: pytest.FixtureRequest) -> str:
+    """Of the module, so that the tests of each follow one another: the real one stops for who does not use it."""
+    return str(request.param)
+
+
+@pytest.fixture
+def server(which: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    if which == "real":
         yield request.getfixturevalue("real")
         return
     clock = FakeClock()
     api = ApiServer(clock)
-    if request.param == "memory":
+    if which == "memory":
         client, elapse = api.client(), lambda _: None
     else:
         client, elapse = KubeClient(api.serve()), lambda seconds: (clock.until_waiting(), clock.advance(seconds))

@@ -52,7 +52,7 @@ def test_on_nvidias_mock(profile, files, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=600,
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

@@ -3,18 +3,18 @@
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.policies import BY_CARDS
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready
 from tests.cluster.processes import Process
 from tests.integration.balancer import Balancer
-from tests.integration.sharing import scheduler_tls
+from tests.integration.sharing import scheduler_tls, workload
 
 
 def extender_replica(
@@ -91,6 +91,12 @@ class Pair:
         (name,) = set(self.ports) - {process.name}
         return self.cluster.process(name)
 
+    def term(self) -> str:
+        """The word of who has the Lease now (extender/leadership/leadership.py)."""
+        lease = self.cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))
+        said = (lease["metadata"]["uid"], lease["spec"]["leaseTransitions"], lease["spec"]["holderIdentity"])
+        return "/".join(map(str, (names.NAMESPACE, names.LEASE, *said)))
+
     def leads(self, name: str) -> bool:
         """False also for one that is gone or hangs."""
         return "this extender holds" in self._says(name)
@@ -148,6 +154,7 @@ def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> I
         point_webhooks_to(cluster, f"https://127.0.0.1:{front.port}")
         if alone:
             first.stop()
+            _wait_asked(cluster)
         yield made
     finally:
         if alone:
@@ -159,6 +166,7 @@ def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> I
         for process in made:
             process.stop()
         front.close()
+        _wait_asked(cluster)
 
 
 def point_webhooks_to(cluster: Cluster, url: str) -> None:
@@ -172,6 +180,17 @@ def point_webhooks_to(cluster: Cluster, url: str) -> None:
             tail = "/" + hook["clientConfig"]["url"].split("/", 3)[3]
             patch.append({"op": "replace", "path": f"/webhooks/{i}/clientConfig/url", "value": url + tail})
         cluster.api.patch(path, patch, "json")
+
+
+def _wait_asked(cluster: Cluster) -> None:
+    """Until the API server asks the webhooks where they are now: it learns of that by a watch."""
+
+    def answered() -> bool:
+        with suppress(errors.Invalid, errors.Forbidden):  # a webhook's own word
+            cluster.api.create(paths.pods("default"), workload("probe", gpu_mem=1), query={"dryRun": "All"})
+        return True
+
+    cluster.wait(answered, "the API server asks the webhooks")
 
 
 def _restart_scheduler(cluster: Cluster, stanzas: list[dict]) -> None:

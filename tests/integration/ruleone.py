@@ -48,7 +48,9 @@ class Follower:
                 for each in listed["items"]:
                     self._count("ADDED", each)
             while not self._stopping.is_set():
-                for line in self._cluster.api.watch(self._path, resource_version=version, timeout_seconds=2):
+                for line in self._cluster.api.watch(
+                    self._path, resource_version=version, timeout_seconds=2, read_timeout=PATIENCE
+                ):
                     event = msgspec.json.decode(line)
                     assert event["type"] != "ERROR", event
                     version = event["object"]["metadata"]["resourceVersion"]

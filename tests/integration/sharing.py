@@ -5,7 +5,7 @@ import os
 import signal
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -19,7 +19,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
-from tests.cluster import Cluster, simnodes
+from tests.cluster import Cluster, PatientClient, simnodes
 from tests.cluster.cards import DEFAULT, TestCard, write_inventory
 from tests.cluster.images import IDLE
 from tests.cluster.processes import PATIENCE, Process, wait_for
@@ -141,6 +141,8 @@ class Space:
         config["contexts"][0]["context"]["namespace"] = self.name
         found = folder / "kubeconfig"
         found.write_text(yaml.safe_dump(config))
+        with closing(PatientClient.load(found)) as client:
+            self.wait(lambda: allowed(lambda: client.get(paths.pods(self.name))), "the API server knows the right")
         return found
 
     def create(self, pod: Json) -> str:
@@ -180,6 +182,10 @@ class Space:
             return all(phases.get(name) == "Running" for name in wanted)
 
         self.wait(so, f"{', '.join(pods)} run")
+
+    def marked(self, name: str) -> None:
+        """The device plugin has marked the pod, which it does in the background."""
+        self.wait(lambda: self.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true", f"{name} is marked")
 
     def gone(self, *pods: str) -> None:
         """None of them is there any more."""
@@ -358,6 +364,17 @@ def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
     cluster.parts.wait_ready(part)
 
 
+def allowed(ask: Callable[[], object]) -> bool:
+    """Not forbidden. The API server learns of roles and of what else it judges by through watches."""
+    try:
+        ask()
+    except errors.Forbidden:
+        return False
+    except errors.NotFound:
+        pass
+    return True
+
+
 def prioritize(cluster: Cluster, classes: Mapping[str, int], *, preempts: bool = True) -> None:
     """PriorityClasses by name, which stay; `preempts`: pods of lower priority go for theirs."""
     policy = "PreemptLowerPriority" if preempts else "Never"
@@ -365,6 +382,9 @@ def prioritize(cluster: Cluster, classes: Mapping[str, int], *, preempts: bool =
         made = {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy}
         with suppress(errors.Conflict):
             cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", made)
+        probe = workload("probe", spec={"priorityClassName": name})
+        ask = functools.partial(cluster.api.create, paths.pods("default"), probe, query={"dryRun": "All"})
+        cluster.wait(functools.partial(allowed, ask), f"the API server knows {name}")
 
 
 def wait_for_classes(space: Space, *classes: str) -> None:

@@ -16,6 +16,7 @@ from cardwise.runtime.tls import filesets
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.certstore import SecretStore
 from cardwise.runtime.tls.tls import Rotator
+from tests.cluster import PatientClient
 from tests.cluster.processes import PATIENCE, wait_for
 from tests.fakes.clock import FakeClock
 
@@ -27,9 +28,16 @@ pytestmark = [
 ]
 
 
+class Patient(PatientClient):
+    """Watches end as those of our parts."""
+
+    def _ask(self, *args, stream=False, **settings):
+        return (KubeClient if stream else PatientClient)._ask(self, *args, stream=stream, **settings)
+
+
 @pytest.fixture(scope="module")
 def client(plane):
-    made = KubeClient.load(plane.kubeconfig("admin"))
+    made = Patient.load(plane.kubeconfig("admin"))
     yield made
     made.close()
 
@@ -119,7 +127,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
         eventually(lambda: handler.values == truth(client, namespace))
         assert reflector.handler_errors == 0
     finally:
-        reflector.stop()
+        reflector.stop(PATIENCE)
     assert not reflector._thread.is_alive()
 
 
@@ -134,7 +142,8 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
         process = plane.process("kube-apiserver")
         process.pause()
         try:
-            eventually(lambda: reflector.errors > 0)
+            before = reflector.errors  # of a busy machine, that ended a watch late
+            eventually(lambda: reflector.errors > before)
             assert reflector.staleness_seconds() > 1.0
         finally:
             process.resume()

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,21 +66,30 @@ class Api:
         return found
 
     def bind(
-        self, pod: str, *, user: str = "", annotations: dict[str, str] | None = None, legacy: bool = False
+        self,
+        pod: str,
+        *,
+        user: str = "",
+        annotations: dict[str, str] | None = None,
+        legacy: bool = False,
+        flags: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """A Binding to n1, by the admin or as `user`; `legacy` by the old resource `bindings`."""
+        """A Binding, by the admin or as `user`; `legacy` by the old resource `bindings`.
+
+        To a node of its own that is not there: Kubernetes deletes all pods of such a node 40 s after it saw the first.
+        """
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",
             "metadata": {"name": pod, "annotations": annotations or {}},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": f"of-{pod}"},
         }
         path = "/api/v1/namespaces/default/" + ("bindings" if legacy else f"pods/{pod}/binding")
         impersonated = [f"--as={user}"] if user else []
-        return self.run("create", "--raw", path, "-f", "-", *impersonated, stdin=binding)
+        return self.run("create", "--raw", path, "-f", "-", *impersonated, *flags, stdin=binding)
 
     def running(self, name: str) -> dict[str, Any]:
-        """A pod that the extender has bound to card 1 of n1."""
+        """A pod that the extender has bound, with card 1 of n1."""
         self.create(build.pod(name, gpu_mem=8138))
         assert self.bind(name, user=EXTENDER, annotations=ASSIGNED).returncode == 0
         return self.get("pod", name)
@@ -100,7 +109,8 @@ def cards_without_node(cluster: Cluster) -> Iterator[Api]:
     client, api = cluster.api, Api(cluster)
     for index in range(2):
         client.create(paths.extendedresources(), _card("n1", index))
-    cluster.wait(functools.partial(_denies, api, build.pod("probe", gpu_count=3)), "the webhook knows the cards")
+    # It hears of cards one after the other.
+    cluster.wait(lambda: "any node has (2)" in _told(api, build.pod("probe", gpu_count=3)), "the webhook knows both")
     try:
         yield api
     finally:
@@ -130,7 +140,11 @@ def _wait_for_policies(api: Api) -> None:
 
 
 def _denies(api: Api, pod: dict[str, Any]) -> bool:
-    return "denied" in api.run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
+    return "denied" in _told(api, pod)
+
+
+def _told(api: Api, pod: dict[str, Any]) -> str:
+    return api.run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
 
 
 def _with_env(pod: dict[str, Any], *entries: dict[str, Any]) -> dict[str, Any]:
@@ -286,7 +300,9 @@ def test_a_podgroup_has_a_name_that_a_label_takes(api: Api) -> None:
 def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> None:
     api.create(build.pod("ours", gpu_mem=8138))
     api.create(build.pod("theirs"))
-    assert "only the Cardwise extender binds pods" in api.bind("ours", legacy=True).stderr
+    # The API server waits a second for the webhook, and then it binds.
+    bind = functools.partial(api.bind, "ours", legacy=True, flags=["--dry-run=server"])
+    assert wait_for(lambda: "only the Cardwise extender binds pods" in bind().stderr), bind().stderr
     assert api.bind("theirs", legacy=True).returncode == 0
     api.ok("delete", "pod", "ours", "theirs", "--force", "--grace-period=0")
 

@@ -143,9 +143,12 @@ def test_what_a_limit_range_gives_all_containers_the_agent_has_its_own_of(api: A
 @since(34, "`spec.resources`")
 def test_what_a_limit_range_gives_the_agent_stays_where_the_pod_as_a_whole_names_amounts(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Container", "default": ONE, "defaultRequest": ONE, "min": {"cpu": "60m"}})
+    settled(api, pod(space), cpu="60m", memory="64Mi")
     whole = pod(space)
     whole["spec"]["resources"] = {"limits": {"cpu": "4", "memory": "4Gi"}}
-    assert agent(api.create(whole, DRY)) is not None
+    found = agent(api.create(whole, DRY))
+    assert found is not None
+    assert own(found, "limits") == ONE
 
 
 def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api, space: str) -> None:
@@ -170,8 +173,8 @@ def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str
     hard = {"requests.cpu": "2", "limits.cpu": "2", "requests.memory": "4Gi", "limits.memory": "4Gi"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": space}}
     api.create(quota | {"spec": {"hard": hard}})
-    assert wait_for(lambda: "used" in (api.get("resourcequota", "q", "-n", space).get("status") or {}))
-    assert "must specify" in api.refused("create", DRY, "-f", "-", stdin=pod(space))
+    # The API server learns of it by a watch.
+    assert wait_for(lambda: "must specify" in api.run("create", DRY, "-f", "-", stdin=pod(space)).stderr)
     api.create(pod(space, amounts={"limits": ONE}))
     used = api.get("resourcequota", "q", "-n", space)["status"]["used"]
     assert used == {

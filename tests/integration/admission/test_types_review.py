@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Space, deployment, workload
+from tests.integration.sharing import Space, deployment, wait_for_classes, workload
 
 pytestmark = [pytest.mark.cluster("sim")]
 
@@ -22,7 +22,7 @@ P100_KEY = names.CLASS_PREFIX + P100
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     for made in spaces(cluster, request):
         made.nodes()
-        cluster.wait(lambda: P100 in str(cluster.api.get(paths.resourceclasses())), "the automatic class")
+        wait_for_classes(made, P100)
         yield made
         made.ask("delete", "resourcequotas", "--all")
 
@@ -86,10 +86,10 @@ def test_server_side_apply_of_a_resource_quota_leaves_no_stale_key(space: Space)
 )
 def test_a_resource_quota_on_our_names_limits(space: Space, written: Json, stored: Json, asked: Json) -> None:
     assert hard(space, written) == stored
-    space.wait(
-        lambda: "used" in space.ask("get", "resourcequota", "q").get("status", {}),
-        "the quota is counted",
-    )
+    twice = pod("twice", asked)
+    twice["spec"]["containers"] += [twice["spec"]["containers"][0] | {"name": "more"}]
+    # The API server learns of it by a watch.
+    space.wait(lambda: "exceeded quota: q" in space.rejected(twice), "the quota counts")
     apply(space, pod("first", asked))
     with pytest.raises(CommandFailed, match="exceeded quota: q"):
         apply(space, pod("second", asked))

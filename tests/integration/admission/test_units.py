@@ -106,6 +106,8 @@ def test_quotas_count_what_the_pods_get(space):
     assert stored["spec"]["hard"] == {KEY: "5120"}
     space.ask("label", "resourcequota", "cards", "seen=again")
     space.wait(lambda: used(space) == {"hard": "5120", "used": "0"}, "Kubernetes counts")
+    # The API server learns of it by a watch.
+    space.wait(lambda: "exceeded quota: cards" in space.rejected(on(space, name="much", gpu_mem=6)), "and admission")
     space.put(on(space, name="first", gpu_mem=2))
     space.put(on(space, name="second", gpu_mem="2Gi"))
     space.wait(lambda: used(space)["used"] == "4096", "both are counted alike")

@@ -103,15 +103,20 @@ def deployments(cluster: Cluster) -> list[str]:
     return [each["metadata"]["name"] for each in found]
 
 
+def cards(cluster: Cluster) -> list[Json]:
+    found: list[Json] = cluster.api.get(paths.extendedresources())["items"]
+    return found
+
+
 def mps_is_ready(cluster: Cluster) -> bool:
     """Of both cards. An exchanged manager takes over one after the other, and pods go where it is ready."""
-    found = cluster.api.get(paths.extendedresources())["items"]
-    return all((one.get("status", {}).get("mps") or {}).get("state") == "Ready" for one in found)
+    return all((one.get("status", {}).get("mps") or {}).get("state") == "Ready" for one in cards(cluster))
 
 
 def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(cluster: Cluster, space: Space) -> None:
     space.create(workload("half", gpu_mem=8138, command=IDLE))
     space.running("half")
+    space.marked("half")
     before = space.get("half")
     folder = cluster.state_dir / "images"
     partsimage.write_scheduler(folder / "kube-scheduler.tar", cluster.bin_dir)
@@ -214,6 +219,8 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     gone = ("back", "wired", "share")
     space.delete(*gone, grace=1)
     space.gone(*gone)
+    # The extender says it, which hears of the pods' end by a watch.
+    space.wait(lambda: 0 in [one["status"]["allocated"]["pods"] for one in cards(cluster)], "a card is free")
     said = cluster.chart.helm("test", "cardwise", "--logs")
     assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in said
     assert "ok    extender: it knows the cards of 1 node" in said
@@ -225,19 +232,26 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
 
 def test_a_folder_that_is_removed_from_the_node_is_mounted_anew(cluster: Cluster, space: Space) -> None:
     for folder, parts in (("/var/lib/cardwise", ["deviceplugin"]), ("/run/cardwise/mps", ["deviceplugin", "mps"])):
-        before = {part: restarts(cluster, part) for part in parts}
+        before = {part: container(cluster, part)["restartCount"] for part in parts}
         processes.run(cluster.node("n1")._inside("rm", "-rf", folder))
         for part, count in before.items():
-            space.wait(lambda part=part, count=count: restarts(cluster, part) > count, f"{part} again, for {folder}")
+            space.wait(lambda part=part, count=count: restarted(cluster, part, count), f"{part} again, for {folder}")
         space.create(workload("after", gpu_mem=64, command=IDLE))
         space.running("after")
         space.delete("after", grace=1)
         space.gone("after")
 
 
-def restarts(cluster: Cluster, part: str) -> int:
+def container(cluster: Cluster, part: str) -> Json:
     (pod,) = part_pods(cluster, part)
-    return sum(one["restartCount"] for one in pod["status"].get("containerStatuses") or ())
+    (status,) = pod["status"]["containerStatuses"]
+    return dict(status)
+
+
+def restarted(cluster: Cluster, part: str, before: int) -> bool:
+    """And ready: where the kubelet does not know the device plugin yet, it fails a pod that comes, for good."""
+    found = container(cluster, part)
+    return found["restartCount"] > before and found["ready"] is True
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])
@@ -253,8 +267,7 @@ def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> 
     spec = ANOTHER | {"uuid": f"GPU-of-{part}"}
     card = {"metadata": {"name": f"gpu-of-{part}"}, "spec": spec, "apiVersion": names.API_VERSION}
     cluster.api.create(paths.extendedresources(), card | {"kind": "ExtendedResource"})
-    found = cluster.api.get(paths.extendedresources())["items"]
-    own = next(each["metadata"]["name"] for each in found if each["spec"]["node"] == "n1")
+    own = next(each["metadata"]["name"] for each in cards(cluster) if each["spec"]["node"] == "n1")
 
     said = {"deviceplugin": {"reason": "tried"}, "mps": {"mps": {"mode": "card", "state": "Down"}}}[part]
 
@@ -284,7 +297,7 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
 
 def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
-    card = cluster.api.get(paths.extendedresources())["items"][0]
+    card = cards(cluster)[0]
     few = _AT_A_TIME if SOAK else 2
     light, heavy = Churn(space, "light", few), Churn(space, "heavy", few, gpu_mem=100)
     light.start()
@@ -319,9 +332,11 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,validatingadmissionpolicies,clusterroles"
     listed = cluster.kubectl("get", f"{kinds},clusterrolebindings,validatingadmissionpolicybindings", "-o", "name")
     assert [line for line in listed.splitlines() if "cardwise" in line] == []
-    left = cluster.kubectl("get", "all,secrets,configmaps,leases,rolebindings", "-n", SYSTEM, "-o", "name").split()
-    assert left == ["configmap/kube-root-ca.crt"]
-    assert cluster.api.get(paths.extendedresources())["items"] == []
+    kinds = "all,secrets,configmaps,leases,rolebindings"
+    left = lambda: cluster.kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()  # noqa: E731
+    # Helm waits for the end of its Jobs; their pods are taken away later.
+    space.wait(lambda: left() == ["configmap/kube-root-ca.crt"], "nothing is left in the namespace")
+    assert cards(cluster) == []
     # What it takes away by a Job can be taken away by hand, as docs/admin.md says.
     cluster.api.create(paths.extendedresources(), card | {"metadata": {"name": card["metadata"]["name"]}})
     job = str(cluster.chart.cleanup())
@@ -337,7 +352,7 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     )
     assert "deleted 1 of " in cluster.kubectl(*ended)
     cluster.kubectl("delete", "-f", job)
-    assert cluster.api.get(paths.extendedresources())["items"] == []
+    assert cards(cluster) == []
     # A pod that asks for a card is an ordinary one again, which no node has anything for.
     space.create(workload("orphan", gpu_mem=100, command=IDLE))
     assert space.get("orphan")["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "100"}

@@ -85,7 +85,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     for made in spaces(cluster, request):
         (ours,) = made.nodes(1)
         (theirs,) = made.nodes(1, [])
-        for node, labels in ((ours, LABELS | TAKEN_OFF), (theirs, LABELS)):
+        for node, labels in ((theirs, LABELS), (ours, LABELS | TAKEN_OFF)):
             cluster.api.patch(paths.nodes(node), {"metadata": {"labels": labels}, "spec": {"taints": [TAINT]}})
         yield made
 
@@ -111,7 +111,9 @@ def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(
 
 def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Space) -> None:
     (ours, _), own = space.own_nodes, {"key": "mine", "operator": "Exists"}
-    tolerating = workload("applied", gpu_mem=100, spec={"tolerations": [own]})
+    # By a label that came with the taints: when it is placed, kube-scheduler knows them, those of the other node too.
+    labelled = {"nodeSelector": {"nvidia.com/gpu.present": "true"}}
+    tolerating = workload("applied", gpu_mem=100, spec=labelled | {"tolerations": [own]})
     space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(tolerating))
     assert space.placed("applied")[0] == ours
     stored = space.get("applied")["spec"]["tolerations"]
@@ -124,8 +126,10 @@ def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Spa
     space.create(workload("plain"))
     space.refused("plain", "untolerated taint")
     mine = TAINT | {"key": own["key"], "value": "x"}
-    space.cluster.api.patch(paths.nodes(ours), {"spec": {"taints": [TAINT, mine]}})
-    assert space.put(workload("own", gpu_mem=100, spec={"tolerations": [own]}))[0] == ours
+    change = {"metadata": {"labels": {"mine": "x"}}, "spec": {"taints": [TAINT, mine]}}
+    space.cluster.api.patch(paths.nodes(ours), change)
+    labelled = {"nodeSelector": {"mine": "x"}}
+    assert space.put(workload("own", gpu_mem=100, spec=labelled | {"tolerations": [own]}))[0] == ours
     space.create(workload("intolerant", gpu_mem=100))
     space.refused("intolerant", "untolerated taint")
     said = cardwise(space.cluster, "explain", "intolerant", "-n", space.name).stdout

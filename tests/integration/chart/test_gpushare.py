@@ -75,8 +75,15 @@ def _pod(space: Space, name: str, **settings: Any) -> Json:
 
 def test_its_pods_are_counted_and_its_stanza_works(space, url):
     (name,) = space.own_nodes
-    with urllib.request.urlopen(f"{url}/inspect/{name}", timeout=PATIENCE) as answer:
-        (node,) = json.loads(answer.read())["nodes"]
+    node: Json = {}
+
+    def told() -> bool:
+        with urllib.request.urlopen(f"{url}/inspect/{name}", timeout=PATIENCE) as answer:
+            (found,) = json.loads(answer.read())["nodes"]
+        node.update(found)
+        return True
+
+    space.wait(told, "the extender tells")  # where a turn has taken half a second it says that it is busy
     assert [(card["id"], card["usedGPU"]) for card in node["devs"]] == [(0, 0), (1, 12000)]
     assert node["devs"][1]["pods"] == [{"name": "former", "namespace": space.name, "usedGPU": 12000}]
 

@@ -144,9 +144,17 @@ class Migration:
         return ""
 
     def _systemctl(self, words: list[str]) -> str:
-        kubelet = self.cluster.process(f"kubelet-{MOVED}")
+        node = self.cluster.node(MOVED)
         assert words[1] == "kubelet"
-        kubelet.stop() if words[0] == "stop" else kubelet.restart()
+        if words[0] == "stop":
+            node.process("kubelet").stop()
+            return ""
+
+        def knows_ours() -> bool:
+            node.keep_kubelet()  # on a busy machine it may give up before the runtime answers
+            return (node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").exists()
+
+        self.cluster.wait(knows_ours, "the kubelet knows our device plugin")
         return ""
 
     def _rm(self, words: list[str]) -> str:
@@ -293,10 +301,8 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     space.running("late")
     assert where(space.get("late")) == (MOVED, "1")
     for name in ("new", "late"):
-        granted = lambda name=name: space.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true"  # noqa: E731
-        pod = space.get(name)
-        assert assigned(pod).mem == {"new": 9, "late": 7}[name] * 1024
-        space.wait(granted, f"{name} was granted its card")
+        assert assigned(space.get(name)).mem == {"new": 9, "late": 7}[name] * 1024
+        space.marked(name)
 
     samples_run(space)
 

@@ -15,12 +15,14 @@ from cardwise.core.api import names
 from cardwise.core.api.policies import DEFAULT
 from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import PREFIX
-from deviceplugin.sources.kubelet import Kubelet
+from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
 from tests.build import P100
 from tests.cluster import Cluster, versions
 from tests.cluster.cards import TestCard
+from tests.cluster.parts import says_ready
 from tests.cluster.processes import wait_for
 from tests.integration.conftest import spaces
+from tests.integration.node.test_deviceplugin import slots_listed
 from tests.integration.ruleone import FINISHED, RuleOne
 from tests.integration.sharing import (
     Json,
@@ -202,8 +204,9 @@ def chaos(space: Space, steps: int, seed: int) -> None:
         quiet: list[str] = ["never asked"]
 
         def agreed() -> bool:
+            monkey.keep()
             quiet[:] = disagreements(space)
-            return not quiet
+            return not quiet and _ready(space)  # by now the Deployments' statuses are not of before the last step
 
         space.wait(agreed, "all records agree")
         print(f"ready and agreed after {time.monotonic() - began:.1f} s, {watcher.events} events of pods", flush=True)
@@ -274,9 +277,13 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
     kubelet = Kubelet(cluster.node(node).kubelet_dir)
     try:
         holders = kubelet.holders()
+    except KubeletSilent as error:
+        return [f"{node}: {error}"]
     finally:
         kubelet.close()
     found = []
+    if not says_ready(cluster.parts.metrics_port(f"deviceplugin-{node}")):
+        found.append(f"{node}: the device plugin is not ready")
     living = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod["metadata"]["uid"] for pod in pods}
     listed = [(one.namespace, one.pod) for slot in holders.named.values() for one in slot]
     if sorted(listed) != sorted(living):
@@ -353,9 +360,12 @@ def succession(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Suc
 def test_a_successor_starts_when_the_container_of_a_force_deleted_pod_is_gone(cluster, succession):
     """Also when all who know of the first pod are killed meanwhile."""
     succession.force_delete()
-    for part in ("extender", "deviceplugin-n1", "kubelet-n1"):
-        kill9(cluster.process(part))
-        cluster.process(part).restart()
+    killed = [cluster.process(part) for part in ("extender", "deviceplugin-n1", "kubelet-n1")]
+    for process in killed:
+        kill9(process)
+    with slots_listed(cluster, "n1"):
+        for process in killed:
+            process.restart()
     succession.succeed()
     succession.check()
 
@@ -370,17 +380,17 @@ def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
         kill9(cluster.process("extender"))  # it forgets what it knew of the pod
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
-        succession.succeed()
 
         def held() -> list[str]:
             resources = cluster.api.get(paths.extendedresources())["items"]
             return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("held", ())]
 
         cluster.wait(lambda: held() == [f"{space.name}/first"], "the node reports the share as held")
-        used = {name for _, _, pods in inspect(cluster).values() for name in pods}
-        assert f"{space.name}/first" in used
+        first = f"{space.name}/first"
+        cluster.wait(lambda: any(first in pods for _, _, pods in inspect(cluster).values()), "the extender knows it")
+        succession.succeed()
         # The successor was tried, and so was a pod that came after it and fits elsewhere; and the container lives on.
-        space.refused("second")
+        space.refused("second", "Insufficient GPU Memory in one device")
         space.put(workload("later", gpu_mem=1, node=NODES[1]))
         before = succession.first.stat().st_mtime
         cluster.wait(lambda: succession.first.stat().st_mtime > before, "the container goes on")

@@ -15,7 +15,6 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from cardwise.kube.client import KubeClient
 from extender.leadership.fence import Fate, Fence
 from extender.records.podref import PodRef
 from tests.cluster import Cluster
@@ -63,8 +62,8 @@ def stands_still(space: Space, pair: Pair, whom: Callable[[Pair], Sequence[Proce
                 each.pause()
             try:
                 space.wait(lambda: pair.leads("extender"), "the other leads")
-                since = time.monotonic()
-                space.wait(lambda since=since: rules.grants_since(since) > 4, "the other gives cards away")
+                # By its term: of what the first has given the news may come only now.
+                space.wait(lambda: rules.given[pair.term()] > 4, "the other gives cards away")
             finally:
                 for each in paused:
                     each.resume()
@@ -94,20 +93,17 @@ def both(pair: Pair) -> list[Process]:
 def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pair: Pair, api_b: Process):
     """Sixteen Bindings of the leader lie in its buffers; some are read before the news of the Lease."""
     b_leads(space, pair)
-    lease = space.cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))
-    said = (lease["metadata"]["uid"], lease["spec"]["leaseTransitions"], lease["spec"]["holderIdentity"])
-    term = "/".join(map(str, (names.NAMESPACE, names.LEASE, *said)))
+    term = pair.term()
     pods = [f"late-{i}" for i in range(16)]
     uids = {name: space.create(workload(name, gpu_mem=100, spec={"schedulerName": "nobody"})) for name in pods}
     versions = {name: space.get(name)["metadata"]["resourceVersion"] for name in pods}
-    path = space.cluster.state_dir / "kubeconfig" / "cardwise-extender-b"
     together = threading.Barrier(len(pods) + 1)
 
     def late_one(name: str) -> Json:
         return binding(space, name, uid=uids[name], resourceVersion=versions[name], annotations={names.TERM: term})
 
     def late(name: str) -> str:
-        client = KubeClient.load(path)
+        client = space.cluster.client("cardwise-extender-b")
         client.get(paths.pods(space.name, name))  # the connection is there
         together.wait(PATIENCE)
         together.wait(PATIENCE)
@@ -152,7 +148,7 @@ def test_a_hundred_times(space: Space, pair: Pair, whom: Callable[[Pair], Sequen
 
 def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, cluster: Cluster):
     """Whatever the policy knows of terms: it says that of the next one, which no Lease has yet."""
-    extender = KubeClient.load(cluster.state_dir / "kubeconfig" / "cardwise-extender")
+    extender = cluster.client("cardwise-extender")
     try:
         uid = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         path, version = paths.pods(space.name, "late", "binding"), space.get("late")["metadata"]["resourceVersion"]

@@ -44,6 +44,7 @@ def test_pods_without_gpu_are_scheduled_while_the_extender_hangs(space):
                 space.delete(f"gpu-{i}")
                 space.gone(f"gpu-{i}")
         print("seconds:", [round(wait, 2) for wait in waits])
+        space.refused("gpu-5")  # it was tried
         assert not space.get("gpu-5")["spec"].get("nodeName")
     finally:
         extender.resume()

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from tests.build import container
-from tests.integration.sharing import Space, device_numbers, probe, probed, where, workload
+from tests.integration.sharing import Space, device_numbers, inspect, probe, probed, where, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
@@ -48,7 +48,7 @@ def test_the_environment_and_the_device_of_its_card_and_no_other(space):
     numbers = device_numbers(space.cluster, "n1")
     space.inside("seen", probe(numbers))
     assert space.inside("seen", "cat /dev/termination-log").splitlines() == probed(numbers, card)
-    space.wait(lambda: space.get("seen")["metadata"]["annotations"][names.ASSIGNED] == "true", "marked as assigned")
+    space.marked("seen")
 
 
 def test_a_split_share_sees_both_cards_and_its_part_of_each(space):
@@ -64,6 +64,8 @@ def test_a_split_share_sees_both_cards_and_its_part_of_each(space):
 
 
 def test_containers_see_their_own_shares(space):
+    used = lambda: [used for (node, _), (_, used, _) in inspect(space.cluster).items() if node == "n2"]  # noqa: E731
+    space.wait(lambda: not any(used()), "the extender knows that the pods of before are gone")
     pair = [container("one", gpu_mem=4069), container("two", gpu_mem=8138), container("none")]
     sidecar = container("side", gpu_mem=1024) | {"restartPolicy": "Always"}
     space.create(workload("several", pair, init=[sidecar], node="n2"))

@@ -324,8 +324,9 @@ def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(w
     getattr(world.cluster.process(MANAGER), how)()
     for index in range(2):
         world.wait(lambda index=index: world.said(index).get("state") == MpsState.DOWN, "the cluster knows")
-    late = world.pod("late", 1, 1000)
-    world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons("late"), "it is told why")
+    name = f"late-{how}"  # events stay
+    late = world.pod(name, 1, 1000)
+    world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons(name), "it is told why")
     assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
     world.cluster.process(MANAGER).restart()
     world.started(late)

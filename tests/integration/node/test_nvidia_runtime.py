@@ -174,8 +174,10 @@ def test_devices_by_annotation_need_no_runtime_of_nvidia(
     cluster: Cluster, infrastructure: Space, team: Space, settings: Path, scope: str
 ) -> None:
     node, key = cluster.node("n1"), f"nvidia.cdi.k8s.io{scope}"
-    if not node.process("nri").alive():
-        node.start_nri_plugin()
+    # Anew: for a while after the runtime's own restart it is not connected.
+    node.process("nri").kill()
+    node.process("nri").log.unlink(missing_ok=True)
+    node.start_nri_plugin()
     toolkit.configure(settings, {ENVIRONMENT: False})
     named, once = {key: "nvidia.com/gpu=all"}, {"restartPolicy": "Never", "nodeName": "n1"}
     pod = workload("annotated", [looking(cluster, "main", {})], annotations=named, spec=once)

@@ -29,18 +29,24 @@ def process(cluster: Cluster, program: str, *args: str) -> subprocess.CompletedP
     )
 
 
+def doctor_says(space: Space, code: int, *texts: str) -> None:
+    """Once it does: on a busy machine an extender may be late with its Lease, and kube-scheduler with the probe."""
+
+    def so() -> bool:
+        said = process(space.cluster, "cardwise", "doctor")
+        if said.returncode != code or not all(text in said.stdout for text in texts):
+            raise LookupError(said.stdout + said.stderr)
+        return True
+
+    space.wait(so, f"doctor says {texts}")
+
+
 def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster, space):
     (node,) = space.nodes()
-    said = process(cluster, "cardwise", "doctor")
-    assert said.returncode == 0, said.stdout
-    assert f"placed on a card of {node}" in said.stdout
-    assert "OK       webhook" in said.stdout
+    doctor_says(space, 0, f"placed on a card of {node}", "OK       webhook")
     cluster.process("extender").stop()
     try:
-        said = cardwise(cluster, "doctor")
-        assert said.returncode == 1
-        assert "PROBLEM  scheduler" in said.stdout
-        assert "does not reach the extender" in said.stdout
+        doctor_says(space, 1, "PROBLEM  scheduler", "does not reach the extender")
     finally:
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
@@ -122,7 +128,7 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     cardwise(cluster, "uncordon", f"{node}/{1 - first}")
     space.wait(lambda: _bound(space).get("waits") == 1 - first, "it is tried again")
 
-    drained = cardwise(cluster, "drain", f"{node}/{first}", "--timeout", "120s")
+    drained = cardwise(cluster, "drain", f"{node}/{first}", "--timeout", f"{PATIENCE:.0f}s")
     assert drained.returncode == 0, drained.stdout + drained.stderr
     assert f"evicting pod {space.name}/{web}\n" in drained.stdout
     space.wait(lambda: [card for name, card in _bound(space).items() if name.startswith("web")] == [1 - first], "moved")
@@ -173,4 +179,5 @@ def test_kubectl_completes_our_commands_and_the_cards_of_the_cluster(cluster, cr
         return process(cluster, str(cluster.bin_dir / "kubectl"), "__complete", "cardwise", *words).stdout.split()
 
     assert "uncordon" in completed("un")
-    assert f"{crowded.own_nodes[3]}/1" in completed("cordon", "")
+    # It waits for the API server for two seconds only.
+    crowded.wait(lambda: f"{crowded.own_nodes[3]}/1" in completed("cordon", ""), "the cards are offered")

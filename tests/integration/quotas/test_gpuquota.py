@@ -37,6 +37,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 def put_quota(space: Space, *hard: Json, name: str = "team", **spec: object) -> None:
     quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": name}}
     space.apply(quota | {"spec": {"hard": list(hard)} | spec})
+    space.wait(lambda: space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status"), "the extender knows it")
 
 
 def used(space: Space, name: str = "team") -> list[Json]:

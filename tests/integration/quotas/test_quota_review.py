@@ -33,6 +33,9 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 def put_quota(space: Space, *hard: Json) -> None:
     quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
     space.apply(quota | {"spec": {"hard": list(hard)}})
+    space.wait(
+        lambda: space.cluster.api.get(paths.gpuquotas(space.name, "team")).get("status"), "the extender knows it"
+    )
 
 
 def placed(space: Space) -> list[str]:
@@ -56,7 +59,6 @@ def refused(space: Space, name: str) -> None:
 def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(space):
     """A node pool comes up from nothing: the class of its model comes a second after its cards."""
     put_quota(space, {"class": T4_CLASS, "shares": 0}, {"class": K80_CLASS, "shares": 0})
-    space.wait(lambda: space.cluster.api.get(paths.gpuquotas(space.name, "team"))["status"], "the extender knows it")
     halt = threading.Event()
 
     def create() -> None:
@@ -122,6 +124,8 @@ def user_of(space: Space, folder: Path) -> Path:
     """The kubeconfig of somebody who may edit in the namespace, and look at cards, classes and quotas."""
     found = space.editor("jane", folder)
     space.ask("create", stdin=binding(space.name, "cardwise-view", account=f"{space.name}:jane"))
+    may = lambda: [typed({}, verb, "--kubeconfig", str(found)).returncode for verb in ("classes", "quota")]  # noqa: E731
+    space.wait(lambda: may() == [0, 0], "the API server knows her rights")
     return found
 
 

@@ -10,7 +10,6 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from cardwise.kube.client import KubeClient
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
@@ -125,6 +124,8 @@ def one_card_too_few(space: Space, nodes: int) -> None:
     ill = names.extended_resource_name(card_uuid(space.own_nodes[-1], 1))
     status = paths.extendedresources(ill, "status")
     api.patch(status, {"status": {"health": "Unhealthy"}})
+    told = lambda: api.get(paths.resourceclasses("nvidia.tesla-p100"))["status"]["healthyCards"]  # noqa: E731
+    space.wait(lambda: told() == cards - 1, "the extender knows it")
     create_at_once(space, [member(f"g-{i}", "g", cards, gpu_mem=P100) for i in range(cards)])
     waits(space, "g")
     space.put(workload("single", gpu_mem=P100))
@@ -240,7 +241,7 @@ def no_binding(space: Space, name: str) -> Iterator[None]:
         },
         "validations": [{"expression": f"object.metadata.name != '{name}'", "message": "withheld"}],
     }
-    extender = KubeClient.load(space.cluster.state_dir / "kubeconfig" / "cardwise-extender")
+    extender = space.cluster.client("cardwise-extender")
 
     def refused() -> bool:
         target = {"kind": "Node", "name": space.own_nodes[0]}

@@ -40,8 +40,9 @@ def say(cluster: Cluster, name: str, state: str) -> None:
     cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
 
 
-def pod(name: str, mode: str = "preferred") -> Json:
-    return workload(name, gpu_mem=4000, annotations={names.MPS: mode})
+def pod(space: Space, name: str, mode: str = "preferred") -> Json:
+    """For the node."""
+    return workload(name, gpu_mem=4000, annotations={names.MPS: mode}, node=the_node(space))
 
 
 def waits(space: Space, name: str, why: Refusal) -> None:
@@ -55,8 +56,9 @@ def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(sp
     first, second = cards(space)
     say(cluster, first, "Down")
     say(cluster, second, "Starting")
-    space.create(pod("waits"))
-    space.create(pod("off", "off"))
+    space.nodes()  # whose cards the extender knows: it hears of all cards by one watch, so it has heard these too
+    space.create(pod(space, "waits"))
+    space.create(pod(space, "off", "off"))
     waits(space, "waits", Refusal.MPS_DOWN)
     waits(space, "off", Refusal.MPS_DOWN)
     say(cluster, second, "Ready")

@@ -21,6 +21,7 @@ from tests.integration.security.tenancy import (
     amount,
     binds,
     bound,
+    bound_at_last,
     changed,
     created,
     creates,
@@ -205,7 +206,7 @@ PAST_THE_SCHEDULER = (
         [
             Try(lambda tenant: bound(tenant, "gated", more=False), By.RBAC, ("pods/binding",)),
             Try(
-                lambda tenant: bound(tenant, "ungated", more=True),
+                lambda tenant: bound_at_last(tenant, "ungated"),
                 By.WEBHOOK,
                 ("only the Cardwise extender binds pods",),
             ),

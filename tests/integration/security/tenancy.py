@@ -11,8 +11,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.build import container, pod
-from tests.cluster import Cluster, pki
-from tests.integration.sharing import Space, inspect
+from tests.cluster import Cluster, PatientClient, pki
+from tests.integration.sharing import Space, allowed, inspect
 
 RBAC_PATH = "/apis/rbac.authorization.k8s.io/v1"
 # What some clusters give to those who debug, beyond `edit` and making namespaces. Cardwise must hold against them too.
@@ -80,6 +80,13 @@ class Tenant:
             making = [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["create"]}]
             cluster.api.create(f"{RBAC_PATH}/clusterroles", {"metadata": {"name": name}, "rules": making})
             self._bind(f"{RBAC_PATH}/clusterrolebindings", name, "debugger", "ClusterRole", name)
+            for look in (
+                lambda: self.edit.get(self.of("pods")),
+                lambda: self.edit.get(paths.pods(self.guarded.name)),
+                lambda: self.more.get(self.of("pods", "nobody", "ephemeralcontainers")),
+                lambda: self.more.create(paths.namespaces(), {"metadata": {"name": "any"}}, query={"dryRun": "All"}),
+            ):
+                cluster.wait(lambda look=look: allowed(look), "the API server knows the roles")
             self._clients = stack.pop_all()
 
     def close(self) -> None:
@@ -99,7 +106,7 @@ class Tenant:
 
     def posing(self, user: str) -> object:
         """Reads his own pods by another's name."""
-        client = KubeClient.load(self._folder / "tenant")
+        client = PatientClient.load(self._folder / "tenant")
         try:
             client.get(self.of("pods"))  # with a token it renews its headers at the first call
             client._headers[""]["Impersonate-User"] = user
@@ -129,7 +136,7 @@ class Tenant:
             ca=self.cluster.state_dir / "pki" / "ca.crt",
             token=answer["status"]["token"],
         )
-        return KubeClient.load(kubeconfig)
+        return PatientClient.load(kubeconfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +261,29 @@ def amount(text: str) -> Json:
     return ours(gpu_mem=text)
 
 
-def bound(tenant: Tenant, name: str, *, more: bool, **metadata: Json) -> object:
+def bound(tenant: Tenant, name: str, *, more: bool, dry: bool = False, **metadata: Json) -> object:
     """A Binding by hand."""
     client = tenant.more if more else tenant.edit
     binding = {
         "metadata": {"name": name} | metadata,
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
-    return client.create(tenant.of("pods", name, "binding"), binding)
+    return client.create(tenant.of("pods", name, "binding"), binding, query={"dryRun": "All"} if dry else None)
+
+
+def bound_at_last(tenant: Tenant, name: str) -> object:
+    """Raises what refuses it, by dry run: the API server goes on without a webhook that is late (T65)."""
+    said: list[errors.KubeError] = []
+
+    def refused() -> bool:
+        try:
+            bound(tenant, name, more=True, dry=True)
+        except errors.KubeError as error:
+            said.append(error)
+        return bool(said)
+
+    tenant.space.wait(refused, f"the Binding of {name} is refused")
+    raise said[0]
 
 
 def binds(name: str, key: str, value: str, where: str = "annotations") -> Try:

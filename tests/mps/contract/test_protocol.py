@@ -3,13 +3,15 @@
 import contextlib
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
 from mps.host.control import CommandRefused, NoDaemon, Silent, UnknownCommand
-from tests.mps.contract.programs import SECONDS
+from tests.mps.contract.programs import SECONDS, eventually
 
 
 class TestProtocol:
@@ -62,11 +64,21 @@ class TestProgram:
         assert b"Cannot find MPS control daemon process" in done.stdout + done.stderr
 
     def test_who_connects_and_says_nothing_keeps_all_others_waiting(self, process):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.connect(str(process.pipe / mps.CONTROL))
-            with pytest.raises(Silent):
-                process.front.ask("get_server_list", 0.2)
-        assert process.control.servers() == []
+        path = process.pipe / mps.CONTROL
+
+        def connections() -> int:
+            lines = Path("/proc/net/unix").read_text().splitlines()
+            return sum(line.endswith(f" {path}") for line in lines) - 1  # one listens
+
+        with ThreadPoolExecutor() as pool, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            eventually(lambda: connections() == 0)
+            client.connect(str(path))
+            asking = pool.submit(process.control.servers)
+            eventually(lambda: connections() == 2)
+            process.run("-h")  # what takes as long as asking and being answered
+            assert not asking.done()
+            client.close()
+            assert asking.result() == []
 
     def test_answers_of_several_commands_run_together(self, process):
         done = process.run(text=b"get_server_list\nget_default_active_thread_percentage\n")
