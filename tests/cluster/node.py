@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,6 +237,31 @@ class Node:
         kubelet = self.process("kubelet")
         if not kubelet.alive():
             kubelet.restart()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Of the kubelet. It writes it when a device plugin gives it devices, and else only for a pod."""
+        return self.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+
+    @contextlib.contextmanager
+    def slots_listed(self) -> Iterator[None]:
+        """What is done in it makes the device plugin register: waits until the kubelet has its slots.
+
+        A pod that is bound before is failed by the kubelet, for good (UnexpectedAdmissionError); its owner makes
+        another, and no device plugin can change that. The plugin's log is too early, and the node's status may be
+        that of before.
+        """
+
+        def written() -> int:
+            return self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else 0
+
+        def listed() -> bool:
+            self.keep_kubelet()
+            return written() not in (0, before)
+
+        before = written()
+        yield
+        assert wait_for(listed), "the kubelet has no slots of the plugin"
 
     def _write_kubelet_config(self, address: str, manifests: Path | None) -> None:
         port, health_port = ports.free(2)

@@ -145,16 +145,13 @@ class Migration:
 
     def _systemctl(self, words: list[str]) -> str:
         node = self.cluster.node(MOVED)
+        kubelet = node.process("kubelet")
         assert words[1] == "kubelet"
         if words[0] == "stop":
-            node.process("kubelet").stop()
-            return ""
-
-        def knows_ours() -> bool:
-            node.keep_kubelet()  # on a busy machine it may give up before the runtime answers
-            return (node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").exists()
-
-        self.cluster.wait(knows_ours, "the kubelet knows our device plugin")
+            kubelet.stop()
+        else:
+            with node.slots_listed():
+                kubelet.restart()
         return ""
 
     def _rm(self, words: list[str]) -> str:

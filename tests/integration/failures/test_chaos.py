@@ -22,7 +22,6 @@ from tests.cluster.cards import TestCard
 from tests.cluster.parts import says_ready
 from tests.cluster.processes import wait_for
 from tests.integration.conftest import spaces
-from tests.integration.node.test_deviceplugin import slots_listed
 from tests.integration.ruleone import FINISHED, RuleOne
 from tests.integration.sharing import (
     Json,
@@ -363,7 +362,7 @@ def test_a_successor_starts_when_the_container_of_a_force_deleted_pod_is_gone(cl
     killed = [cluster.process(part) for part in ("extender", "deviceplugin-n1", "kubelet-n1")]
     for process in killed:
         kill9(process)
-    with slots_listed(cluster, "n1"):
+    with cluster.node("n1").slots_listed():
         for process in killed:
             process.restart()
     succession.succeed()

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.cluster.processes import PATIENCE
-from tests.integration.node.test_deviceplugin import slots_listed
 from tests.integration.sharing import Space, deployment, kill9, workload
 
 pytestmark = [pytest.mark.cluster("nodes", last=True), pytest.mark.node]
@@ -29,7 +28,7 @@ def test_pods_without_gpu_live_while_every_part_is_down(cluster, space):
         space.ask("delete", "pods", "--all", "--wait=false")
         space.wait(lambda: len(now := uids(space)) == 2 and not now & former, "the others are gone, two run anew")
     finally:
-        with slots_listed(cluster, "n1"):
+        with cluster.node("n1").slots_listed():
             for process in down:
                 process.restart()
     # And everything is as before.

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,7 @@ class Hand:
 
     def start_plugin(self, environment: dict[str, str] | None = None) -> None:
         node = self.cluster.node(NODE)
-        with slots_listed(self.cluster, NODE):
+        with self.cluster.node(NODE).slots_listed():
             self.cluster.process(PLUGIN).start(
                 [
                     str(Path(sys.executable).parent / "cardwise-deviceplugin"),
@@ -258,7 +258,7 @@ def test_twenty_equal_pods_bound_together_are_not_swapped(hand):
 def test_a_kubelet_restart_changes_nothing_for_containers(hand):
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    with slots_listed(hand.cluster, NODE):
+    with hand.cluster.node(NODE).slots_listed():
         hand.cluster.process(f"kubelet-{NODE}").restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod after the restart")
@@ -271,7 +271,7 @@ def test_a_kubelet_restart_changes_nothing_for_containers(hand):
 def test_a_kubelet_whose_checkpoint_is_removed_changes_nothing_for_containers(hand):
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    checkpoint(hand.cluster).unlink()
+    hand.cluster.node(NODE).checkpoint.unlink()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod without the checkpoint")
     hand.let_it_exit(uid)
@@ -285,10 +285,10 @@ def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card
     """It knows of no slot that is taken. A container of before runs on, but the kubelet starts it no second time."""
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    with slots_listed(hand.cluster, NODE):
+    with hand.cluster.node(NODE).slots_listed():
         kubelet = hand.cluster.process(f"kubelet-{NODE}")
         kubelet.kill()
-        checkpoint(hand.cluster).unlink()
+        hand.cluster.node(NODE).checkpoint.unlink()
         kubelet.restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod")
@@ -304,32 +304,6 @@ def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card
 def fields(pid: object) -> list[str]:
     """Of the process, as proc(5) has them after its name."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def checkpoint(cluster: Cluster, node: str = NODE) -> Path:
-    return cluster.node(node).kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
-
-
-@contextmanager
-def slots_listed(cluster: Cluster, node: str) -> Iterator[None]:
-    """What is done in it makes the plugin register: waits until the kubelet has its slots.
-
-    A pod that is bound before is failed by the kubelet, for good (UnexpectedAdmissionError); its owner makes
-    another, and no device plugin can change that. The plugin's log is too early, and the node's status may be
-    that of before; but the kubelet writes its checkpoint when it is given the slots, and else only for a pod.
-    """
-    path = checkpoint(cluster, node)
-
-    def written() -> int:
-        return path.stat().st_mtime_ns if path.exists() else 0
-
-    def listed() -> bool:
-        cluster.node(node).keep_kubelet()
-        return written() not in (0, before)
-
-    before = written()
-    yield
-    cluster.wait(listed, "the kubelet has the slots of this plugin")
 
 
 @pytest.mark.parametrize("frozen", [PLUGIN, f"{versions.runtime()}-{NODE}", f"kubelet-{NODE}"])
@@ -350,7 +324,7 @@ def test_pods_that_are_bound_while_a_part_of_the_node_stands_still_get_their_car
 
 
 def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
-    with slots_listed(hand.cluster, NODE):
+    with hand.cluster.node(NODE).slots_listed():
         for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{PREFIX}*.sock"):
             path.unlink()
     uid = hand.pod("a", 1, 8138)
@@ -361,7 +335,7 @@ def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
 def test_a_killed_plugin_comes_back(hand):
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    with slots_listed(hand.cluster, NODE):
+    with hand.cluster.node(NODE).slots_listed():
         hand.cluster.process(PLUGIN).kill()
         hand.cluster.process(PLUGIN).restart()
     after = hand.pod("b", 0, 8138)
@@ -384,7 +358,7 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
         hand.wait(lambda: hand.starts(stays) and hand.starts(went), "both told")
         for turn, days in enumerate((30, -30)):
             off.write_text(str(days * DAY))
-            with slots_listed(hand.cluster, NODE):
+            with hand.cluster.node(NODE).slots_listed():
                 plugin.kill()
                 plugin.restart()
             hand.delete("before")

@@ -3,6 +3,7 @@
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import ComputeMode
+from tests.mps.double import daemon as double
 from tests.mps.worlds import P100, uuid_of
 
 
@@ -62,14 +63,18 @@ def test_a_manager_that_does_not_know_the_pods_keeps_the_ceilings_that_there_are
     node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G", "once the pods are known")
 
 
-def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node):
+def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node, monkeypatch):
     """Until then a process without a limit of its own would get the whole card."""
-    link = node.home() / mps.CLIENTS / mps.CONTROL
+    link, setting = node.home() / mps.CLIENTS / mps.CONTROL, "set_default_device_pinned_mem_limit 0 8192M"
+    told = []  # and whether a client could have come before
+    obey = double.Daemon.obey
+    monkeypatch.setattr(double.Daemon, "obey", lambda *args: told.append((args[1], link.exists())) or obey(*args))
     node.bind("pod", 0, 8138)
     node.start()
     for _ in range(2):
         node.until(link.exists)
-        assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
+        assert [reached for said, reached in told if said == setting] == [False], told
         node.wait_ready(need=MiB(8138))
         node.daemon().kill()
         node.until(lambda: not link.exists())
+        told.clear()
