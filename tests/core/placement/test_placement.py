@@ -315,10 +315,17 @@ def test_the_last_mib_of_a_card_counts_where_several_shares_fill_a_node():
     assert where(place(ledger_with_free(n1=[1, 100]), containers=several)) == ("n1", [0, 1])
 
 
-@pytest.mark.parametrize(("steps", "fits"), [(1, False), (2, True)])
-def test_each_card_that_is_tried_beyond_the_first_choices_is_a_step(steps, fits):
-    asked = request.parse(pod(containers=[of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]))
-    effort = SearchEffort(steps)
-    placed = placement.Scorer(asked, "binpack").place_on(of_classes(ONE, BOTH).node("n1"), effort)
-    assert (placed is not Refusal.TOGETHER) == fits
-    assert effort.left == 0
+TWO_SINGLE = [of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]
+ONE_SPLIT = [of_class("x", gpu_mem=200, gpu_count=2), of_class("y", gpu_mem=100)]
+
+
+@pytest.mark.parametrize(
+    ("asking", "cards", "least"), [(TWO_SINGLE, [ONE, BOTH], 2), (ONE_SPLIT, [ONE, BOTH, BOTH], 4)]
+)
+def test_each_card_that_is_tried_beyond_the_first_choices_is_a_step(asking, cards, least):
+    for steps in (least - 1, least):
+        effort = SearchEffort(steps)
+        scorer = placement.Scorer(request.parse(pod(containers=asking)), "binpack")
+        placed = scorer.place_on(of_classes(*cards).node("n1"), effort)
+        assert (placed is not Refusal.TOGETHER) == (steps == least)
+        assert effort.left == 0
