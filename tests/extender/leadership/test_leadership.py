@@ -351,9 +351,13 @@ def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
     assert next(lists) == 2, "nothing of ours has landed, so one list is enough"
 
 
-def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two):
+@pytest.mark.parametrize("again", [False, True], ids=["", "and-another-is-tried-again"])
+def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two, again):
     numbers = itertools.count()
     two.api.behind = True
+    if again:
+        two.api.create_pod("other", 1)
+        two.api.fault(Fault(status=503), "patch", "*/other/status")
 
     def comes():
         two.api.create_pod(f"p{next(numbers)}", 100)
@@ -366,7 +370,7 @@ def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two):
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
     two.b.reads = comes
-    two.api.before(lands, "patch", "*/status", times=math.inf)
+    two.api.before(lands, "patch", "*/pods/p*/status", times=math.inf)
     two.takes_over(two.b)
     assert next(numbers) == 2
     assert mark(two.b.state, "uid-p0") == ""
