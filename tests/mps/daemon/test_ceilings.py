@@ -35,6 +35,26 @@ def test_a_ceiling_that_a_server_does_not_take_is_never_claimed(node):
     node.wait_ready(need=MiB(8138))
 
 
+def test_a_server_that_starts_while_the_ceiling_is_lowered_has_the_new_one(node, monkeypatch):
+    """Before the daemon is told, so with the old one: a client may make it start a server at any time."""
+    node.bind("large", 0, 8138)
+    node.start()
+    node.wait_ready(need=MiB(8138))
+    obey, started = double.Daemon.obey, []
+
+    def told(daemon, line, uid):
+        if line.startswith("set_default_device_pinned_mem_limit") and not started:
+            daemon.server.process.kill()
+            obey(daemon, "start_server -uid 0", 0)
+            started.append(daemon.server)
+        return obey(daemon, line, uid)
+
+    monkeypatch.setattr(double.Daemon, "obey", told)
+    node.end("large")
+    node.until(lambda: node.status().ceilings == {uuid_of(0): 512})
+    assert [server.limits["0"] for server in started] == [512 * double.MIB]
+
+
 def test_settings_that_somebody_changed_are_set_again(node):
     node.start()
     node.wait_ready()
