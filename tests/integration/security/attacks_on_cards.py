@@ -315,6 +315,7 @@ ANOTHER_CARD = (
             patches(
                 "steady", {"metadata": {"annotations": {names.ASSIGNMENT: None}}}, By.ANNOTATIONS, names.ASSIGNMENT
             ),
+            patches("steady", {"metadata": {"annotations": None}}, By.ANNOTATIONS, "only Cardwise changes this"),
             patches("steady", annotated(**{names.IDX: "1"}), By.RBAC, "pods/status", sub="status"),
             patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, sub="status", more=True),
         ],
