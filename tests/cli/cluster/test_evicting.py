@@ -267,6 +267,13 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
     assert "--no-cordon" in shown.stderr
 
 
+def test_a_card_is_given_back_also_when_nobody_was_told_that_it_was_cordoned(monkeypatch):
+    api = Cordoned()
+    api.fault(Fault(lost=True), "patch")
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
+
+
 def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch):
     api = Cordoned()
 

@@ -183,6 +183,13 @@ def test_nobody_goes_for_a_gang_that_would_not_be_complete():
         assert {holding.name for holding in ledger.holdings()} == {"n1-0", "n1-1", "n2-0", "n2-1"}, "no trace"
 
 
+def test_nobody_goes_for_a_member_that_the_watch_has_not_told_of_yet():
+    """kube-scheduler may know it sooner."""
+    world = Full(n1=[LOW], n2=[LOW])
+    world.pods["g0"] = member("g0", "g", 2, gated=False, priority=HIGH, whole_gpu=1)
+    assert world.asks("g0") == {}
+
+
 def test_the_cards_of_another_nominated_pod_are_not_found_out_in_a_try():
     """A former leader answered for it, so only the node is known. Were the pods gone that a gang would need gone, it
     would have the card of one of them, and not the card that is freed for it.
