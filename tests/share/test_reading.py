@@ -48,7 +48,8 @@ def test_uuids_by_the_environment_where_it_names_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "total", "fraction"), [(8138, 16276, "0.5000"), (1, 3, "0.3333"), (16276, 16276, "1.0000")]
+    ("limit", "total", "fraction"),
+    [(8138, 16276, "0.5000"), (1, 3, "0.3333"), (2, 3, "0.6666"), (16276, 16276, "1.0000")],
 )
 def test_a_fraction_that_nobody_tells_is_rounded_down(tmp_path, limit, total, fraction):
     share = reading.read(environ(tmp_path, {"limitMiB": limit, "totalMiB": total}))
