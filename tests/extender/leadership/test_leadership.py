@@ -694,6 +694,16 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
     assert len(two.api.sent("patch")) == 1
 
 
+def test_a_post_counts_before_its_term_is_looked_at(two, monkeypatch):
+    """The term may end right after that look, and what is to be posted goes out all the same."""
+    term, holds, said = two.a.leadership.term(), two.a.elector.holds, []
+    look = lambda *args, **settings: said.append(two.a.leadership.settled()) or holds(*args, **settings)  # noqa: E731
+    monkeypatch.setattr(two.a.elector, "holds", look)
+    with two.a.leadership.posting(term) as left:
+        assert left > 0
+    assert said == [False]
+
+
 def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
     two.api.create_pod("p", 100)
     gives_back(two.a)
