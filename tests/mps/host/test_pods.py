@@ -14,16 +14,21 @@ from tests.mps import records
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
 
 
-def pod(uid: str, *holdings: tuple[str, int], **changes: bool) -> PodView:
+def pod(uid: str, *holdings: tuple[str, int], **changes: object) -> PodView:
     return records.pod(uid, {"0": tuple(records.share(int(card[-1]), mem) for card, mem in holdings)}, **changes)
 
 
 def test_demands_of_cards():
     found = pods.demands(
-        [pod("a", ("GPU-0", 5), ("GPU-0", 7)), pod("b", ("GPU-0", 9), finished=True), pod("c", ("GPU-1", 3), off=True)],
+        [
+            pod("a", ("GPU-0", 5), ("GPU-0", 7)),
+            pod("b", ("GPU-0", 9), finished=True),
+            pod("c", ("GPU-1", 3), off=True),
+            pod("d", ("GPU-0", 8), ends=1.0),  # it is being deleted, and its programs run
+        ],
         CARDS,
     )
-    assert found == {"GPU-0": Demand((5, 7), off=False), "GPU-1": Demand((3,), off=True)}
+    assert found == {"GPU-0": Demand((5, 7, 8), off=False), "GPU-1": Demand((3,), off=True)}
     mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), off=True)], CARDS)
     assert not mixed["GPU-0"].off, "who wants limits gets them"
     assert mixed["GPU-1"] == Demand((), off=False), "an empty card is on"
