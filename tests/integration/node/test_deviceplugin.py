@@ -78,7 +78,7 @@ class Hand:
 
     def start_plugin(self, environment: dict[str, str] | None = None) -> None:
         node = self.cluster.node(NODE)
-        with self.cluster.node(NODE).slots_listed():
+        with node.slots_listed():
             self.cluster.process(PLUGIN).start(
                 [
                     str(Path(sys.executable).parent / "cardwise-deviceplugin"),
