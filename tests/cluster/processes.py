@@ -181,10 +181,15 @@ def wait_for(ready: Callable[[], bool], timeout: float = PATIENCE, while_: Calla
     return True
 
 
+def stat(pid: int) -> list[str]:
+    """The fields after the process's name, the first of them its state. Source: proc(5), field 3 and on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def start_time(pid: int) -> int | None:
     """Start time in clock ticks since boot; None for no process or a zombie. Source: proc(5), field 22."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])

@@ -150,6 +150,12 @@ class Space:
         made = self.cluster.api.create(paths.pods(self.name), pod)
         return str(made["metadata"]["uid"])
 
+    def put_quota(self, *hard: Json, name: str = "team", **spec: object) -> None:
+        """A GPUQuota, and the extender knows it."""
+        quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": name}}
+        self.apply(quota | {"spec": {"hard": list(hard)} | spec})
+        self.wait(lambda: self.cluster.api.get(paths.gpuquotas(self.name, name)).get("status"), "the extender knows it")
+
     def delete(self, *pods: str, grace: int | None = None) -> None:
         """Without waiting for their end."""
         for name in pods:
@@ -205,16 +211,23 @@ class Space:
 
     def rejected(self, pod: Json) -> str:
         """What is said to who would create the pod, once those who refuse it know why: they learn it by watches."""
-        said: list[str] = []
+        asked = functools.partial(self.cluster.api.create, paths.pods(self.name), pod, query={"dryRun": "All"})
+        return str(self.refusal(asked, f"{pod['metadata']['name']} is refused"))
+
+    def refusal(self, ask: Callable[[], object], what: str) -> errors.KubeError:
+        """The error of who asks by dry run for what is not allowed, once those who refuse it know why."""
+        said: list[errors.KubeError] = []
 
         def so() -> bool:
             try:
-                self.cluster.api.create(paths.pods(self.name), pod, query={"dryRun": "All"})
+                ask()
+            except (errors.Unreachable, errors.ServerError):
+                raise  # nobody has judged it: `wait` asks again
             except errors.KubeError as error:
-                said.append(str(error))
+                said.append(error)
             return bool(said)
 
-        self.wait(so, f"{pod['metadata']['name']} is refused")
+        self.wait(so, what)
         return said[0]
 
     def put(self, pod: Json) -> tuple[str, str]:

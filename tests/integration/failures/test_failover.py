@@ -11,11 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Self
 
 import pytest
-import yaml
 
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare
@@ -139,11 +137,6 @@ class Load:
                 self.made[name] = time.monotonic()
 
 
-def put_quota(space: Space) -> None:
-    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
-    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": [{"shares": LIMIT}]}}))
-
-
 def all_is_well(space: Space, rules: Rules, load: Load) -> None:
     """What has come is placed in the end, and no rule was broken."""
     space.wait(lambda: set(load.made) <= set(bound(space)), "all pods are placed")
@@ -154,7 +147,7 @@ def all_is_well(space: Space, rules: Rules, load: Load) -> None:
 
 def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) -> None:
     """One leader after the other is ended while 100 pods a second are asked for, where the machine can."""
-    put_quota(space)
+    space.put_quota({"shares": LIMIT})
     seconds: list[float] = []
     with (
         Rules(space) as rules,
@@ -289,14 +282,8 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
     try:
         pod = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         late = f"{uid}/{transitions - 1}/somebody"
-
-        def over() -> bool:
-            with suppress(errors.Invalid):
-                bind(extender, space, pod, late, dry=True)
-                return False
-            return True
-
-        space.wait(over, "the API server's cache of the Lease is not behind any more")
+        # Its cache of the Lease may be behind.
+        space.refusal(lambda: bind(extender, space, pod, late, dry=True), "the API server knows that the term is over")
         with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
             bind(extender, space, pod, late)
         assert not space.get("late")["spec"].get("nodeName")

@@ -22,7 +22,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import PREFIX
-from tests.cluster import Cluster, versions
+from tests.cluster import Cluster, processes, versions
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
 from tests.cluster.processes import run
@@ -184,7 +184,7 @@ class Hand:
     def shim(self, pod: str) -> int:
         """Process id of the pod's containerd shim: the parent of its container's first process."""
         (first,) = self.folder.glob(f"containerd/state/*/k8s.io/{self.container_id(pod)}/init.pid")
-        return int(fields(first.read_text())[1])
+        return int(processes.stat(int(first.read_text()))[1])
 
     def grants(self) -> list[dict]:
         found = []
@@ -299,11 +299,6 @@ def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card
     hand.wait(lambda: "no devices found allocated" in hand.events("a"), "the kubelet says why it does not start it")
     hand.delete("a", "b")
     hand.wait(lambda: hand.grants() == [], "both shares are free")
-
-
-def fields(pid: object) -> list[str]:
-    """Of the process, as proc(5) has them after its name."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @pytest.mark.parametrize("frozen", [PLUGIN, f"{versions.runtime()}-{NODE}", f"kubelet-{NODE}"])
@@ -441,7 +436,7 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand, lost):
     shim = hand.shim(hangs)
     os.kill(shim, signal.SIGSTOP)
     try:
-        hand.wait(lambda: fields(shim)[0] == "T", "the shim stands still")
+        hand.wait(lambda: processes.stat(shim)[0] == "T", "the shim stands still")
         hand.delete(hangs, force=True)
         hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held")
         if lost:

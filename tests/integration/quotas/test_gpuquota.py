@@ -34,12 +34,6 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         yield made
 
 
-def put_quota(space: Space, *hard: Json, name: str = "team", **spec: object) -> None:
-    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": name}}
-    space.apply(quota | {"spec": {"hard": list(hard)} | spec})
-    space.wait(lambda: space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status"), "the extender knows it")
-
-
 def used(space: Space, name: str = "team") -> list[Json]:
     found = space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status", {}).get("used", [])
     return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in found]
@@ -101,7 +95,7 @@ class TestReplicasThatAreKilled:
 def never_above(space: Space, second: Process, unit: str, *, pods: int, shares: int) -> None:
     """So many pods ask at once, of which so many may hold a share: as many do, and never one more."""
     limit = shares if unit == "shares" else shares * 500
-    put_quota(space, {unit: limit})
+    space.put_quota({unit: limit})
     mib = 100 if unit == "shares" else 500
     with Ledger(space) as ledger, ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_twice, ledger, [space.cluster.process("extender"), second])
@@ -132,7 +126,7 @@ def kill_twice(ledger: "Ledger", processes: Sequence[Process]) -> None:
 
 
 def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
-    put_quota(space, {"shares": 1})
+    space.put_quota({"shares": 1})
     space.put(workload("first", gpu_mem=1000))
     space.create(workload("second", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("second"), "second waits")
@@ -140,7 +134,7 @@ def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     space.placed("second")
     space.create(workload("third", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("third"), "third waits")
-    put_quota(space, {"shares": 2})
+    space.put_quota({"shares": 2})
     space.placed("third")
     space.create(workload("fourth", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("fourth"), "fourth waits")
@@ -162,4 +156,4 @@ def test_a_quota_that_cannot_be_read_is_refused(cluster, request):
     for made in spaces(cluster, request):
         for hard, says in UNREADABLE:
             with pytest.raises(CommandFailed, match=says):
-                put_quota(made, *hard, name="bad")
+                made.put_quota(*hard, name="bad")

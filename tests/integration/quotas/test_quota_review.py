@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
@@ -28,14 +27,6 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
         made.nodes(2, [TestCard(model="Tesla K80", memory_mib=K80)])
         wait_for_classes(made, K80_CLASS)
         yield made
-
-
-def put_quota(space: Space, *hard: Json) -> None:
-    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
-    space.apply(quota | {"spec": {"hard": list(hard)}})
-    space.wait(
-        lambda: space.cluster.api.get(paths.gpuquotas(space.name, "team")).get("status"), "the extender knows it"
-    )
 
 
 def placed(space: Space) -> list[str]:
@@ -58,7 +49,7 @@ def refused(space: Space, name: str) -> None:
 
 def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(space):
     """A node pool comes up from nothing: the class of its model comes a second after its cards."""
-    put_quota(space, {"class": T4_CLASS, "shares": 0}, {"class": K80_CLASS, "shares": 0})
+    space.put_quota({"class": T4_CLASS, "shares": 0}, {"class": K80_CLASS, "shares": 0})
     halt = threading.Event()
 
     def create() -> None:
@@ -99,7 +90,7 @@ def other(space: Space) -> Iterator[Space]:
 def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_path):
     """With `edit` there and the ClusterRole of cards: what others hold is counted, and their pods are not named."""
     other.put(workload("theirs", gpu_mem=3000))
-    put_quota(space, {"shares": 1})
+    space.put_quota({"shares": 1})
     space.put(workload("mine", gpu_mem=1000))
     refused(space, "waits")
     jane = user_of(space, tmp_path)

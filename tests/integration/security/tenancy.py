@@ -1,5 +1,6 @@
 """What tests of tenants say over and over: who a tenant is, what he tries, and who is to refuse it with which words."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -273,17 +274,8 @@ def bound(tenant: Tenant, name: str, *, more: bool, dry: bool = False, **metadat
 
 def bound_at_last(tenant: Tenant, name: str) -> object:
     """Raises what refuses it, by dry run: the API server goes on without a webhook that is late (T65)."""
-    said: list[errors.KubeError] = []
-
-    def refused() -> bool:
-        try:
-            bound(tenant, name, more=True, dry=True)
-        except errors.KubeError as error:
-            said.append(error)
-        return bool(said)
-
-    tenant.space.wait(refused, f"the Binding of {name} is refused")
-    raise said[0]
+    ask = functools.partial(bound, tenant, name, more=True, dry=True)
+    raise tenant.space.refusal(ask, f"the Binding of {name} is refused")
 
 
 def binds(name: str, key: str, value: str, where: str = "annotations") -> Try:

@@ -352,8 +352,8 @@ def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     # its silence ends nothing,
     says(cluster, liar, card_of(teams, liar))
     teams.wait(lambda: allocated(liar) == 0, "the extender has heard the silence")
-    # The ledger, since statuses come later.
-    assert (used(), inspect(cluster)[honest, 0][1], noted()) == (64, 64, [uid])
+    # The ledger too, since statuses come later.
+    assert (used(), allocated(honest), inspect(cluster)[honest, 0][1], noted()) == (64, 64, 64, [uid])
     # and its word keeps nothing alive.
     says(cluster, liar, card_of(teams, liar), share)
     teams.wait(lambda: allocated(liar) == 64, "the extender has heard the lie again")

@@ -252,8 +252,7 @@ def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
 @since(33, "the subresource resize")
 def test_t20_other_subresources_take_no_annotations(tenant: Tenant) -> None:
     annotations = lambda: tenant.space.get("steady")["metadata"]["annotations"]  # noqa: E731
-    # The device plugin says so after the start.
-    tenant.space.wait(lambda: annotations()[names.ASSIGNED] == "true", "steady is marked")
+    tenant.space.marked("steady")
     before = annotations()
     other = {names.IDX: "7", names.ASSIGNMENT: "{}"}
     for sub in ("resize", "ephemeralcontainers"):

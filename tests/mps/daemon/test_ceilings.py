@@ -93,6 +93,7 @@ def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node, 
     node.start()
     for _ in range(2):
         node.until(link.exists)
+        assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
         assert [reached for said, reached in told if said == setting] == [False], told
         node.wait_ready(need=MiB(8138))
         node.daemon().kill()
