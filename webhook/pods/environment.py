@@ -94,7 +94,11 @@ def merged(
     had set otherwise, which their value has now lost.
     """
     ours = {entry["name"]: entry for entry in owned(asked, mps=mps)}
-    if asked is not None and not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
+    if asked is None or asked.whole:
+        # JAX keeps its own default: with the whole card it would leave nothing for the CUDA context and libraries. A
+        # pod copied from one that had a share brings our entry along.
+        existing = [entry for entry in existing if entry["name"] not in _XLA or not _is_ours(entry)]
+    elif not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
         fraction = names.FRACTION_OF + asked.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     theirs: list[Json] = []

@@ -102,6 +102,25 @@ def test_the_users_own_choice_for_jax_stays(name: str) -> None:
     assert [entry for entry in env if "XLA" in entry["name"]] == [own]
 
 
+def test_jax_keeps_its_own_default_on_whole_cards() -> None:
+    """JAX takes 75 percent: with all of the card nothing is left for the CUDA context and its libraries."""
+    env, _ = merged([], WHOLE, env_from=False)
+    assert "XLA" not in json.dumps(env)
+    own = {"name": names.ENV_XLA_FRACTION, "value": ".9"}
+    assert own in merged([own], WHOLE, env_from=False)[0]
+
+
+@pytest.mark.parametrize("now", [WHOLE, None], ids=["whole", "no card"])
+@pytest.mark.parametrize("env_from", [False, True])
+def test_a_copy_with_a_whole_card_loses_the_fraction_of_its_original(
+    now: ContainerRequest | None, env_from: bool
+) -> None:
+    env, _ = merged([], SHARE, env_from=False)
+    after, overridden = merged(env, now, env_from=env_from)
+    assert "XLA" not in json.dumps(after)
+    assert overridden == []
+
+
 def test_jax_is_left_alone_where_env_from_may_set_it() -> None:
     env, _ = merged([], SHARE, env_from=True)
     assert "XLA" not in json.dumps(env)
