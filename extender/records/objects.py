@@ -82,13 +82,15 @@ class CardRecord(NamedTuple):
 class ClassRecord:
     """A ResourceClass; `resource_class` is None if it cannot be read, and `problem` says why.
 
-    `auto_models`: the models for which Cardwise wrote it; none if a person has made or edited it.
+    `auto_models`: the models for which Cardwise wrote it; none if a person has made or edited it. `created`: when, in
+    UTC as the API server writes it, so that texts compare as times do.
     """
 
     resource_class: ResourceClass | None = None
     problem: str = ""
     uid: str = ""
     version: str = ""
+    created: str = ""
     generation: int = 0
     auto_models: tuple[str, ...] = ()
     status: Json = field(default_factory=dict)
@@ -163,6 +165,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
         problem=problem,
         uid=metadata.get("uid", ""),
         version=metadata.get("resourceVersion", ""),
+        created=metadata.get("creationTimestamp", ""),
         generation=metadata.get("generation", 0),
         auto_models=classes.auto_models(obj),
         status=obj.get("status") or {},

@@ -1,4 +1,8 @@
-"""Keeps the automatic classes: one ResourceClass for each model of which there is a card (docs/design/0003).
+"""Keeps the automatic classes: one ResourceClass for each model of which there is or was a card (docs/design/0003).
+
+A class outlives its cards: a node group that is scaled to zero must be asked for by a pod that waits, else no
+autoscaler adds a node. An admin removes a class whose cards do not come back, by deleting it. Since nodes can invent
+models, only so many classes without a card are kept: those that are oldest, and those that pods use.
 
 Drivers may spell one model in several ways (old ones leave out NVIDIA) that give one class name: the class selects all
 spellings. `changes` (pure) decides from what the watch shows; the controller writes, and says once what it cannot do. A
@@ -23,6 +27,7 @@ from extender.reporting.listers import Listers
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two looks
+MOST_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
 _LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
 _ASK = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
 _SHOWN = 5.0  # seconds in which the watch shows what was written
@@ -51,10 +56,12 @@ def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: C
         name = classes.name_of_model(model)
         wanted[name] = (*wanted.get(name, ()), model)
     written = {name: one.auto_models for name, one in found.items() if one.auto_models}
+    # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
+    without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (found[name].created, name))
     return Changes(
         creates={name: alike for name, alike in wanted.items() if name not in found},
         updates={name: alike for name, alike in wanted.items() if written.get(name, alike) != alike},
-        deletes=[name for name in written if name not in wanted and not in_use(name)],
+        deletes=[name for name in without_cards[MOST_WITHOUT_CARDS:] if not in_use(name)],
     )
 
 
@@ -188,7 +195,7 @@ class ClassController:
         self._write(
             name,
             lambda: self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT),
-            ("cannot delete an automatic class", "automatic class deleted: no card of its models is left"),
+            ("cannot delete an automatic class", "automatic class deleted: too many have no card"),
             seen.auto_models,
         )
 

@@ -9,7 +9,8 @@ can tell.
     facts      what was read of the cluster, each thing once
     finding    a finding, and how it is shown
     cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `parts`: of our own parts; `scheduler`: that
-               kube-scheduler asks the extender; `units`: what a bare number of gpu-mem means
+               kube-scheduler asks the extender; `units`: what a bare number of gpu-mem means;
+               `limits`: classes without cards
     probing    probe pods: whether webhook and extender are asked
     exposure   that a pod that asks for no card gets none
 """

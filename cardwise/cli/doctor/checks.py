@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cardwise.cli.doctor import cluster, exposure, facts, finding, parts, probing, scheduler, units
+from cardwise.cli.doctor import cluster, exposure, facts, finding, limits, parts, probing, scheduler, units
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.kube.client import KubeClient
@@ -19,6 +19,7 @@ _CHECKS = (
     cluster.gpushare,
     units.bare_numbers,
     parts.cards,
+    limits.classes_without_cards,
     cluster.runtimes,
     parts.mps,
     cluster.clocks,

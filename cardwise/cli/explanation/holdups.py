@@ -206,6 +206,8 @@ def _unknown(name: str, survey: Survey) -> str:
 def _of_class(name: str, survey: Survey) -> str:
     nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
     cards = [card for of_node in nodes.values() for card in of_node]
+    if not cards and survey.classes[name].untouched:
+        return f"No card of class {name} is there now: the pod waits until a node brings one."
     if not cards:
         return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
     shown = _listed({node: len(of_node) for node, of_node in nodes.items()})

@@ -250,6 +250,16 @@ def plant_uninstalled(seen: Facts) -> None:
     seen.mutating, seen.validating, seen.policies = [], [], []
 
 
+def plant_class_without_cards(seen: Facts) -> None:
+    auto, edited = {"labels": {names.AUTO_LABEL: "true"}}, {"labels": {}}
+    seen.classes = [
+        {"metadata": {"name": "nvidia.l4"} | auto, "status": {"cards": 0}},
+        {"metadata": {"name": "nvidia.h200"} | auto, "status": {"cards": 1}},
+        {"metadata": {"name": "new"} | auto},
+        {"metadata": {"name": "theirs"} | edited, "status": {"cards": 0}},
+    ]
+
+
 def plant_sick_card(seen: Facts) -> None:
     seen.cards[0]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
 
@@ -379,6 +389,12 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_no_runtime_class, Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia"),
         (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
         (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "helm install cardwise"),
+        (
+            plant_class_without_cards,
+            Severity.NOTE,
+            "no card is there of nvidia.l4: pods that ask for it wait",
+            "kubectl delete resourceclass nvidia.l4",
+        ),
         (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
         (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),

@@ -158,6 +158,15 @@ def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one
     assert "No card is of class k80: see its selector" in sentences.explain(typed(limits), survey.take(empty.kube))
 
 
+def test_a_type_whose_cards_are_all_gone_says_that_the_pod_waits_for_a_node():
+    model = {"matchLabels": {"model": "NVIDIA L4"}}
+    scaled_to_zero = lists(resourceclasses=[resource_class("nvidia.l4", auto=True, selector=model)])
+    text = sentences.explain(
+        typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}), survey.take(scaled_to_zero.kube)
+    )
+    assert "No card of class nvidia.l4 is there now: the pod waits until a node brings one." in text
+
+
 def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
     text = sentences.explain(typed(limits), survey.take(lists().kube))

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from cardwise.core.api import classes, names
 from extender.cache.inventory import MOST_CARDS
 from extender.records import objects
-from extender.reporting.classcontroller import Changes, ClassController, automatic, changes
+from extender.reporting.classcontroller import MOST_WITHOUT_CARDS, Changes, ClassController, automatic, changes
 from extender.reporting.listers import Listers
 from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
@@ -21,9 +21,19 @@ def seen(obj):
     return objects.resource_class(json.dumps(obj).encode())[1]
 
 
-def auto(model="Tesla K80", *spellings, **changed):
+def auto(model="Tesla K80", *spellings, created="", **changed):
     made = automatic(classes.name_of_model(model), model, *spellings)
+    made["metadata"]["creationTimestamp"] = created
     return seen(made | {"spec": made["spec"] | {"priority": 0} | changed})
+
+
+def many(number):
+    """So many automatic classes, the first of which is the oldest."""
+    models = [f"Tesla {i:03}" for i in range(number)]
+    return {
+        classes.name_of_model(model): auto(model, created=f"2026-11-{28 - i // 60:02}T00:{i % 60:02}:00Z")
+        for i, model in enumerate(reversed(models))
+    }
 
 
 def unused(name):
@@ -35,9 +45,19 @@ def test_a_class_is_wanted_for_each_model_that_has_none():
     assert wanted == Changes(creates={K80: ("Tesla K80",)}, deletes=[])
 
 
-def test_an_untouched_class_without_cards_goes_unless_it_is_in_use():
-    assert changes((), {K80: auto()}, unused).deletes == [K80]
-    assert changes((), {K80: auto()}, lambda name: name == K80).deletes == []
+def test_a_class_outlives_its_cards():
+    assert changes((), {K80: auto()}, unused) == Changes(deletes=[])
+    assert changes((), many(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
+
+
+def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_use():
+    known = many(MOST_WITHOUT_CARDS + 3)
+    oldest_first = sorted(known, key=lambda name: known[name].created)
+    *kept, first, second, third = oldest_first
+    assert changes((), known, unused).deletes == [first, second, third]
+    assert changes((), known, lambda name: name == second).deletes == [first, third]
+    with_cards = [known[name].auto_models[0] for name in kept[:3]]
+    assert changes(with_cards, known, unused) == Changes(deletes=[]), "a class with cards takes nobody's place"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +88,7 @@ def test_all_spellings_of_a_model_are_one_class():
         assert changes(both, {A100: auto(*written)}, unused) == Changes(updates={A100: both}, deletes=[])
         assert changes(written, {A100: auto(*both)}, unused) == Changes(updates={A100: written}, deletes=[])
     assert changes(both, {A100: auto(*both)}, unused) == Changes(deletes=[])
-    assert changes((), {A100: auto(*both)}, unused) == Changes(deletes=[A100])
+    assert changes((), {A100: auto(*both)}, unused) == Changes(deletes=[])
 
 
 class World:
@@ -101,7 +121,7 @@ def world():
     return World()
 
 
-def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
+def test_the_class_comes_with_the_first_card_and_stays_after_the_last(world):
     world.card("GPU-A")
     world.card("GPU-B")
     world.card("GPU-C", model="")
@@ -112,9 +132,38 @@ def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
     assert made["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
     assert classes.auto_models(made) == ("Tesla K80",)
     world.api.remove(er_path("GPU-A"))
-    world.run(30)
-    assert world.api.get(class_path(K80)) is not None
     world.api.remove(er_path("GPU-B"))
+    world.run(60)
+    assert world.api.get(class_path(K80)) == made
+    assert world.calls() == [("create", "resourceclasses")]
+
+
+def test_a_class_that_an_admin_deletes_comes_again_with_cards_only(world):
+    world.card()
+    world.run(3)
+    world.api.remove(er_path("GPU-A"))
+    world.run(3)
+    world.api.remove(class_path(K80))
+    world.run(60)
+    assert world.api.get(class_path(K80)) is None
+    world.card()
+    world.run(10)
+    assert world.api.get(class_path(K80)) is not None
+
+
+def crowd(world):
+    """As many other classes without cards as are kept, older than all that come later."""
+    for i in range(MOST_WITHOUT_CARDS):
+        world.api.put(CLASSES, automatic(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
+    world.clock.advance(60)
+
+
+def test_what_is_deleted_is_what_was_seen(world):
+    crowd(world)
+    world.card()
+    world.run(3)
+    made = world.api.get(class_path(K80))
+    world.api.remove(er_path("GPU-A"))
     world.run(30)
     assert world.api.get(class_path(K80)) is None
     assert world.calls() == [("create", "resourceclasses"), ("delete", K80)]
@@ -124,6 +173,7 @@ def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
 
 
 def test_a_card_that_moves_does_not_take_its_class_away(world):
+    crowd(world)
     world.card()
     world.run(3)
     world.api.remove(er_path("GPU-A"))
@@ -134,6 +184,7 @@ def test_a_card_that_moves_does_not_take_its_class_away(world):
 
 
 def test_a_class_that_pods_hold_or_wait_for_stays_until_they_are_gone(world):
+    crowd(world)
     world.card()
     world.run(3)
     world.api.remove(er_path("GPU-A"))
@@ -146,6 +197,7 @@ def test_a_class_that_pods_hold_or_wait_for_stays_until_they_are_gone(world):
 
 
 def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
+    crowd(world)
     world.card()
     world.run(3)
     world.api.remove(er_path("GPU-A"))
@@ -265,6 +317,21 @@ def test_a_node_that_invents_models_keeps_nobody_waiting(world):
     assert len(world.calls()) == MOST_CARDS + 1, "no more of one node than the ledger counts"
     assert world.api.get(class_path(K80)) is not None
     assert len(world.seen.cards.names("n1")) == MOST_CARDS
+
+
+def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(world):
+    world.api.put(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
+    world.run(3)
+    for turn in range(2):
+        for i in range(MOST_CARDS):
+            world.card(f"GPU-{i}", f"Evil {turn} {i:03}")
+        world.run(MOST_CARDS / 8 + 10)
+    for i in range(MOST_CARDS):
+        world.api.remove(er_path(f"GPU-{i}"))
+    world.api.remove(er_path("GPU-A"))
+    world.run(2 * MOST_CARDS / 8 + 30)
+    assert len(world.seen.classes.snapshot()) == MOST_WITHOUT_CARDS
+    assert world.api.get(class_path(K80)) is not None
 
 
 def test_who_waits_for_a_class_longest_gets_it_first(world):

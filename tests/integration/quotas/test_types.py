@@ -193,3 +193,26 @@ def test_a_class_without_a_card_waits_and_is_told(space):
     space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type")
     space.ask("delete", "resourceclass", "rare")
     space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
+
+
+def test_a_type_that_is_scaled_to_zero_can_be_asked_for_until_an_admin_removes_it(space):
+    """A node group of its own goes away as a whole; an autoscaler would see the pod that waits."""
+    resource_class = "nvidia.tesla.zero"
+    with Space(space.cluster, "types-to-zero") as group:
+        group.nodes(1, [TestCard(model="Tesla Zero", memory_mib=K80)])
+        wait_for_classes(group, resource_class)
+    space.wait(lambda: cards_known(space, resource_class) == 0, "the class says that it has no card")
+    space.ask("create", stdin=template_of("Deployment", "by-class", {resource_class: 1}))
+    space.wait(space.pods, "the Deployment has its pod: nobody refuses it")
+    (waits,) = (pod["metadata"]["name"] for pod in space.pods())
+    space.wait(lambda: resource_class in space.reasons(waits), "kube-scheduler names the resource that it misses")
+    assert (space.phase(waits), where(space.get(waits))[0]) == ("Pending", "")
+    space.ask("delete", "resourceclass", resource_class)
+    space.wait(lambda: "ResourceClassDeleted" in space.reasons(waits), "its pod is told that an admin removed it")
+    assert f"there is no ResourceClass {resource_class}" in space.rejected(typed("late", {resource_class: 1}))
+
+
+def cards_known(space: Space, resource_class: str) -> int:
+    """What the status of the class says; -1 where it says nothing."""
+    status = space.ask("get", "resourceclass", resource_class).get("status") or {}
+    return int(status.get("cards", -1))
