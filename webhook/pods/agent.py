@@ -74,10 +74,10 @@ def inject(
     _refuse_names(pod)
     spec = pod.get("spec") or {}
     init, order = spec.get("initContainers") or [], _order(spec.get("initContainers") or [], asked)
-    others = [*(init[i] for i in order if i is not None), *(spec.get("containers") or ())]
+    other_init = [init[i] for i in order if i is not None]
     before: Json = next((c for c, ours in zip(init, _stale(init), strict=True) if ours), {})
     known = bounds()
-    made = _container(spec, before, others, settings, known, hook=bool(hook))
+    made = _container(spec, before, other_init, settings, known, hook=bool(hook))
     misfit = agentresources.misfit(spec, made, [made if i is None else init[i] for i in order], known)
     if misfit:
         told = (f"spec.initContainers: the share agent is left out, since {misfit}; the pod runs without it",)
@@ -151,11 +151,15 @@ def _renamed(order: Sequence[int | None]) -> dict[str, str]:
 
 
 def _container(
-    spec: Json, before: Json, others: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
+    spec: Json, before: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
 ) -> Json:
+    """The agent. `other_init` are the pod's init containers without it."""
+    containers_of = spec.get("containers") or ()
+    others = [*other_init, *containers_of]
+    running = [*(c for c in other_init if c.get("restartPolicy") == "Always"), *containers_of]
     taken = any(port.get("containerPort") == shareagent.METRICS_PORT for c in others for port in c.get("ports") or ())
     port = 0 if spec.get("hostNetwork") or taken else shareagent.METRICS_PORT
-    resources = agentresources.named(spec, before, others, settings.resources, bounds)
+    resources = agentresources.named(spec, before, running, settings.resources, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,

@@ -1,6 +1,7 @@
 """The cpu and memory of the share agent: the pod's QoS class stays, and no LimitRange or quota refuses it.
 
-The table is in docs/design/0007-share-agent.md: it names exactly what every other container of the pod names.
+The table is in docs/design/0007-share-agent.md: it names exactly what every other container of the pod names that runs
+beside it. An ordinary init container has ended by then, and a HorizontalPodAutoscaler does not count it either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,9 @@ Listed = dict[str, dict[str, str]]
 _KINDS: Final = ("requests", "limits")
 
 
-def named(spec: Json, before: Json, others: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds) -> Listed:
+def named(spec: Json, before: Json, running: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds) -> Listed:
     """Requests and limits of the agent by their field. `before` is the agent that is there already, or nothing;
-    `others` are all other containers of the pod.
+    `running` are the pod's other containers and sidecars, without ordinary init containers.
     """
     if spec.get("resources"):
         # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
@@ -29,7 +30,7 @@ def named(spec: Json, before: Json, others: Sequence[Json], wanted: ResourceAmou
     found: Listed = {kind: {} for kind in _KINDS}
     for kind in _KINDS:
         for name in COUNTED:
-            amounts = [_amount(container, kind, name) for container in others]
+            amounts = [_amount(container, kind, name) for container in running]
             if all(amount is not None for amount in amounts):
                 # Where all say nothing, it is no request for the QoS class.
                 nothing = not any(amounts)

@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cardwise.core.api import names, request
@@ -70,15 +70,23 @@ FULL = {"limits": cpu_memory("50m", "64Mi"), "requests": cpu_memory("50m", "64Mi
         pytest.param([{"requests": {"cpu": "0"}}], {"requests": {"cpu": "0"}}, id="zero is BestEffort still"),
     ],
 )
-@pytest.mark.parametrize("place", ["containers", "init"])
+@pytest.mark.parametrize("place", ["containers", "sidecars"])
 def test_it_names_what_every_other_container_names(containers: list[Json], named: Json, place: str) -> None:
     first, *others = containers
     rest = [with_resources(build.container(f"c{i}"), **kinds) for i, kinds in enumerate(others)]
     main = with_resources(build.container(gpu_mem=1), **first)
-    pod = build.pod(containers=[main, *rest]) if place == "containers" else build.pod(containers=[main], init=rest)
+    sidecars = [sidecar(one) for one in rest]
+    pod = build.pod(containers=[main, *rest]) if place == "containers" else build.pod(containers=[main], init=sidecars)
     found = deepcopy(agent(admitted(pod)[0])["resources"])
     assert found["limits"].pop(names.SHARE) == "1"
     assert {kind: amounts for kind, amounts in found.items() if amounts} == named
+
+
+def test_an_ordinary_init_container_takes_no_request_away() -> None:
+    """A HorizontalPodAutoscaler that worked without the agent would say `missing request for cpu`."""
+    main = with_resources(build.container(gpu_mem=1), requests=cpu_memory("1", "1Gi"))
+    after, _ = admitted(build.pod(init=[build.container("loads")], containers=[main]))
+    assert agent(after)["resources"]["requests"] == cpu_memory("50m", "64Mi")
 
 
 def test_where_the_pod_as_a_whole_names_them_it_names_none() -> None:
@@ -165,16 +173,45 @@ def quality(pod: Json) -> str:
     return "BestEffort" if not seen else "Guaranteed" if guaranteed else "Burstable"
 
 
-@given(st.lists(RESOURCES, min_size=1, max_size=3), st.lists(RESOURCES, max_size=2))
-def test_the_quality_of_service_stays(containers: list[Json], init: list[Json]) -> None:
+def missing_requests(pod: Json) -> set[str]:
+    """What a HorizontalPodAutoscaler cannot count: k8s.io/kubernetes pkg/controller/podautoscaler/replica_calculator
+    calculatePodRequestsFromContainers sums containers and sidecars, and fails where one of them names no request.
+    """
+    running = [container.spec for container in request.containers(pod) if not container.ordinary_init]
+    kinds = [
+        container["resources"].get("limits", {}) | container["resources"].get("requests", {}) for container in running
+    ]
+    return {name for name in ("cpu", "memory") if not all(name in named for named in kinds)}
+
+
+def unnamed(pod: Json) -> set[tuple[str, str]]:
+    """What a ResourceQuota that limits it would refuse the pod for: every container must name it, whenever it runs."""
+    found = set()
+    for container in request.containers(pod):
+        limits = container.spec["resources"].get("limits", {})
+        kinds = {"limits": limits, "requests": limits | container.spec["resources"].get("requests", {})}
+        found |= {(kind, name) for kind, named in kinds.items() for name in ("cpu", "memory") if name not in named}
+    return found
+
+
+@example([{"requests": {"cpu": "1", "memory": "1Gi"}}], [({}, False)])
+@given(
+    st.lists(RESOURCES, min_size=1, max_size=3), st.lists(st.tuples(RESOURCES, st.booleans()), max_size=3)
+)  # fmt: skip
+def test_quality_of_service_autoscalers_and_quotas_see_no_difference(
+    containers: list[Json], init: list[tuple[Json, bool]]
+) -> None:
     first, *others = (
         with_resources(build.container(f"c{i}", **({} if i else {"gpu_mem": 1})), **kinds)
         for i, kinds in enumerate(containers)
     )
-    before = build.pod(
-        containers=[first, *others],
-        init=[with_resources(build.container(f"i{i}"), **kinds) for i, kinds in enumerate(init)],
-    )
+    made = [
+        (sidecar if stays else dict)(with_resources(build.container(f"i{i}"), **kinds))
+        for i, (kinds, stays) in enumerate(init)
+    ]
+    before = build.pod(containers=[first, *others], init=made)
     after, _ = admitted(before)
     assert agents(after)
     assert quality(after) == quality(before)
+    assert missing_requests(after) == missing_requests(before)
+    assert unnamed(after) == unnamed(before)
