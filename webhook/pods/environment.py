@@ -14,6 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
+_OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # expanded by Kubernetes to the UUIDs of these cards
 # What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
 
@@ -83,7 +84,9 @@ def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[
             "the container sees only its own cards, numbered from 0; leave it out, else CUDA finds no device",
         )
         for entry in existing
-        if entry["name"] == _VISIBLE and entry.get("value") and not set(entry["value"].split(",")) <= seen
+        if entry["name"] == _VISIBLE
+        and entry.get("value") not in (None, "", _OWN_CARDS)
+        and not set(entry["value"].split(",")) <= seen
     ]
 
 

@@ -156,6 +156,8 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
     wanted = _wanted(part, resources.get("limits") or {})
+    if rounding := quantity.rounding((resources.get("limits") or {}).get(names.GPU_MEM, "")):
+        warnings.append(f"{path}.resources.limits[{names.GPU_MEM}]: {rounding}")
     for kind, amounts in containers.lists(resources):
         warnings += [
             f"{path}.resources.{kind}[{name}]: removed, which only Cardwise writes"

@@ -7,6 +7,7 @@ template made from one), and what Kubernetes took out of a LimitRange, whose amo
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from cardwise.core.api import names, request
@@ -22,8 +23,10 @@ _PREFIX: Final = "LimitRanger plugin set: "
 _GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
-def spelled(pod: Json, unit: Unit) -> Json:
-    """The pod with units, the caller's own object where nothing changes. Raises InvalidRequest."""
+def spelled(pod: Json, unit: Unit, most: Callable[[], int] = lambda: 0) -> Json:
+    """The pod with units, the caller's own object where nothing changes. `most`: MiB that one node may have on all its
+    cards, 0 where nobody knows. Raises InvalidRequest, also for a number that is more than this: it was meant in MiB.
+    """
     if unit is Unit.MIB:
         return pod
     given = _of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
@@ -35,7 +38,10 @@ def spelled(pod: Json, unit: Unit) -> Json:
         for kind, amounts in containers.lists(resources):
             if names.GPU_MEM in amounts and (_kind(container), container.spec.get("name"), kind) not in given:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
-                resources[kind] = amounts | {names.GPU_MEM: amount(amounts[names.GPU_MEM], unit, field)}
+                text = amounts[names.GPU_MEM]
+                resources[kind] = amounts | {names.GPU_MEM: amount(text, unit, field)}
+                if resources[kind][names.GPU_MEM] != str(text):
+                    _refuse_mib(text, unit, most(), field)
         containers.put_resources(spec, container, resources)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
@@ -46,6 +52,18 @@ def amount(text: str | int, unit: Unit, field: str) -> str:
         return quantity.with_unit(text, unit)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
+
+
+def _refuse_mib(text: str | int, unit: Unit, most: int, field: str) -> None:
+    """Raises InvalidRequest where the bare number counts more than any node has. `most` is in MiB, 0 for unknown."""
+    value, _ = quantity.parse(text)
+    if most and value * unit.mib > most:
+        raise InvalidRequest(
+            field,
+            f"{text} counts {unit} in this namespace ({names.GPU_MEM_UNIT}, or webhook.gpuMemUnit of the chart): "
+            f"{int(value * unit.mib)} MiB, more than all cards of any node have ({most})",
+            f"write {int(value)}Mi where MiB are meant",
+        )
 
 
 def _kind(container: Container) -> str:

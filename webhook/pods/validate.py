@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from cardwise.core.api import classes, names, request
+from cardwise.core.api import classes, lookalikes, names, request
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
@@ -147,6 +147,9 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     if inventory.resource_class(name) is not None:
         return
     known = inventory.classes()
+    near = lookalikes.meant(names.CLASS_PREFIX + name, known)
+    if near in names.REQUESTED:
+        raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {near}?")
     likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
     more = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
     any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole cards) for any card"
@@ -213,7 +216,7 @@ def _fits(asked: PodRequest, cards: CardSizes, resource_class: ResourceClass | N
         if 1 < c.cards <= cards.most and c.mem_per_card > (there := cards.on_each(c.cards)):
             raise InvalidRequest(
                 f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
-                f"{c.mem_per_card} MiB on each of {c.cards} cards{of_class} is more than any node has ({there})",
+                f"{_mib(c.mem_per_card)} on each of {c.cards} cards{of_class} is more than any node has ({there})",
                 f"ask for at most {c.cards * there}Mi{_unit(c)}",
             )
     if asked.largest_share > cards.largest:
@@ -224,7 +227,7 @@ def _fits(asked: PodRequest, cards: CardSizes, resource_class: ResourceClass | N
         key, remedy = _smaller(culprit, cards, resource_class)
         raise InvalidRequest(
             f"{_path(culprit.key)}.resources.limits[{key}]",
-            f"{asked.largest_share} MiB{together} is more than the largest card{of_class} has ({cards.largest})",
+            f"{_mib(asked.largest_share)}{together} is more than the largest card{of_class} has ({cards.largest})",
             remedy,
         )
     _check_count(asked, cards, of_class)
@@ -242,6 +245,12 @@ def _smaller(culprit: ContainerRequest, cards: CardSizes, resource_class: Resour
     if not count:
         return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}Mi"
     return key, f"ask for at most {count}, since one of the class is {each} MiB"
+
+
+def _mib(amount: MiB) -> str:
+    """The amount in MiB, and in GiB where it was perhaps written so: bare numbers of some namespaces count GiB."""
+    whole = amount >= _GIB and amount % _GIB == 0
+    return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if whole else "")
 
 
 def _unit(asked: ContainerRequest) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cardwise.core.api import classes, names, quotas
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
@@ -53,14 +54,14 @@ def check(
             else:
                 continue
             fields = {one.field for one in over}
-            amounts = ", ".join(
+            exceeded = ", ".join(
                 f"{one.field} asked {one.asked}" + (f", used {one.used}, hard {one.hard}" if told else "")
                 for one in quotas.limits(entry, used, wanted)
                 if one.field in fields
             )
             raise InvalidRequest(
                 f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
-                f"{problem}: {amounts}",
+                f"{problem}: {exceeded}",
                 f"{remedy}, or have the quota raised" + ("" if told else " (`cardwise quota` says what there is)"),
             )
 
@@ -85,6 +86,8 @@ def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
                 f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is, the entry "
                 "limits nothing (kubectl get resourceclass)"
             )
+        if rounding := quantity.rounding(amounts.kubernetes(str(obj["spec"]["hard"][i].get("memoryMiB", "")))):
+            found.append(f"{field}.memoryMiB: {rounding}")
         found += [
             f"{field}.{one.field}: {one.hard} is below the {one.used} that are used now; nothing is taken away, but no "
             "more is given"

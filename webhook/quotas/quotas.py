@@ -117,6 +117,8 @@ class _Rewriting:
         except InvalidQuantity as error:
             raise InvalidRequest(path, error.problem, error.remedy) from error
         self.made.add(made)
+        if rounding := quantity.rounding(meant):
+            self.told.append(f"{path}: {rounding}")
         if meant != str(text):
             self.told.append(f"{path}: {text} counts GiB here, so it is stored as {made}, which counts MiB")
         return made

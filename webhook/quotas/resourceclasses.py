@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from cardwise.core.api import classes
+from cardwise.core.api import classes, lookalikes
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.selectors import Selector
+from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.validate import CardSizes
@@ -40,7 +41,15 @@ def warnings(
     what = "device" if parsed.other else "card"
     found = []
     if not selects(parsed):
-        found.append(f"spec.selector: selects no {what} now; pods that ask for {parsed.name} wait until one comes")
+        labels = ((key, lookalikes.card_label(key)) for key in sorted(parsed.selector.keys))
+        hint = next((f"; did you mean {near} by {key}?" for key, near in labels if near), "")
+        found.append(
+            f"spec.selector: selects no {what} now; pods that ask for {parsed.name} wait until one comes{hint}"
+        )
+    if parsed.share is not None and (
+        rounding := quantity.rounding(amounts.kubernetes(str(obj["spec"]["share"]["memoryMiB"])))
+    ):
+        found.append(f"spec.share.memoryMiB: {rounding}")
     if not parsed.other:
         found += _bytes_meant_otherwise(parsed.selector)
     if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:

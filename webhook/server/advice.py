@@ -34,6 +34,8 @@ def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[st
                     return tuple(told.values())
                 near = lookalikes.meant(name, (*sorted(there), *classes))
                 remedy = f"did you mean {near}?" if near else "the pod waits until one does"
+                if lookalikes.of_other_vendor(name):
+                    remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
                 told[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
     return tuple(told.values())
 

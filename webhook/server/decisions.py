@@ -229,7 +229,12 @@ def _rewritten(
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
     gang = gangs.of(obj, settings.gang_schedulers)
-    pod = units.spelled(obj, settings.unit)
+
+    def most_mib() -> int:
+        cards = view.cards()
+        return cards.largest * cards.most if settings.oversize == "refuse" else 0
+
+    pod = units.spelled(obj, settings.unit, most_mib)
     pod, given = classes.rewritten(pod, _vocabulary(view, settings)), Defaults()
     # First of all: where it was placed decides what it takes of its namespace's defaults.
     pod, unplaced = mutate.unplaced(pod, gang)
@@ -237,7 +242,7 @@ def _rewritten(
         known.check(namespace)
         given = known
         if apply and gang is None and request.parse(pod) is None:
-            pod = units.spelled(defaults.applied(pod, known), settings.unit)
+            pod = units.spelled(defaults.applied(pod, known), settings.unit, most_mib)
     replaced = devices.replaced(obj, pod)
     asked = request.parse(pod)
     native: tuple[str, ...] = ()

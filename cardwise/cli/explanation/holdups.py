@@ -172,7 +172,8 @@ def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
             continue
         near = lookalikes.meant(name, (*sorted(offered or ()), *classes))
         no = "which no node offers" if offered is not None else "which is not of Cardwise"
-        lines.append(f"It asks for {name}, {no}{f'; did you mean {near}?' if near else '.'}")
+        other = " Cardwise shares NVIDIA GPUs only." if lookalikes.of_other_vendor(name) else ""
+        lines.append(f"It asks for {name}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
     return lines
 
 

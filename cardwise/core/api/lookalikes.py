@@ -25,11 +25,18 @@ _FOREIGN: Final[Mapping[str, str]] = {
     "tencent.com/vcuda-memory": names.GPU_MEM,
     "tencent.com/vcuda-core": names.GPU_CORE,
 }
+# Vendors of other GPUs, by the ends of their domains.
+_VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
 # Near to these, another is meant: the name with its long end, and users' name of whole cards.
 _SPELLED: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # As the chart's `cardwise.cel.looksLikeGpu`, which decides what the webhook sees.
 _LIKE_A_GPU: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
+# What each card can be selected by, whatever its node says of it (`classes.labels`).
+CARD_LABELS: Final = (
+    "model", "memory", "node", "hostname", "index", "uuid", "kind",
+    "driver", "clock", "architecture", "computecapability",
+)  # fmt: skip
 _LEAST: Final = 2  # edits that any name may be off
 _PART: Final = 4  # of a longer name a quarter
 _LONGEST: Final = 128  # Kubernetes takes no longer ones but for the domain; distance is quadratic
@@ -40,10 +47,19 @@ def like_a_gpu(name: str) -> bool:
     return "/" in name and _LIKE_A_GPU.search(name) is not None
 
 
+def of_other_vendor(name: str) -> bool:
+    """Whether the resource is by its domain a GPU that is not NVIDIA's."""
+    domain = name.partition("/")[0]
+    return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
+
+
 def meant(name: str, others: Iterable[str] = ()) -> str:
     """The resource that was probably meant, of ours and of `others` (offered resources, classes); "" for none."""
     if name in _FOREIGN:
         return _FOREIGN[name]
+    if of_other_vendor(name):
+        others = [other for other in others if of_other_vendor(other)]
+        return min((other for other in others if _apart(name, other, _LEAST) <= _LEAST), default="")
     if len(name) > _LONGEST:
         return ""
     limit = max(_LEAST, len(name) // _PART)
@@ -51,6 +67,15 @@ def meant(name: str, others: Iterable[str] = ()) -> str:
     near = {one: found for one in candidates if (found := _apart(name, one, limit)) <= limit}
     nearest = min(near, key=lambda one: near[one], default="")
     return _SPELLED.get(nearest, nearest)
+
+
+def card_label(key: str) -> str:
+    """The label that every card has and that was probably meant by a key of a selector; "" for none."""
+    if key in CARD_LABELS or len(key) > _LONGEST:
+        return ""
+    limit = max(1, len(key) // _PART)
+    near = {label: found for label in CARD_LABELS if (found := _edits(key, label, limit)) <= limit}
+    return min(near, key=lambda label: near[label], default="")
 
 
 def annotation(key: str) -> str:

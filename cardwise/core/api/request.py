@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cardwise.core.api import mps, mpsprofile, names, policies
+from cardwise.core.api import lookalikes, mps, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import MpsClient
@@ -365,9 +365,23 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
             return quantity.count(text, most=6400)
         return quantity.count(text, most=MOST_CARDS)
     except quantity.InvalidQuantity as error:
-        remedy = (
-            f"write percent of a card, from 1 to {FULL_CORE}, times its cards"
-            if name == names.GPU_CORE
-            else error.remedy
-        )
-        raise InvalidRequest(field, error.problem, remedy) from error
+        raise InvalidRequest(field, error.problem, _remedy(name, text, error.remedy)) from error
+
+
+def _remedy(name: str, text: str | int, remedy: str) -> str:
+    """What to write instead of an amount that is none."""
+    if name == names.GPU_MEM:
+        return remedy
+    if names.class_of(name) and (near := lookalikes.meant(name)):
+        return f"did you mean {near}? One of a class is a card or a share of one, so its amount is a whole number"
+    if name == names.GPU_CORE:
+        remedy = f"write percent of a card, from 1 to {FULL_CORE}, times its cards"
+    try:
+        value, _ = quantity.parse(text)
+    except quantity.InvalidQuantity:
+        return remedy
+    if value == 0:
+        return f"{remedy}, or leave it out"
+    if name != names.GPU_CORE and value > 0 and value.denominator != 1:
+        return f"{remedy}; for a part of a card write {names.GPU_MEM}, such as 8Gi"
+    return remedy

@@ -4,6 +4,7 @@
 any card has. What Kubernetes reads is in `quantity`.
 """
 
+import math
 import re
 from fractions import Fraction
 
@@ -27,7 +28,7 @@ def parse(text: str | int) -> Fraction:
 
 
 def memory(text: str | int) -> int:
-    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes. Raises InvalidQuantity.
+    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes, rounded up as in pods. Raises InvalidQuantity.
 
     `64G` is refused: as Kubernetes reads it beside MiB it would be 64,000,000,000 of them, and nobody means that.
     """
@@ -35,7 +36,7 @@ def memory(text: str | int) -> int:
     if str(text).strip()[-1:] in "MGTPE":
         raise InvalidQuantity(f"{text} would be so many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
-        value /= _MIB
+        value = Fraction(math.ceil(value / _MIB))
     if value.denominator != 1 or not 0 <= value <= _MOST:
         raise InvalidQuantity(f"{text} is no whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
     return value.numerator

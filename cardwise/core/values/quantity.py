@@ -7,6 +7,7 @@ multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/
 
 import math
 import re
+from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -91,9 +92,9 @@ def with_unit(text: str | int, unit: Unit) -> str:
     mib = value * unit.mib
     if mib > MOST_MIB:
         raise InvalidQuantity(f"{text} means GiB here, more than any card has", "write a unit, as in 8138Mi or 8Gi")
-    if mib.denominator != 1:
-        raise InvalidQuantity(f"{text} means GiB here, and is not a whole number of MiB", "write a unit, as in 512Mi")
-    return f"{value}Gi" if value.denominator == 1 else f"{mib}Mi"
+    if mib < 1:
+        raise InvalidQuantity(f"{text} means GiB here, and is less than 1 MiB", "write a unit, as in 512Mi")
+    return f"{value}Gi" if value.denominator == 1 else f"{_decimal(mib)}Mi"
 
 
 def _amount(text: str | int) -> tuple[Fraction, bool]:
@@ -104,33 +105,58 @@ def _amount(text: str | int) -> tuple[Fraction, bool]:
 
 
 def memory(text: str | int) -> MiB:
-    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
+    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes, which are rounded up to a whole number of
+    MiB (`rounding` says so). Raises InvalidQuantity.
+    """
     value, is_bytes = _amount(text)
     if is_bytes:
         value /= _MIB
     if value <= 0:
         raise InvalidQuantity(f"{text} is not above zero", "write at least 1Mi, or leave it out")
-    if value.denominator != 1:
-        raise _no_whole_number(str(text), value, "Mi" if is_bytes else "")
+    if is_bytes and value < 1:
+        raise InvalidQuantity(
+            f"{_readable(text, value)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
+        )
+    if not is_bytes and value.denominator != 1:
+        raise _no_whole_number(str(text), value)
     if value > MOST_MIB:
         raise _too_many(str(text), value)
-    return MiB(value.numerator)
+    return MiB(math.ceil(value))
 
 
-def _no_whole_number(text: str, value: Fraction, unit: str) -> InvalidQuantity:
-    """`value` is in MiB. `text` may be the API server's spelling, in which people do not know their own: both are said.
+def rounding(text: str | int) -> str:
+    """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" of any other text."""
+    try:
+        value, is_bytes = _amount(text)
+        mib = memory(text)
+    except InvalidQuantity:
+        return ""
+    value /= _MIB
+    if not is_bytes or value == mib:
+        return ""
+    return f"{_readable(text, value)} is not a whole number of MiB, and counts as {mib}Mi"
 
-    `unit`: "Mi" where bytes were written.
+
+def _readable(text: str | int, value: Fraction) -> str:
+    """`text` may be the API server's spelling, in which people do not know their own: both are said. `value` is in
+    MiB.
     """
-    shown = f"{float(value):.4g}{unit}"
-    said = text if not unit or text == shown else f"{text} ({shown})"
+    shown = f"{float(value / _KIB):.4g}Gi" if value >= _KIB else f"{float(value):.4g}Mi"
+    return shown if str(text) == shown else f"{text} ({shown})"
+
+
+def _decimal(value: Fraction) -> str:
+    """The number as quantities are written, without a fraction bar or an exponent."""
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):f}"
+
+
+def _no_whole_number(text: str, value: Fraction) -> InvalidQuantity:
+    """A bare number, `value` in MiB."""
     below = value.numerator // value.denominator
-    if unit and not below:
-        return InvalidQuantity(f"{said} is less than 1 MiB", "write a whole number of MiB, such as 512Mi")
-    near = [f"{below}{unit} or {below + 1}{unit}"] if below else []
-    if not unit and value < _KIB:  # Gi was meant, as often as not
-        near.append(f"{math.ceil(value * _KIB)} for {shown}Gi")
-    return InvalidQuantity(f"{said} is not a whole number of MiB", f"write {', or '.join(near)}")
+    near = [f"{below} or {below + 1}"] if below else []
+    if value < _KIB:  # Gi was meant, as often as not
+        near.append(f"{math.ceil(value * _KIB)} for {float(value):.4g}Gi")
+    return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(near)}")
 
 
 def _too_many(text: str, value: Fraction) -> InvalidQuantity:

@@ -392,9 +392,10 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
-    limits = {"aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
+    limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
     text = sentences.explain(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
     assert "It asks for aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
+    assert "It asks for amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It asks for nvidia.com/mig-1g.5gb, which is not of Cardwise: the device plugin that offers it" in text
     assert "nvidia.com/gpu," not in text
     blind = sentences.explain(waiting("team-b", "p", limits), None)

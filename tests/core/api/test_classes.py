@@ -76,7 +76,7 @@ def test_the_old_spellings_of_the_selector(spelling):
         ({"share": 8138}, "spec.share", "memoryMiB, corePercent"),
         ({"share": {}}, "spec.share.memoryMiB", "is missing"),
         ({"share": {"memoryMiB": 0}}, "spec.share.memoryMiB", "not above zero"),
-        ({"share": {"memoryMiB": "1.5Mi"}}, "spec.share.memoryMiB", "write 1Mi or 2Mi"),
+        ({"share": {"memoryMiB": "1.5"}}, "spec.share.memoryMiB", "write 1 or 2, or 1536 for 1.5Gi"),
         ({"share": {"memoryMiB": True}}, "spec.share.memoryMiB", "no amount of memory"),
         ({"share": {"memoryMiB": 8, "corePercent": 0}}, "spec.share.corePercent", "from 1 to 100"),
         ({"share": {"memoryMiB": 8, "corePercent": 101}}, "spec.share.corePercent", "from 1 to 100"),

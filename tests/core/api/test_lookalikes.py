@@ -43,7 +43,22 @@ def test_what_nodes_offer_may_be_meant() -> None:
 
 
 def test_whole_cards_are_meant_by_one_name() -> None:
-    assert meant("amd.com/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
+    assert meant("example.org/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
+
+
+def test_the_gpus_of_another_vendor_are_none_of_ours() -> None:
+    assert meant("amd.com/gpu", [names.WHOLE_GPU]) == ""
+    assert meant("amd.com/gpus", [names.WHOLE_GPU, "amd.com/gpu"]) == "amd.com/gpu"
+    assert all(map(lookalikes.of_other_vendor, ["amd.com/gpu", "gpu.intel.com/i915"]))
+    assert not any(map(lookalikes.of_other_vendor, ["nvidia.com/gpu", "myamd.com/gpu", "amd.community/gpu"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("modle", "model"), ("model", ""), ("memroy", "memory"), ("mem", ""), ("hostnam", "hostname"), ("zone", "")],
+)
+def test_a_label_that_every_card_has_may_be_meant(key: str, expected: str) -> None:
+    assert lookalikes.card_label(key) == expected
 
 
 def test_an_annotation_that_users_write_may_be_meant() -> None:

@@ -174,7 +174,7 @@ def test_headroom_below_nothing_is_told():
         ({"shares": True}, ".shares", "whole number from 0"),
         ({"shares": 1.5}, ".shares", "whole number from 0"),
         ({"memoryMiB": -1}, ".memoryMiB", "no whole number of MiB from 0; write MiB such as 65536"),
-        ({"memoryMiB": "1.5Mi"}, ".memoryMiB", "no whole number of MiB"),
+        ({"memoryMiB": "1.5"}, ".memoryMiB", "no whole number of MiB"),
         ({"memoryMiB": "64GB"}, ".memoryMiB", "not a quantity; write MiB such as 65536, or a quantity such as 64Gi"),
         ({"memoryMiB": True}, ".memoryMiB", "no amount of memory"),
         ({"memory": 1}, ".memory", "no field of an entry; write class, model, shares, memoryMiB, cards"),

@@ -105,7 +105,16 @@ def both(limit, asked):
     [
         (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
         (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2, or 1536 for 1.5Gi"),
-        (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1"),
+        (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1 to 4096, or leave it out"),
+        (pod(gpu_count="500m"), "limits[aliyun.com/gpu-count]", "for a part of a card write aliyun.com/gpu-mem"),
+        (pod(whole_gpu="0.5"), "limits[cardwise.dev/gpu]", "for a part of a card write aliyun.com/gpu-mem"),
+        (pod(gpu_mem=10, gpu_core=0), "limits[aliyun.com/gpu-core.percentage]", "times its cards, or leave it out"),
+        (pod(containers=[typed(0)]), "limits[cardwise.dev/nvidia.tesla.k80]", "or leave it out"),
+        (
+            pod(containers=[typed("8Gi", resource_class="gpu-mem")]),
+            "limits[cardwise.dev/gpu-mem]",
+            "did you mean aliyun.com/gpu-mem?",
+        ),
         (pod(gpu_count=10**9), "limits[aliyun.com/gpu-count]", "whole number from 1 to 4096"),
         (pod(gpu_mem=2**30, gpu_count=2**30), "limits[aliyun.com/gpu-count]", "to 4096"),
         (pod(containers=[typed(10**9)]), "limits[cardwise.dev/nvidia.tesla.k80]", "to 4096"),
@@ -150,6 +159,7 @@ def both(limit, asked):
             "cardwise.dev/a is asked for as well; ask for one class",
         ),
         (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "whole number from 1"),
+        (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "for a part of a card write"),
         (
             pod(containers=[typed(2, where="requests")]),
             "limits[cardwise.dev/nvidia.tesla.k80]",

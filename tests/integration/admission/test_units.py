@@ -115,10 +115,8 @@ def test_quotas_count_what_the_pods_get(space):
     assert "exceeded quota: cards" in said
     found = lambda: space.cluster.api.get(paths.gpuquotas(space.name, "held")).get("status", {})  # noqa: E731
     space.wait(lambda: "4096" in json.dumps(found()), "the GPUQuota counts MiB")
-    with pytest.raises(
-        CommandFailed, match=r"means GiB here, and is not a whole number of MiB; write a unit, as in 512Mi"
-    ):
-        space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100m"}}}))
+    with pytest.raises(CommandFailed, match=r"means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"):
+        space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100u"}}}))
 
 
 def used(space: Space) -> dict[str, str]:

@@ -217,9 +217,14 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
         ),
         pytest.param(
             pod({"k80-half": "3", names.GPU_CORE: "1"}),
-            f"limits[{HALF_KEY}]: 15360 MiB is more than the largest card of class k80-half has (11441); "
+            f"limits[{HALF_KEY}]: 15360 MiB (15 GiB) is more than the largest card of class k80-half has (11441); "
             "ask for at most 2, since one of the class is 5120 MiB",
             id="more shares than a card",
+        ),
+        pytest.param(
+            pod({"cardwise.dev/gpu-mem": "1"}),
+            "limits[cardwise.dev/gpu-mem]: there is no ResourceClass gpu-mem; did you mean aliyun.com/gpu-mem?",
+            id="another domain",
         ),
         pytest.param(
             pod({K80: "3"}), f"limits[{K80_KEY}]: 3 cards of class {K80} are more than any node has (2)", id="too many"

@@ -71,6 +71,8 @@ def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> 
     assert warning.startswith("spec.containers[0].env[CUDA_VISIBLE_DEVICES]: the container sees only its own cards")
     assert told("0", gpu_mem=100) == told("1,0", gpu_count=2) == ()
     assert told("GPU-1", gpu_count=2) != ()
+    assert told("$(NVIDIA_VISIBLE_DEVICES)", gpu_mem=100) == told("", gpu_mem=100) == (), "the UUIDs of its own cards"
+    assert told("$(ALIYUN_COM_GPU_MEM_IDX)", gpu_mem=100) != (), "the node's numbers, not the container's"
 
 
 def test_a_misspelled_annotation_is_told_with_what_was_meant() -> None:

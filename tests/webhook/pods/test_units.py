@@ -1,5 +1,7 @@
 """What bare numbers of gpu-mem count in a namespace, from the request to what is stored."""
 
+from dataclasses import replace
+
 import pytest
 
 from cardwise.core.api import names
@@ -79,7 +81,7 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0.3", "0.3 means GiB here, and is not a whole number of MiB; write a unit, as in 512Mi"),
+        ("100u", "100u means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"),
         ("8G", "8G means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"),
         ("-2", "-2 is not above zero; write at least 1Mi, or leave it out"),
         ("0", "0 is not above zero; write at least 1Mi, or leave it out"),
@@ -89,11 +91,37 @@ def test_what_is_no_amount_is_refused_by_its_field(text: str, told: str) -> None
     assert decided(build.pod(gpu_mem=text), settings=GIB).message == f"{FIELD}: {told}"
 
 
-def test_mib_that_are_taken_for_gib_are_refused_in_words_that_are_right_in_both() -> None:
+def test_mib_that_are_taken_for_gib_are_refused_with_what_they_count() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
-    pod = mutated(build.pod(gpu_mem="16276"), "pods", CARDS, GIB)
+    assert decided(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
+        f"{FIELD}: 16276 counts GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
+        "16666624 MiB, more than all cards of any node have (32552); write 16276Mi where MiB are meant"
+    )
+    assert decided(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no card is known"
+    assert decided(build.pod(gpu_mem="16276"), CARDS, replace(GIB, oversize="wait")).allowed
+
+
+def test_what_one_card_has_not_is_told_in_gib_too() -> None:
+    pod = mutated(build.pod(gpu_mem="20"), "pods", CARDS, GIB)
     decision = on_validate(pod, "pods", CARDS, GIB)
-    assert "16666624 MiB is more than the largest card has (16276); ask for at most 16276Mi" in decision.message
+    assert "20480 MiB (20 GiB) is more than the largest card has (16276); ask for at most 16276Mi" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "said"),
+    [
+        (
+            "1395864371200m",
+            WebhookSettings(),
+            "1395864371200m (1.3Gi) is not a whole number of MiB, and counts as 1332Mi",
+        ),
+        ("1300m", GIB, "1331.2Mi (1.3Gi) is not a whole number of MiB, and counts as 1332Mi"),
+    ],
+)
+def test_a_fraction_of_a_mib_is_rounded_up_and_told(text: str, settings: WebhookSettings, said: str) -> None:
+    decision = decided(build.pod(gpu_mem=text), CARDS, settings)
+    assert decision.warnings == (f"{FIELD}: {said}",)
+    assert limits(patched(build.pod(gpu_mem=text), decision))[names.GPU_MEM] == "1332"
 
 
 def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
@@ -103,5 +131,5 @@ def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
 
     assert told("2", GIB) == ()
     assert "2 is 2 MiB" in told("2", WebhookSettings(least_share=256))[0]
-    assert "more than the largest card has" in told("8138", GIB)[0]
+    assert "8138 counts GiB in this namespace" in told("8138", GIB)[0]
     assert told("8138", WebhookSettings()) == told("8138Mi", GIB) == ()

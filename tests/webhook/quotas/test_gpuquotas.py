@@ -186,6 +186,11 @@ def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used(
     assert validated(quota({"class": K80, "shares": 5}, used=used)).warnings == ()
 
 
+def test_memory_that_was_rounded_up_is_told() -> None:
+    (told,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
+    assert told == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
+
+
 def test_no_pod_costs_a_reading_of_all_quotas() -> None:
     hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
     with work() as reading:

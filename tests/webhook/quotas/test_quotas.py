@@ -46,10 +46,16 @@ def test_a_quota_counts_mib(text: str, after: str) -> None:
     assert rewritten(once) == once
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5", "1025Ki", "x"])
+@pytest.mark.parametrize("text", ["-1", "1.5", "1023Ki", "x"])
 def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
         rewritten({"spec": {"hard": {KEY: text}}})
+
+
+def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
+    made, told = quotas.resource_quota({"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False)
+    assert made["spec"]["hard"][KEY] == "2"
+    assert told == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
 
 
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
@@ -350,6 +356,6 @@ def test_a_note_that_cannot_be_read_is_none(note: str) -> None:
 
 
 def test_an_amount_in_gib_that_is_none_is_refused_by_its_field() -> None:
-    for text in ("-1", "0.3", "3M", "x"):
+    for text in ("-1", "100u", "3M", "x"):
         with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
             in_gib({"spec": {"hard": {KEY: text}}})

@@ -64,6 +64,13 @@ def test_a_selector_of_no_card_is_told() -> None:
     assert validated(of(selector=K80), {"model": "Tesla P100"}).warnings == (
         "spec.selector: selects no card now; pods that ask for mine wait until one comes",
     )
+    (told,) = validated(of(selector={"matchLabels": {"modle": "Tesla K80"}}), {"model": "Tesla K80"}).warnings
+    assert told.endswith("wait until one comes; did you mean model by modle?")
+
+
+def test_a_share_that_was_rounded_up_is_told() -> None:
+    (told,) = validated(of(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
+    assert told == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
 
 
 def compared(operator: str, value: object, key: str = "memory") -> Json:

@@ -60,7 +60,7 @@ def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
     (told,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
     assert told.endswith("did you mean nvidia.com/mig-1g.5gb?")
     (told,) = advised(asking(**{"amd.com__gpu": "1"}))
-    assert told.endswith("no node offers it; the pod waits until one does")
+    assert told.endswith("no node offers it; the pod waits until one does; Cardwise shares NVIDIA GPUs only")
 
 
 def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
