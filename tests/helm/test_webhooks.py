@@ -8,6 +8,7 @@ from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, one, text
 from webhook.cluster import view
+from webhook.pods import defaults
 from webhook.server import app
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
@@ -19,7 +20,7 @@ TEMPLATES = {  # where the template's pod spec is
 OF_OTHER_UNIT = "-of-other-unit"  # of entries for namespaces whose label differs from webhook.gpuMemUnit
 HURRIED = {
     "bindings.cardwise.dev",
-    *(f"{name}.cardwise.dev" for name in ("advice", "cronadvice", "otheradvice", "foreign")),
+    *(f"{name}.cardwise.dev" for name in ("advice", "cronadvice", "otheradvice", "foreign", "quotaadvice")),
 }
 IGNORED = {*HURRIED, "namespaces.cardwise.dev", "gangs.cardwise.dev", "crongangs.cardwise.dev"}
 
@@ -154,10 +155,11 @@ def test_an_update_of_a_pod_comes_for_want_of_a_toleration_only_where_taints_are
 
 def test_a_namespace_comes_for_each_of_its_defaults(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["namespaces.cardwise.dev"]
-    condition = conditions(hook)["names-defaults"]
-    assert lists(condition) == [
-        {names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.LEAST_MPS, names.SM_PERCENT, names.FRAMEWORKS}
-    ]
+    (pattern,) = re.findall(r"k\.matches\('(.*?)'\)", conditions(hook)["names-defaults"])
+    assert all(
+        re.search(pattern, key) for key in (*defaults.KEYS, names.DEFAULTS_LABEL, "Cardwise.dev/default-gpu-mem")
+    )
+    assert not any(re.search(pattern, key) for key in ("kubernetes.io/metadata.name", "team", "x.org/cardwise"))
 
 
 def test_a_plain_quota_never_comes(render: Render) -> None:
@@ -180,6 +182,17 @@ def test_bindings_wait_for_no_large_review_and_their_pods_no_longer_than_the_api
 def test_what_looks_like_a_gpu_is_the_same_for_the_webhook(render: Render) -> None:
     condition = conditions(hooks(render(), "ValidatingWebhookConfiguration")["foreign.cardwise.dev"])["names-a-gpu"]
     assert f"k.matches(r'{lookalikes._LIKE_A_GPU.pattern}')" in condition
+    assert f"k.matches(r'{lookalikes._KEY_ABOUT_US.pattern}')" in condition, "and what is meant for us"
+
+
+@pytest.mark.parametrize(
+    "key", ["requests.aliyun.com/gpumem", "aliyun.com/gpu-mems", "requests.nvidia.com/gpu", "x.y/gpu"]
+)
+def test_a_quota_with_a_name_about_gpus_comes_for_advice(render: Render, key: str) -> None:
+    condition = conditions(hooks(render(), "ValidatingWebhookConfiguration")["quotaadvice.cardwise.dev"])["names-a-gpu"]
+    (pattern,) = set(re.findall(r"k\.matches\(r'(.*?)'\)", condition))
+    assert re.search(pattern, key)
+    assert not re.search(pattern, "requests.example.org/rdma")
 
 
 def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:

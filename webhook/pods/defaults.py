@@ -16,6 +16,8 @@ from webhook.pods import frameworks, mpsmode
 
 ENABLED = "enabled"
 DISABLED = "disabled"
+# The annotations of a namespace, in the order of the fields of `Defaults`.
+KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,7 @@ def of(namespace: Json) -> Defaults | None:
 
 def said(annotations: Mapping[str, str]) -> Defaults:
     """The defaults in the annotations of a namespace that has opted in."""
-    keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
-    return Defaults(*(str(annotations.get(key, "")) for key in keys))
+    return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
 
 
 def wants(pod: Json) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
@@ -57,7 +57,8 @@ def resource_quota(
     if place.changed:
         after = records.written(after, {"hard": place.ours})
     warnings = unknown_classes(_HARD, place.written, vocabulary)
-    return after, [*mib.told, *warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
+    told = [*_bare(place.amounts[_HARD]), *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
+    return after, [*mib.told, *warnings, *told]
 
 
 def limit_range(limits: Json, old: Json | None = None, *, unit: Unit = Unit.MIB) -> tuple[Json, list[str]]:
@@ -149,6 +150,14 @@ def _refuse_markers(hard: Json) -> None:
             known = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
             remedy = f"write one of {', '.join('requests.' + name for name in known)}"
             raise InvalidRequest(f"{_HARD}[{key}]", "is a mark that Cardwise sets on some pods for itself", remedy)
+
+
+def _bare(hard: Json) -> list[str]:
+    """Warnings of names of ours without their domain, which Kubernetes refuses in words of its own."""
+    near = {key: lookalikes.meant(names.CLASS_PREFIX + key) for key in hard if "/" not in key}
+    return [
+        f"{_HARD}[{key}]: did you mean requests.{meant}?" for key, meant in near.items() if meant in names.REQUESTED
+    ]
 
 
 def _counting_otherwise(written: Mapping[str, str]) -> list[str]:

@@ -167,24 +167,32 @@ def on_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Dec
 
 
 def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /advise: warnings for pods that name cards of nobody, and for all that makes pods which could never run.
+    """POST /advise: warnings for pods and quotas that name what nobody reads, and for all that makes pods which could
+    never run.
 
     Never a refusal. Raises KubeError.
     """
     if review.namespace in settings.exempt_namespaces or review.size > sizes.MOST_BYTES:
         return Decision()
-    if review.resource == "pods":
-        offers = view.offers()
-        return Decision(warnings=advice.foreign_names(review.object, offers, view.classes()) if offers else ())
+    offers = view.offers()
+    match review.resource:
+        case "pods":
+            found = advice.foreign_names(review.object, offers, view.classes()) if offers else ()
+            return Decision(warnings=found + advice.keys(review.object, settings.gang_schedulers))
+        case "resourcequotas":
+            standings = view.quotas(review.namespace)
+            return Decision(warnings=advice.resource_quota(review.object, standings, offers, view.classes()))
+        case "limitranges":
+            return Decision(warnings=advice.limit_range(review.object, offers, view.classes()))
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
     told: dict[str, None] = {}
     queued = advice.QUEUE in labels_of(review.object)
     for path, template in templates.all_of(review.object, review.resource):
-        found = _of_template(template, review.namespace, view, settings)
+        texts = _of_template(template, review.namespace, view, settings)
         if queued and shaped_like_pod(template):
-            found += advice.of_kueue(template, settings.unit)
-        told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in found}
+            texts += advice.of_kueue(template, settings.unit)
+        told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in texts}
     return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
 
 
@@ -323,15 +331,16 @@ def _judged(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings)
     offers = view.offers()
     if offers is not None:
         told += advice.foreign_names(pod, offers, view.classes())
+    unread = advice.keys(pod, settings.gang_schedulers)
     if asked is None:
-        return told
+        return told + unread
     left = offers.left(pod) if offers is not None else None
     told += advice.placing(pod, settings.gang_schedulers, offers, left)
     if not told:
         told += validate.kept_to(asked, view, left)
     told += validate.small(asked, view, settings.least_share)
     told += _judge_quotas(asked, view.quotas(namespace), view, settings)
-    return told + _judge_sharing(pod, namespace, asked, view, settings)
+    return told + _judge_sharing(pod, namespace, asked, view, settings) + unread
 
 
 def _judge_quotas(
@@ -399,7 +408,7 @@ def _validate_namespace(review: Review) -> Decision:
     known = defaults.of(review.object)
     if known is not None:
         known.check(str((review.object.get("metadata") or {}).get("name", review.name)))
-    return Decision()
+    return Decision(warnings=advice.namespace(review.object))
 
 
 def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:

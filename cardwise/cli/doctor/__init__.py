@@ -10,7 +10,7 @@ can tell.
     finding    a finding, and how it is shown
     cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `parts`: of our own parts; `scheduler`: that
                kube-scheduler asks the extender; `units`: what a bare number of gpu-mem means;
-               `limits`: classes without cards
+               `limits`: classes without cards, quotas that count too little
     probing    probe pods: whether webhook and extender are asked
     exposure   that a pod that asks for no card gets none
 """

@@ -20,6 +20,7 @@ _CHECKS = (
     units.bare_numbers,
     parts.cards,
     limits.classes_without_cards,
+    limits.resource_quotas,
     cluster.runtimes,
     parts.mps,
     cluster.clocks,

@@ -39,6 +39,8 @@ class Facts:
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
     waiting_pods: Sequence[Json] = ()  # pods that nobody but the chart's own kube-scheduler may place
     runtimeclasses: Sequence[Json] = ()
+    resourcequotas: Sequence[Json] = ()
+    gpuquotas: Sequence[Json] = ()
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,8 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
         "runtimeclasses": (_RUNTIME_CLASSES, ""),
+        "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),
+        "gpuquotas": (paths.gpuquotas(), ""),
         "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
     }
     queries = {

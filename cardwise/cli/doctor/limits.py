@@ -1,13 +1,14 @@
-"""Checks of what names and limits cards: ResourceClasses without cards."""
+"""Checks of what names and limits cards: ResourceClasses without cards, ResourceQuotas that let requests past."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names, quotas
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import labels_of
+from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.invalid import InvalidRequest
 
 _FEW: Final = 5
 
@@ -23,3 +24,57 @@ def classes_without_cards(facts: Facts) -> Iterator[Finding]:
         text = f"no card is there of {wording.few(empty, _FEW)}: pods that ask for it wait until a node brings one"
         remedy = f"remove a type that does not come back: kubectl delete resourceclass {empty[0]}"
         yield Finding("classes", Severity.NOTE, text, remedy)
+
+
+def resource_quotas(facts: Facts) -> Iterator[Finding]:
+    """Whether ResourceQuotas count what their authors think: names that no node offers, shares or whole cards alone."""
+    if facts.unread.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
+        return
+    offered = {
+        name
+        for node in facts.nodes
+        for name, amount in ((node.get("status") or {}).get("capacity") or {}).items()
+        if lookalikes.like_a_gpu(name) and amount != "0"
+    }
+    known = [one["metadata"]["name"] for one in facts.classes]
+    of_namespace: dict[str, set[str]] = {}
+    for quota in facts.resourcequotas:
+        hard = (quota.get("spec") or {}).get("hard") or {}
+        of_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
+        for key in sorted(hard):
+            if near := _meant(key, offered, known):
+                text = f"ResourceQuota {name_of(quota)}: {key} counts nothing, since no node offers it"
+                yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
+    for missing, there in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
+        open_ = sorted(
+            namespace
+            for namespace, keys in of_namespace.items()
+            if quotas.uncounted(keys) == missing and not _counted_instead(facts.gpuquotas, namespace, missing)
+        )
+        if open_:
+            what = "whole cards, by gpu-count or a class," if missing == quotas.WHOLE_CARDS else "shares"
+            text = f"{wording.few(open_, _FEW)}: a ResourceQuota limits {there}, and {what} get past it"
+            yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or make a GPUQuota")
+
+
+def _meant(key: str, offered: set[str], classes: list[str]) -> str:
+    """The resource that was probably meant by the key of a ResourceQuota that counts nothing; "" for none."""
+    name = key.removeprefix("requests.")
+    ours = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
+    if ours or name in offered or not lookalikes.like_a_gpu(name):
+        return ""
+    near = lookalikes.meant(name, (*sorted(offered), *classes))
+    return near if not near or "/" in near else f"{names.CLASS_PREFIX}{near}"
+
+
+def _counted_instead(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:
+    """Whether a GPUQuota of the namespace limits what ResourceQuotas let past."""
+    for obj in gpu_quotas:
+        if obj["metadata"]["namespace"] != namespace:
+            continue
+        try:
+            if quotas.counts_instead(quotas.parse(obj), missing):
+                return True
+        except InvalidRequest:
+            continue
+    return False

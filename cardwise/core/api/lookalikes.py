@@ -1,7 +1,7 @@
-"""Misspelled and foreign resource names: which resource was meant by a name that no node offers.
+"""Misspelled and foreign names of resources, annotations and labels: which of ours was meant.
 
 Kubernetes takes any name with a domain and lets the pod wait for ever, so the nearest name that means something is
-told: by a table for the names of other GPU sharers, by edit distance for the rest.
+told: by a table for the names of other GPU sharers and gang schedulers, by edit distance for the rest.
 """
 
 import re
@@ -25,6 +25,38 @@ _FOREIGN: Final[Mapping[str, str]] = {
     "tencent.com/vcuda-memory": names.GPU_MEM,
     "tencent.com/vcuda-core": names.GPU_CORE,
 }
+_MEMORY: Final = f"the limit {names.GPU_MEM}"
+_COUNT: Final = f"the limit {names.GPU_COUNT}"
+# Annotations and labels of pods that other GPU sharers and gang schedulers read, and what of ours does the same.
+_FOREIGN_KEYS: Final[Mapping[str, str]] = {
+    "gpu-fraction": _MEMORY,  # KAI, Run:ai
+    "gpu-memory": _MEMORY,
+    "gpu-fraction-num-devices": _COUNT,
+    "nvidia.com/use-gputype": names.CLASS,  # HAMi
+    "nvidia.com/nouse-gputype": names.CLASS,
+    "nvidia.com/use-gpuuuid": names.CLASS,
+    "nvidia.com/nouse-gpuuuid": names.CLASS,
+    "hami.io/gpu-scheduler-policy": names.POLICY,
+    "hami.io/node-scheduler-policy": names.POLICY,
+    "pod-group.scheduling.sigs.k8s.io": names.COSCHEDULING,
+    "pod-group.scheduling.sigs.k8s.io/name": names.COSCHEDULING,
+    "pod-group.scheduling.sigs.k8s.io/min-available": names.GROUP_NUM,
+    "gang.scheduling.koordinator.sh/name": names.GROUP_NAME,
+    "gang.scheduling.koordinator.sh/min-available": names.GROUP_NUM,
+}
+_GANG_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
+_GANG_DOMAINS: Final = tuple(dict.fromkeys(key.partition("/")[0] for key in _GANG_KEYS))
+_OF_GANGS: Final = re.compile(r"group|pod-?group|gang")
+# As the chart's `cardwise.cel.keysAboutUs`, which decides which pods without a request the webhook sees.
+_KEY_ABOUT_US: Final = re.compile(
+    r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
+    r"^pod-group\.scheduling\.|^gang\.scheduling\."
+)
+# What is read of a namespace.
+_NAMESPACE_ANNOTATIONS: Final = (
+    names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.LEAST_MPS, names.SM_PERCENT, names.FRAMEWORKS,
+)  # fmt: skip
+_NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.
 _VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
@@ -80,10 +112,54 @@ def card_label(key: str) -> str:
 
 def annotation(key: str) -> str:
     """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
+    return _nearest(key, names.USER_ANNOTATIONS)
+
+
+def pod_key(key: str, value: str = "") -> str:
+    """What was probably meant by an annotation or label of a pod that nobody reads; "" for none.
+
+    Keys of our own domain are left to `annotation`: the webhook takes them out.
+    """
+    if key in _FOREIGN_KEYS:
+        return _FOREIGN_KEYS[key]
+    domain, _, name = key.rpartition("/")
+    if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _LONGEST:
+        return ""
+    if ours := _of_our_domain(domain, name):
+        return annotation(ours) or (ours if ours in names.USER_ANNOTATIONS else "")
+    of_gangs = min(_edits(domain, known, _LEAST) for known in _GANG_DOMAINS) <= _LEAST
+    if not of_gangs or not _OF_GANGS.match(name):
+        return ""
+    if value.isdigit():
+        return names.GROUP_NUM
+    return names.COSCHEDULING if name.startswith("pod") else names.GROUP_NAME
+
+
+def namespace_key(key: str, *, label: bool) -> str:
+    """What was probably meant by an annotation (or a label) of a namespace that is not read there; "" for none."""
+    domain, _, name = key.rpartition("/")
+    ours = _of_our_domain(domain, name)
+    known = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
+    others = _NAMESPACE_ANNOTATIONS if label else _NAMESPACE_LABELS
+    if not ours or key in known or len(key) > _LONGEST:
+        return ""
+    if key in others:
+        return f"the {'annotation' if label else 'label'} {key}"
+    return ours if ours in known else _nearest(ours, known)
+
+
+def _of_our_domain(domain: str, name: str) -> str:
+    """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
+    plain = domain.lower()
+    near = "cardwise" in plain or _edits(plain, names.GROUP, _LEAST) <= _LEAST
+    return f"{names.GROUP}/{name.lower()}" if near else ""
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
     if len(key) > _LONGEST:
         return ""
     limit = max(1, len(key.partition("/")[2]) // _PART)
-    near = {one: found for one in sorted(names.USER_ANNOTATIONS) if (found := _edits(key, one, limit)) <= limit}
+    near = {one: found for one in sorted(known) if (found := _edits(key, one, limit)) <= limit}
     return min(near, key=lambda one: near[one], default="")
 
 

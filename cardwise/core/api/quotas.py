@@ -3,10 +3,11 @@
 Only arithmetic. The ledger knows who holds what; placement knows which kinds of cards an entry covers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
@@ -14,6 +15,10 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 # What a quota counts: the name in `Charge`, `Entry` and `Headroom`, the field of GPUQuota, and the unit in a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
+
+# The keys of a ResourceQuota that count shares, and whole cards: a pod that asks for one counts nothing of the other.
+SHARES = f"requests.{names.GPU_MEM}"
+WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 
 _ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
 _SPEC_FIELDS = ("hard", "onExceed")
@@ -117,6 +122,22 @@ def asked(cards: int, mem: int, smallest: int) -> Charge:
     `smallest` MiB each.
     """
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
+
+
+def uncounted(hard: Collection[str]) -> str:
+    """The key that a ResourceQuota (or all of a namespace) with these keys lacks: what counts nothing gets past it. ""
+    where it names both or neither.
+    """
+    if (SHARES in hard) == (WHOLE_CARDS in hard):
+        return ""
+    return WHOLE_CARDS if SHARES in hard else SHARES
+
+
+def counts_instead(quota: GPUQuota, missing: str) -> bool:
+    """Whether the quota limits on every card what `uncounted` says that ResourceQuotas let past."""
+    amount = "cards" if missing == WHOLE_CARDS else "shares"
+    of_all = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
+    return any(entry.memory is not None or getattr(entry, amount) is not None for entry in of_all)
 
 
 def total(charges: Iterable[Charge]) -> Charge:

@@ -84,6 +84,22 @@ members of gangs to the extender are none. */}}
 k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
 {{- end }}
 
+{{/* The same for a key of a ResourceQuota or LimitRange, where it may stand behind `requests.` or `limits.`. */}}
+{{- define "cardwise.cel.quotaLooksLikeGpu" -}}
+k.contains('/') && k.matches(r'gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
+{{- end }}
+
+{{/* Whether the `annotations` or `labels` of a pod or template have a key that is meant for Cardwise, and is none that it
+reads: misspelled, or of another GPU sharer. As cardwise/core/api/lookalikes.py pod_key. What users may write thousands of
+is searched as text first. */}}
+{{- define "cardwise.cel.keysAboutUs" -}}
+[{{ .annotations }}, {{ .labels }}].exists(keys,
+{{ include "cardwise.cel.says" (dict "value" "keys" "words" (list "ardwise" "ARDWISE" "gpu" "hami.io/" "scheduling")) }} &&
+keys.exists(k, k.matches(r'(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|^pod-group\.scheduling\.|^gang\.scheduling\.') &&
+!k.startsWith('cardwise.dev/') &&
+!(k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'])))
+{{- end }}
+
 {{/*
 Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
 created, or gpu-mem with a unit; where bare numbers count GiB, also gpu-mem that no stored container has. Or whether it lacks

@@ -260,6 +260,30 @@ def plant_class_without_cards(seen: Facts) -> None:
     ]
 
 
+def quota(namespace: str, *keys: str) -> Json:
+    return {"metadata": {"namespace": namespace, "name": "cards"}, "spec": {"hard": dict.fromkeys(keys, "1")}}
+
+
+def plant_quota_of_shares(seen: Facts) -> None:
+    """The others are closed: by a second quota, by a GPUQuota."""
+    seen.resourcequotas = [
+        quota("open", "requests.aliyun.com/gpu-mem"),
+        quota("both", "requests.aliyun.com/gpu-mem"),
+        quota("both", "requests.cardwise.dev/gpu"),
+        quota("gpuquota", "requests.aliyun.com/gpu-mem"),
+        quota("plain", "requests.cpu", "pods"),
+    ]
+    seen.gpuquotas = [{"metadata": {"namespace": "gpuquota", "name": "q"}, "spec": {"hard": [{"cards": 1}]}}]
+
+
+def plant_quota_of_whole_cards(seen: Facts) -> None:
+    seen.resourcequotas = [quota("open", "requests.cardwise.dev/gpu")]
+
+
+def plant_misspelled_quota(seen: Facts) -> None:
+    seen.resourcequotas = [quota("open", "requests.aliyun.com/gpumem", "requests.cardwise.dev/mine", "requests.x/y")]
+
+
 def plant_sick_card(seen: Facts) -> None:
     seen.cards[0]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
 
@@ -394,6 +418,19 @@ def plant_no_rights(seen: Facts) -> None:
             Severity.NOTE,
             "no card is there of nvidia.l4: pods that ask for it wait",
             "kubectl delete resourceclass nvidia.l4",
+        ),
+        (
+            plant_quota_of_shares,
+            Severity.WARNING,
+            "open: a ResourceQuota limits requests.aliyun.com/gpu-mem, and whole cards, by gpu-count or a class",
+            "add requests.cardwise.dev/gpu to it, or make a GPUQuota",
+        ),
+        (plant_quota_of_whole_cards, Severity.WARNING, "and shares get past it", "add requests.aliyun.com/gpu-mem to"),
+        (
+            plant_misspelled_quota,
+            Severity.WARNING,
+            "ResourceQuota open/cards: requests.aliyun.com/gpumem counts nothing, since no node offers it",
+            "did you mean requests.aliyun.com/gpu-mem?",
         ),
         (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
         (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),

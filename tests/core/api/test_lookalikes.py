@@ -69,6 +69,61 @@ def test_an_annotation_that_users_write_may_be_meant() -> None:
     assert lookalikes.annotation("cardwise.dev/" + "x" * 200) == ""
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("scheduling.k8s.io/group-num", "4", names.GROUP_NUM),
+        ("scheduling.k8s.io/group-pod-number", "4", names.GROUP_NUM),
+        ("scheduling.k8s.io/groupname", "train", names.GROUP_NAME),
+        ("scheduling.k8s.com/group-name", "train", names.GROUP_NAME),
+        ("scheduling.x-k8s.io/podgroup", "train", names.COSCHEDULING),
+        ("pod-group.scheduling.sigs.k8s.io/min-available", "4", names.GROUP_NUM),
+        ("gang.scheduling.koordinator.sh/name", "train", names.GROUP_NAME),
+        ("Cardwise.dev/policy", "spread", names.POLICY),
+        ("cardwise.io/policy", "spread", names.POLICY),
+        ("cardwse.dev/clas", "nvidia.l4", names.CLASS),
+        ("gpu-memory", "2000", "the limit aliyun.com/gpu-mem"),
+        ("gpu-fraction", "0.5", "the limit aliyun.com/gpu-mem"),
+        ("hami.io/gpu-scheduler-policy", "spread", names.POLICY),
+        ("nvidia.com/use-gputype", "A100", names.CLASS),
+        ("scheduling.k8s.io/group-name", "train", ""),
+        ("scheduling.k8s.io/group-pod-num", "4", ""),
+        ("scheduling.x-k8s.io/pod-group", "train", ""),
+        ("kueue.x-k8s.io/pod-group-name", "train", ""),
+        ("kai.scheduler/queue", "team", ""),
+        ("cardwise.dev/polcy", "spread", ""),
+        ("cardwise.example.org/anything", "x", ""),
+        ("app.kubernetes.io/part-of", "cardwise", ""),
+        ("app", "gang", ""),
+        ("scheduling.k8s.io/" + "group" * 40, "4", ""),
+    ],
+)
+def test_what_was_meant_by_a_key_of_a_pod(key: str, value: str, expected: str) -> None:
+    assert lookalikes.pod_key(key, value) == expected
+    # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
+    if expected and "cardwse" not in key and "k8s.com" not in key:
+        assert lookalikes._KEY_ABOUT_US.search(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "label", "expected"),
+    [
+        ("cardwise.dev/default-gpumem", False, names.DEFAULT_GPU_MEM),
+        ("Cardwise.dev/default-gpu-mem", False, names.DEFAULT_GPU_MEM),
+        ("cardwise.dev/default", True, names.DEFAULTS_LABEL),
+        ("cardwise.dev/gpu-mem-units", True, names.GPU_MEM_UNIT),
+        ("cardwise.dev/default-gpu-mem", True, f"the annotation {names.DEFAULT_GPU_MEM}"),
+        ("cardwise.dev/defaults", False, f"the label {names.DEFAULTS_LABEL}"),
+        ("cardwise.dev/default-gpu-mem", False, ""),
+        ("cardwise.dev/defaults", True, ""),
+        ("cardwise.dev/team", False, ""),
+        ("kubernetes.io/metadata.name", True, ""),
+    ],
+)
+def test_what_was_meant_by_a_key_of_a_namespace(key: str, label: bool, expected: str) -> None:
+    assert lookalikes.namespace_key(key, label=label) == expected
+
+
 def test_names_about_gpus() -> None:
     about = ["aliyun.com/gpu-mem", "nvidia.com/mig-1g.5gb", "x.y/vgpu", "tencent.com/vcuda-core", "cardwise.dev/t4"]
     assert all(map(like_a_gpu, about))

@@ -58,6 +58,13 @@ def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
     assert told == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
 
 
+def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
+    """Kubernetes refuses it as no standard resource."""
+    made, told = quotas.resource_quota({"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False)
+    assert made["spec"]["hard"] == {"gpu-mem": "8", "pods": "9"}
+    assert told == [f"spec.hard[gpu-mem]: did you mean {KEY}?"]
+
+
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
     fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
     item = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}

@@ -12,6 +12,7 @@ from tests.webhook.cluster.test_offers import offers, required, with_cards
 from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_class, resource_classes
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.validate import CardSizes
+from webhook.quotas import gpuquotas
 from webhook.server.decisions import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)
@@ -243,3 +244,123 @@ def test_what_is_no_template_or_too_large_is_let_through() -> None:
 def test_of_thousands_of_names_a_few_are_told() -> None:
     names_of = {f"aliyun.com__gpu_core.percenta{i:05}": "1" for i in range(3000)}
     assert len(advised(asking(**names_of))) == 8
+
+
+def marked(where: str, key: str, value: str = "x", **limits: str) -> Json:
+    """A pod with one annotation or label; with `limits` it asks for something."""
+    pod = asking(**limits) if limits else build.pod(containers=[{"name": "main", "image": "x"}])
+    return pod | {"metadata": {"name": "p", where: {key: value}}}
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value", "says"),
+    [
+        ("annotations", "scheduling.k8s.io/group-num", "4", "did you mean scheduling.k8s.io/group-pod-num?"),
+        ("labels", "scheduling.k8s.io/groupname", "train", "did you mean scheduling.k8s.io/group-name?"),
+        ("annotations", "Cardwise.dev/policy", "spread", "did you mean cardwise.dev/policy?"),
+        ("annotations", "gpu-memory", "2000", "did you mean the limit aliyun.com/gpu-mem?"),
+        ("annotations", "nvidia.com/use-gputype", "A100", "did you mean cardwise.dev/class?"),
+    ],
+)
+def test_an_annotation_or_label_that_nobody_reads_says_what_was_meant(
+    where: str, key: str, value: str, says: str
+) -> None:
+    told = f"metadata.{where}[{key}]: Cardwise does not read it; {says}"
+    assert advised(marked(where, key, value)) == (told,)
+    assert validated(marked(where, key, value, **{"aliyun.com__gpu_mem": "8Gi"})) == (told,)
+    template = marked(where, key, value, **{"aliyun.com__gpu_mem": "8Gi"})
+    made = {"metadata": {"name": "w"}, "spec": {"template": template}}
+    assert advised(made, "deployments") == (f"spec.template.{told}",)
+    for_another = marked(where, key, value)
+    for_another["spec"]["schedulerName"] = "kai-scheduler"
+    assert advised(for_another) == (), "that scheduler may read it"
+
+
+def test_an_annotation_of_ours_written_as_a_label_is_told() -> None:
+    pod = marked("labels", names.POLICY, "spread", **{"aliyun.com__gpu_mem": "8Gi"})
+    assert validated(pod) == (f"metadata.labels[{names.POLICY}]: Cardwise reads it as an annotation only",)
+
+
+def test_of_thousands_of_annotations_a_few_are_told() -> None:
+    pod = marked("annotations", "gpu-memory")
+    pod["metadata"]["annotations"] = {f"cardwise.io/polic{i:05}": "x" for i in range(3000)}
+    pod["metadata"]["annotations"] |= {f"Cardwise.dev/polic{chr(97 + i)}": "x" for i in range(20)}
+    assert len(advised(pod)) == 8
+
+
+def namespaced(labels: Json | None = None, **annotations: str) -> tuple[str, ...]:
+    keys = {f"cardwise.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    obj = {"metadata": {"name": "team", "labels": labels or {}, "annotations": keys}}
+    decision = on_validate(obj, "namespaces", known())
+    assert decision.allowed, decision.message
+    return decision.warnings
+
+
+def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
+    on = {names.DEFAULTS_LABEL: "enabled"}
+    no_effect = "has no effect without the label cardwise.dev/defaults=enabled"
+    unread = "Cardwise does not read it; did you mean cardwise.dev/default-gpu-mem?"
+    assert namespaced(on, default_gpu_mem="2Gi") == namespaced(on) == namespaced() == ()
+    assert namespaced({names.DEFAULTS_LABEL: "true"}) == (
+        "metadata.labels[cardwise.dev/defaults]: 'true' gives no defaults; write enabled",
+    )
+    assert namespaced(default_gpu_mem="2Gi", least_mps="required") == (
+        f"metadata.annotations[cardwise.dev/default-gpu-mem]: {no_effect}",
+        f"metadata.annotations[cardwise.dev/least-mps]: {no_effect}",
+    )
+    assert namespaced(on, default_gpumem="2Gi") == (f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",)
+    assert namespaced({names.DEFAULTS_LABEL: "disabled"}, default_gpu_mem="2Gi") == (), "switched off on purpose"
+    (told,) = namespaced({names.DEFAULTS_LABEL: "enabled", names.DEFAULT_GPU_MEM: "2Gi"})
+    assert told.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
+
+
+def quota(*gpu_quotas: Json, **hard: str) -> tuple[str, ...]:
+    view = known()
+    view.standings = {"default": [gpuquotas.parse(one) for one in gpu_quotas]}
+    keys = {name.replace("__", "/").replace("_", "-"): amount for name, amount in hard.items()}
+    return advised({"metadata": {"name": "cards"}, "spec": {"hard": keys}}, "resourcequotas", view)
+
+
+WHOLE = {"requests.cardwise.dev__gpu": "0"}
+MEM = {"requests.aliyun.com__gpu_mem": "65536"}
+
+
+def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
+    (told,) = quota(**{"requests.aliyun.com__gpumem": "65536"})
+    meant = "did you mean requests.aliyun.com/gpu-mem?"
+    assert told == f"spec.hard[requests.aliyun.com/gpumem]: no node offers it, so it counts nothing; {meant}"
+    (told,) = quota(**{"requests.nvidia.com__tesla.k80": "1"})
+    assert told.endswith("did you mean requests.cardwise.dev/nvidia.tesla.k80?")
+    (told,) = quota(**{"requests.cardwise.dev__nvidia.tesla.k8": "1"})
+    assert told.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is, it counts nothing")
+    (told,) = quota(**{"requests.amd.com__gpu": "1"})
+    assert told.endswith("no node offers it, so it counts nothing until one does")
+    assert (
+        quota(cpu="1", **{"requests.amd.com__gpu": "0", "requests.nvidia.com__mig-1g.5gb": "1"}, **MEM, **WHOLE) == ()
+    )
+    blind = Known(known_cards=CARDS)
+    assert advised({"spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}, "resourcequotas", blind) == ()
+
+
+def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
+    (told,) = quota(**MEM)
+    assert told == (
+        "spec.hard[requests.aliyun.com/gpu-mem]: counts no whole cards: pods that ask for aliyun.com/gpu-count or a "
+        "class get past it; add requests.cardwise.dev/gpu, or a GPUQuota, unless another quota of the namespace "
+        "counts them"
+    )
+    assert quota(**MEM, **WHOLE) == quota(**WHOLE) == ()
+
+    def gpu_quota(**entry: object) -> Json:
+        return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
+
+    assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(cards=0), **MEM) == ()
+    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "cards": 0}), **MEM) == (told,)
+    assert quota(gpu_quota(shares=9), **MEM) == (told,)
+
+
+def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None:
+    limits = [{"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1"}}]
+    (told,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
+    meant = "did you mean aliyun.com/gpu-mem?"
+    assert told == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {meant}"

@@ -92,6 +92,7 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
   expression: |-
     [object{{ . }}.?metadata.?annotations.orValue({})].exists(a, 'cardwise.dev/class' in a) ||
     [object{{ . }}.?spec.orValue({})].exists(s,
-    {{- include "cardwise.cel.containersHave" (dict "spec" "s" "key" (include "cardwise.cel.looksLikeGpu" $.root)) | nindent 4 }})
+    {{- include "cardwise.cel.containersHave" (dict "spec" "s" "key" (include "cardwise.cel.looksLikeGpu" $.root)) | nindent 4 }}) ||
+    {{- include "cardwise.cel.keysAboutUs" (dict "annotations" (printf "object%s.?metadata.?annotations.orValue({})" .) "labels" (printf "object%s.?metadata.?labels.orValue({})" .)) | nindent 4 }}
 {{- end }}
 {{- end }}
