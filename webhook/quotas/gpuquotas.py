@@ -62,7 +62,7 @@ def check(
             raise InvalidRequest(
                 f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
                 f"{problem}: {exceeded}",
-                f"{remedy}, or have the quota raised" + ("" if told else " (`cardwise quota` says what there is)"),
+                f"{remedy}, or have the quota raised{'' if told else _where_to_look(quota.namespace)}",
             )
 
 
@@ -111,6 +111,12 @@ def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
 
 def _used(standing: QuotaStanding, entry: Entry) -> Charge:
     return standing.used.get((entry.resource_class, entry.model), NOTHING)
+
+
+def _where_to_look(namespace: str) -> str:
+    """Whoever may read the quotas of the namespace finds there what a stranger is not told: used and hard."""
+    command = f"kubectl get gpuquotas -n {namespace}"
+    return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {command}"
 
 
 def _what(entry: Entry) -> str:

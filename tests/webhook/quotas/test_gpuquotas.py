@@ -122,7 +122,7 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
     decision = judged(typed(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
     assert not decision.allowed
     assert "memoryMiB asked 200;" in decision.message
-    assert "`cardwise quota` says what there is" in decision.message
+    assert decision.message.endswith("say what is used and allowed: kubectl get gpuquotas -n default")
     for secret in ("team", K80, "917", "1000", "100,", "hard"):
         assert secret not in decision.message
 
