@@ -26,6 +26,7 @@ from webhook.templates.spellings import Vocabulary, counted, unknown_classes
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD = "spec.hard"
+_MOST_COMPARED = 8  # names: each is compared with all that there are
 _GIVEN = ("default", "defaultRequest")
 _RANGE_FIELDS = ("max", "min", *_GIVEN)  # maxLimitRequestRatio is no amount
 
@@ -154,7 +155,8 @@ def _refuse_markers(hard: Json) -> None:
 
 def _bare(hard: Json) -> list[str]:
     """Warnings of names of ours without their domain, which Kubernetes refuses in words of its own."""
-    near = {key: lookalikes.meant(names.CLASS_PREFIX + key) for key in hard if "/" not in key}
+    bare = [key for key in hard if "/" not in key and "gpu" in key]
+    near = {key: lookalikes.meant(names.CLASS_PREFIX + key) for key in bare[:_MOST_COMPARED]}
     return [
         f"{_HARD}[{key}]: did you mean requests.{meant}?" for key, meant in near.items() if meant in names.REQUESTED
     ]

@@ -23,7 +23,7 @@ from webhook.templates.spellings import counted, is_zero
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
 _MOST_TOLD: Final = 8  # names of resources that nobody offers
 _FEW: Final = 4  # keys of a node selector in one warning
-_MOST_KEYS: Final = 512  # annotations, and labels, that are compared
+_MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that there are
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 
 
@@ -56,9 +56,9 @@ def keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
         return ()
     told = []
     for where, values in (("annotations", annotations_of(pod)), ("labels", labels_of(pod))):
-        for key, value in islice(sorted(values.items()), _MOST_KEYS):
+        for key in _maybe_ours(values):
             field = f"metadata.{where}[{key}]"
-            if near := lookalikes.pod_key(key, value):
+            if near := lookalikes.pod_key(key, values[key]):
                 told.append(f"{field}: Cardwise does not read it; did you mean {near}?")
             elif where == "labels" and key in names.USER_ANNOTATIONS:
                 told.append(f"{field}: Cardwise reads it as an annotation only")
@@ -72,7 +72,7 @@ def namespace(obj: Json) -> tuple[str, ...]:
     for where, values in (("annotations", annotations), ("labels", labels)):
         told += [
             f"metadata.{where}[{key}]: Cardwise does not read it; did you mean {near}?"
-            for key in islice(sorted(values), _MOST_KEYS)
+            for key in _maybe_ours(values)
             if (near := lookalikes.namespace_key(key, label=where == "labels"))
         ]
     opted_in = labels.get(names.DEFAULTS_LABEL)
@@ -119,6 +119,10 @@ def limit_range(obj: Json, offers: Offers | None, known: Mapping[str, object]) -
     return tuple(told[:_MOST_TOLD])
 
 
+def _maybe_ours(values: Json) -> list[str]:
+    return list(islice(filter(lookalikes.maybe_ours, sorted(values)), _MOST_COMPARED))
+
+
 def _uncounted(
     amounts: Json,
     offers: Offers | None,
@@ -127,21 +131,22 @@ def _uncounted(
 ) -> Iterator[tuple[str, str]]:
     """The keys about GPUs that mean nothing, each with why. `written`: how a key for a resource is spelled."""
     there = offers.resources() if offers is not None else None
-    for key, amount in islice(sorted(amounts.items()), _MOST_KEYS):
+    foreign = []
+    for key in sorted(amounts):
         name = counted(key)
         if not lookalikes.like_a_gpu(name) or name in (*names.REQUESTED, *names.OWN_RESOURCES):
             continue
         if of_class := names.class_of(name):
             if of_class not in known:
                 yield key, f"there is no ResourceClass {of_class} now; until there is, it counts nothing"
-            continue
-        if there is None or name in there:
-            continue
-        near = lookalikes.meant(name, (*sorted(there), *known))
+        elif there is not None and name not in there:
+            foreign.append((key, name))
+    for key, name in foreign[:_MOST_TOLD]:
+        near = lookalikes.meant(name, (*sorted(there or ()), *known))
         if near:
             meant = written(near if "/" in near else f"{names.CLASS_PREFIX}{near}")
             yield key, f"no node offers it, so it counts nothing; did you mean {meant}?"
-        elif not is_zero(amount):
+        elif not is_zero(amounts[key]):
             yield key, "no node offers it, so it counts nothing until one does"
 
 

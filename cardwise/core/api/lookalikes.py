@@ -52,6 +52,8 @@ _KEY_ABOUT_US: Final = re.compile(
     r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
     r"^pod-group\.scheduling\.|^gang\.scheduling\."
 )
+# Worth a comparison: the above, and misspellings of their domains.
+_MAYBE_OURS: Final = re.compile(rf"{_KEY_ABOUT_US.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
 # What is read of a namespace.
 _NAMESPACE_ANNOTATIONS: Final = (
     names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.LEAST_MPS, names.SM_PERCENT, names.FRAMEWORKS,
@@ -113,6 +115,11 @@ def card_label(key: str) -> str:
 def annotation(key: str) -> str:
     """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
     return _nearest(key, names.USER_ANNOTATIONS)
+
+
+def maybe_ours(key: str) -> bool:
+    """Whether an annotation or label could be meant for Cardwise: cheap, as `pod_key` and `namespace_key` are not."""
+    return len(key) <= _LONGEST and _MAYBE_OURS.search(key) is not None
 
 
 def pod_key(key: str, value: str = "") -> str:

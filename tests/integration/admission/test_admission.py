@@ -401,3 +401,49 @@ def _issue(directory: Path) -> bytes:
     leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.KeyPurpose.SERVER, now=now, lifetime=timedelta(days=1))
     filesets.write(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
     return authority.cert
+
+
+def _marked(kind: str, where: str, key: str, value: str) -> dict[str, Any]:
+    """A pod or a Deployment that asks for no card, with one annotation or label."""
+    pod = build.pod(containers=[{"name": "main", "image": "cardwise.local/busybox:1"}])
+    pod["metadata"] = {"name": "marked", where: {key: value}}
+    if kind == "Pod":
+        return pod
+    template = {"metadata": {"labels": {"app": "x"}}, "spec": pod["spec"]}
+    template["metadata"].setdefault(where, {})[key] = value
+    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "marked"}, "spec": spec}
+
+
+def _namespace(**metadata: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "marked", **metadata}}
+
+
+def _limited(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": "marked"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        (_marked("Pod", "annotations", "gpu-memory", "2000"), "did you mean the limit aliyun.com/gpu-mem?"),
+        (_marked("Pod", "labels", "scheduling.k8s.io/group-num", "4"), "did you mean scheduling.k8s.io/group-pod-num?"),
+        (_marked("Deployment", "annotations", "Cardwise.dev/policy", "spread"), "did you mean cardwise.dev/policy?"),
+        (_marked("Pod", "annotations", "team", "gpu scheduling"), ""),
+        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpumem": "8"}}), "requests.aliyun.com/gpu-mem?"),
+        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpu-mem": "8192"}}), "counts no whole cards"),
+        (_limited("ResourceQuota", {"hard": {"requests.cpu": "8", "pods": "9"}}), ""),
+        (
+            _limited("LimitRange", {"limits": [{"type": "Container", "max": {"aliyun.com/gpumem": "8"}}]}),
+            "did you mean aliyun.com/gpu-mem?",
+        ),
+        (_namespace(labels={names.DEFAULTS_LABEL: "true"}), "'true' gives no defaults; write enabled"),
+        (_namespace(annotations={names.DEFAULT_GPU_MEM: "2Gi"}), "has no effect without the label"),
+        (_namespace(annotations={"Cardwise.dev/default-gpumem": "2Gi"}), f"did you mean {names.DEFAULT_GPU_MEM}?"),
+        (_namespace(labels={"team": "cardwise"}), ""),
+    ],
+)
+def test_what_nobody_reads_or_counts_is_told(api: Api, obj: dict[str, Any], says: str) -> None:
+    done = api.run("create", "--dry-run=server", "-f", "-", stdin=obj)
+    assert done.returncode == 0, done.stderr
+    assert (says in done.stderr) if says else not done.stderr

@@ -10,6 +10,7 @@ from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
 from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_class, resource_classes
+from tests.working import work
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
@@ -364,3 +365,23 @@ def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None
     (told,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
     meant = "did you mean aliyun.com/gpu-mem?"
     assert told == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {meant}"
+
+
+@pytest.mark.parametrize(
+    ("resource", "made"),
+    [
+        (
+            "pods",
+            lambda n: {"metadata": {"annotations": {f"cardwise.io/polic{i:05}": "x" for i in range(n)}}, "spec": {}},
+        ),
+        ("resourcequotas", lambda n: {"spec": {"hard": {f"requests.example.org/gpu{i:05}": "0" for i in range(n)}}}),
+        ("limitranges", lambda n: {"spec": {"limits": [{"max": {f"example.org/gpu{i:05}": "0" for i in range(n)}}]}}),
+    ],
+)
+def test_advice_for_thousands_of_keys_costs_hardly_more_than_for_some(resource: str, made: Any) -> None:
+    def steps(count: int) -> int:
+        with work() as advising:
+            advised(made(count), resource)
+        return advising.steps
+
+    assert steps(2000) < 4 * steps(100)
