@@ -33,7 +33,6 @@ _REMEDY = (
     "make the spec anew on the node with "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
 )
-_KERNEL_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"  # MiB, read by a CDI hook of NVIDIA's (toolkit pull request 2075)
 _KERNEL_LIMIT_SINCE = 615
 _TAME = ("nosuid", "nodev", "noexec")
 _LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
@@ -79,7 +78,7 @@ def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
         return {"mounts": mounts}
     edits: Edits = {"mounts": [_bind(f"{home}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for home in grant.mps]}
     if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _limits_in_the_kernel(cards[0]):
-        edits["env"] = [f"{_KERNEL_LIMIT}={grant.shares[0].mem}"]
+        edits["env"] = [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]
     return edits
 
 

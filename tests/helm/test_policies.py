@@ -68,6 +68,16 @@ def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: R
     }
 
 
+def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render: Render) -> None:
+    policy = one(render(), "ValidatingAdmissionPolicy", f"environment.{names.GROUP}")["spec"]
+    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    for prefix in names.ENV_LIMIT_PREFIXES:
+        for kind in ("containers", "initContainers", "ephemeralContainers"):
+            assert f"e.name.startsWith('{prefix}')" in variables[kind], kind
+            assert f"text.contains('{prefix}')" in variables[kind], "or the loop is not reached"
+        assert all(f"{prefix}*" in each["messageExpression"] for each in policy["validations"])
+
+
 def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -> None:
     moved = ("nodes.stateDir=/data/state", "nodes.mpsRoot=/run/gpu/mps", "nodes.cdiDir=/var/run/gpu/cdi")
     policy = one(render(*moved), "ValidatingAdmissionPolicy", f"hostpaths.{names.GROUP}")

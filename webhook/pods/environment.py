@@ -65,7 +65,7 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
     ours = {entry["name"]: [entry] for entry in owned(asked, mps=mps)}
     found: dict[str, list[Json]] = {name: [] for name in ours}
     for entry in existing:
-        if entry["name"] in ours or entry["name"].startswith(names.ENV_MPS_PREFIX):
+        if entry["name"] in ours or entry["name"].startswith(names.ENV_LIMIT_PREFIXES):
             found.setdefault(entry["name"], []).append(entry)
     wrong = sorted(name for name in found if found[name] != ours.get(name))
     if wrong:
@@ -108,7 +108,7 @@ def merged(
     overridden: set[str] = set()
     for entry in existing:
         name = entry["name"]
-        if name not in ours and not name.startswith(names.ENV_MPS_PREFIX):
+        if name not in ours and not name.startswith(names.ENV_LIMIT_PREFIXES):
             theirs.append(entry)
         elif entry != ours.get(name) and not _is_ours(entry):
             overridden.add(name)

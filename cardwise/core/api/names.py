@@ -76,7 +76,8 @@ REWRITTEN: Final = "cardwise.dev/rewritten"
 # On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: those of the object that count
 # MiB, by comma.
 WRITTEN_MIB: Final = "cardwise.dev/gpu-mem-mib"
-# On an automatic ResourceClass: label, and annotation with the spec as it was written.
+# On an automatic ResourceClass or PodGroup: label, "true"; with another value it is a person's. On the class also an
+# annotation with the spec as it was written.
 AUTO_LABEL: Final = "cardwise.dev/auto"
 AUTO_SPEC: Final = "cardwise.dev/auto-spec"
 
@@ -107,6 +108,10 @@ ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"
 ENV_CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"  # bytes
 ENV_MPS_PREFIX: Final = "CUDA_MPS_"
+# NVIDIA's container toolkit (1.20.1 and later) sets limits of the driver by two of these, of a container, in MiB.
+ENV_GPU_MEMORY_PREFIX: Final = "NVIDIA_GPU_MEMORY_"
+ENV_GPU_MEMORY_LIMIT: Final = "NVIDIA_GPU_MEMORY_LIMIT"
+ENV_LIMIT_PREFIXES: Final = (ENV_MPS_PREFIX, ENV_GPU_MEMORY_PREFIX)  # how variables begin that set a container's limits
 ENV_PCI_BUS_ID: Final = "PCI_BUS_ID"
 ENV_PCI_DEVICES_PREFIX: Final = "PCIDEVICE_CARDWISE_DEV_"  # + the class: PCI addresses, as SR-IOV's device plugin does
 ENV_RDMA_DEVICES: Final = "CARDWISE_RDMA_DEVICES"  # names such as mlx5_0

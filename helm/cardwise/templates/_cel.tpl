@@ -177,9 +177,9 @@ loops over what a tenant may write thousands of. */}}
 
 {{/* Whether the container `c` sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
 limits in a form that MPS reads as it is written, on containers that hold a share slot; ephemeral containers hold none.
-That the limits are those of the request is the webhook's to see. */}}
+That the limits are those of the request is the webhook's to see. Limits of the driver only the node sets, by CDI. */}}
 {{- define "cardwise.cel.environment" -}}
-has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_VISIBLE_DEVICES")) }} && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
+has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_GPU_MEMORY_" "NVIDIA_VISIBLE_DEVICES")) }} && c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
   has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
     ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
      (e.name == 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' && e.value.matches('^([1-9][0-9]?|100)$'))))) || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(

@@ -75,6 +75,35 @@ PAST_CARDWISE = (
         ],
     ),
     Attack(
+        "T77",
+        "`NVIDIA_GPU_MEMORY_REQUEST` and `NVIDIA_GPU_MEMORY_LIMIT`, by which NVIDIA's toolkit sets limits of the "
+        "driver: in a container, an init container, beside a share, by `kubectl debug`",
+        [
+            creates(
+                with_env(plain(), where=where, **{f"NVIDIA_GPU_MEMORY_{which}": "16276"}),
+                By.ENVIRONMENT,
+                f"spec.{where}[{name}].env",
+                "NVIDIA_GPU_MEMORY_*",
+            )
+            for where, name, which in (
+                ("containers", "main", "LIMIT"),
+                ("containers", "main", "REQUEST"),
+                ("initContainers", "early", "LIMIT"),
+            )
+        ]
+        + [
+            patches(
+                "steady",
+                debugged(env=[{"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "16276"}]),
+                By.ENVIRONMENT,
+                "spec.ephemeralContainers[debug].env",
+                sub="ephemeralcontainers",
+                more=True,
+            )
+        ],
+        late=[By.WEBHOOK],
+    ),
+    Attack(
         "T04", "the same by `envFrom`, beside a share, with `CARDWISE_*` and `ALIYUN_COM_GPU_MEM_*`", late=[By.NODE]
     ),
     Attack("T05", "the same by `envFrom`, in a pod without a share", late=[By.NODE]),

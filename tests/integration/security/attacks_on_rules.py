@@ -220,6 +220,19 @@ PAST_THE_SCHEDULER = (
         ],
     ),
     Attack(
+        "T78",
+        "a Binding by hand that makes the pod look static, so that nobody counts it, or names an AppArmor profile",
+        [
+            binds("idle", key, "unconfined")
+            for key in (
+                names.MIRROR,
+                "kubernetes.io/config.source",
+                "kubernetes.io/config.hash",
+                "container.apparmor.security.beta.kubernetes.io/main",
+            )
+        ],
+    ),
+    Attack(
         "T33",
         "a node claimed by `status.nominatedNodeName`",
         [

@@ -269,6 +269,16 @@ def test_t21_a_container_cannot_name_the_cards_of_another(tenant: Tenant) -> Non
     assert entry["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{names.DEVICES_OF}0']"
 
 
+def test_t77_limits_of_the_driver_are_taken_out_beside_a_share(tenant: Tenant) -> None:
+    """What comes by `envFrom` the node replaces (tests/deviceplugin/mps)."""
+    raised = [{"name": f"NVIDIA_GPU_MEMORY_{which}", "value": "16276"} for which in ("REQUEST", "LIMIT")]
+    beside = [container("main", gpu_mem=64) | {"env": raised}, container("beside") | {"env": raised}]
+    made = workload("raising", beside, init=[container("early") | {"env": raised}])
+    spec = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})["spec"]
+    for one in (*spec["initContainers"], *spec["containers"]):
+        assert not [entry for entry in one["env"] if entry["name"].startswith("NVIDIA_GPU_MEMORY_")], one["name"]
+
+
 def test_t30_a_forced_deletion_frees_nothing_early(tenant: Tenant) -> None:
     space = tenant.space
     both = [container(whole_gpu=2) | {"command": ["sh", "-c", STUBBORN]}]

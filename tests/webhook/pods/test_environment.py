@@ -53,11 +53,19 @@ def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
         {"name": "B", "value": "$(A)"},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"},
         {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
+        {"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "99999"},
+        {"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "99999"},
         {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"},
     ]
     env, overridden = merged(existing, SHARE, env_from=False)
     assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
-    assert overridden == ["CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_VISIBLE_DEVICES"]
+    assert overridden == [
+        "CUDA_DEVICE_ORDER",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "NVIDIA_GPU_MEMORY_LIMIT",
+        "NVIDIA_GPU_MEMORY_REQUEST",
+        "NVIDIA_VISIBLE_DEVICES",
+    ]
     assert "value" not in by_name(env)["NVIDIA_VISIBLE_DEVICES"]
 
 

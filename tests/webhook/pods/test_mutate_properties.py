@@ -84,7 +84,7 @@ _LIMITS = st.integers(0, 7).flatmap(lambda drawn: _MEANT if drawn else st.fixed_
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
 _ENV_NAMES = [
     "A", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", names.IDX, names.CONTAINER_MEM, names.ENV_XLA_FRACTION,
-    names.ENV_XLA_FRACTION_NEW, names.ENV_FRACTION,
+    names.ENV_GPU_MEMORY_LIMIT, names.ENV_XLA_FRACTION_NEW, names.ENV_FRACTION,
 ]  # fmt: skip
 _ENV = st.lists(
     st.builds(
