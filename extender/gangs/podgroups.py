@@ -40,7 +40,8 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Key, which is "namespace/name", and record."""
     obj = _decode(raw)
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    auto = names.AUTO_LABEL in (metadata.get("labels") or {})
+    # By its value, as the API server's policy for the extender: of another it refuses each write.
+    auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
     half = _time(status.get("since")) if status.get("phase") in (GangPhase.BINDING, GangPhase.ROLLING) else None
     minimum = _integer(spec, "minMember") or 0

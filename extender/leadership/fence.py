@@ -176,7 +176,7 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
     if Pod(found).ended:
         return Fate.ENDED
     # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
-    member = names.GANG in labels_of(found)
+    member = bool(labels_of(found).get(names.GANG))
     ours = member or _OURS & annotations_of(found).keys()
     return Fate.BOUND if ours else Fate.TAKEN
 

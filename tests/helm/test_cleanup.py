@@ -117,10 +117,11 @@ def test_thousands_of_cards_take_few_requests(api):
         api.put(paths.extendedresources(), card("n1", index))
     api.put(paths.resourceclasses(), {"metadata": {"name": "auto", "labels": {names.AUTO_LABEL: "true"}}})
     api.put(paths.resourceclasses(), {"metadata": {"name": "by-hand"}})
+    api.put(paths.resourceclasses(), {"metadata": {"name": "taken-over", "labels": {names.AUTO_LABEL: "false"}}})
     uninstalled(api)
     assert left(api) == 0
     assert len(api.sent("delete", f"{paths.extendedresources()}*")) < 10
-    assert [one["metadata"]["name"] for one in api.all(paths.resourceclasses())] == ["by-hand"]
+    assert [one["metadata"]["name"] for one in api.all(paths.resourceclasses())] == ["by-hand", "taken-over"]
 
 
 def test_nodes_are_read_in_pages(api):

@@ -114,7 +114,7 @@ def _kept(pod: Json, seen: ClusterFacts) -> str:
         return f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"
     if metadata.get("deletionTimestamp"):
         return "are ending"
-    if names.GANG in labels:
+    if labels.get(names.GANG):
         return "are members of gangs"
     if annotations.get(names.NO_DEFRAG) == "true":
         return f"say {names.NO_DEFRAG}"

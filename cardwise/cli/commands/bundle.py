@@ -29,7 +29,7 @@ _LOG_LINES: Final = 2000
 _APPS: Final = "/apis/apps/v1"
 _PARTS: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the chart gives it to all that it makes
 _NOISE: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
-_OURS: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, names.ENV_MPS_PREFIX)
+_OURS: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, *names.ENV_LIMIT_PREFIXES)
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
 _DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
 _GPUSHARE: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
@@ -142,7 +142,7 @@ def _log(client: KubeClient, pod: Json, container: str, *, previous: bool) -> tu
 
 def _is_of_interest(pod: Json) -> bool:
     """Whether it asks for something of ours, or is in a gang."""
-    if names.GANG in labels_of(pod):
+    if labels_of(pod).get(names.GANG):
         return True
     asked = {
         resource

@@ -82,7 +82,7 @@ def joined(pod: Json) -> Membership | None:
     """The gang of a pod that has passed the webhook: the one whose label it has. Raises InvalidRequest."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     name = labels.get(names.GANG)
-    if name is None:
+    if not name:
         return None
     said = membership(pod)
     if said is None or said.name != name:

@@ -121,7 +121,7 @@ def main() -> None:
         with contextlib.suppress(errors.NotFound):  # it may go meanwhile
             clean_node(client, node)
     delete_all(client, paths.extendedresources())
-    delete_all(client, paths.resourceclasses(), f"{names.AUTO_LABEL}")
+    delete_all(client, paths.resourceclasses(), f"{names.AUTO_LABEL}=true")
     for secret in arguments.secret:
         delete(client, paths.secrets(arguments.namespace, secret))
     delete(client, paths.leases(arguments.namespace, names.LEASE))

@@ -54,6 +54,7 @@ def test_what_cannot_be_read_names_the_field(annotations, labels, field):
 
 def test_the_webhooks_label_alone_makes_a_member():
     assert gangs.joined(pod({NAME: "g", NUMBER: "3"})) is None
+    assert gangs.joined(pod({NAME: "g", NUMBER: "3"}, {names.GANG: ""})) is None, "the extender counts none of such"
     said = gangs.joined(pod({NAME: "g", NUMBER: "3"}, {names.GANG: "g"}))
     assert said == Membership(name="g", minimum=3)
     assert gangs.joined(pod({NAME: "other", NUMBER: "3"}, {names.GANG: "g"})) == Membership(name="g")

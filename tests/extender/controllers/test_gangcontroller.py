@@ -297,6 +297,17 @@ def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     assert deleted[0].body == {"preconditions": {"uid": made["metadata"]["uid"]}}
 
 
+@pytest.mark.parametrize("value", ["false", "", "yes"])
+def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, value):
+    """As the API server's policy has it, which refuses all that the extender writes to another."""
+    made = group()
+    made["metadata"]["labels"] = {names.AUTO_LABEL: value}
+    scene.put(made)
+    scene.tell()
+    assert scene.group() is not None, "no pod is of it"
+    assert not scene.api.sent("delete", paths.podgroups("default", "g"))
+
+
 def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
     scene.put(group())
     scene.tell()
