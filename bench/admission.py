@@ -22,6 +22,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster, ClusterSpec
+from tests.cluster.parts import webhook_configurations
 
 _CONNECTIONS = 4
 _QUOTA_ENTRIES = 20
@@ -130,8 +131,8 @@ def _creation(cluster: Cluster, count: int) -> list[Row]:
 
     with_webhooks = created("with", pod(gpu_mem=1024))
     no_gpu = created("nogpu", pod(containers=[{"name": "main", "image": "x"}]))
-    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-        cluster.kubectl("delete", kind, names.WEBHOOK_CONFIGURATION)
+    for path in webhook_configurations():
+        cluster.api.delete(path)
     time.sleep(2)  # the apiserver drops deleted configurations from its cache within a second
     without = created("without", plain)
     ratio = timing.percentile(with_webhooks, 50) / timing.percentile(without, 50)

@@ -19,6 +19,7 @@ import structlog
 from cardwise.core.api import names
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.values.quantity import InvalidQuantity, MiB
+from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import logs
 from cardwise.runtime.http import configz
@@ -138,7 +139,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
-    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle.",
+    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. A "
+    f"second mutating one has {names.LATE} before this name.",
 )
 @option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(
@@ -305,7 +307,14 @@ def main(
     )
     if share_agent != "never" and not share_agent_image:
         _log.warning("no pod gets the share agent: set --share-agent-image, or --share-agent=never")
-    bundle = CaBundle(client, webhook_configuration)
+    bundle = CaBundle(
+        client,
+        (
+            paths.mutatingwebhookconfigurations(webhook_configuration),
+            paths.mutatingwebhookconfigurations(f"{names.LATE}{webhook_configuration}"),
+            paths.validatingwebhookconfigurations(webhook_configuration),
+        ),
+    )
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None
     period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)

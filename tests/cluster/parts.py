@@ -224,5 +224,15 @@ def says_ready(port: int) -> bool:
 
 def ca_is_patched(client: KubeClient) -> bool:
     """Whether the webhook has told the apiserver its CA."""
-    config = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
-    return all(base64.b64decode(hook["clientConfig"].get("caBundle", "")) for hook in config["webhooks"])
+    configurations = [client.get(path) for path in webhook_configurations()]
+    hooks = [hook for configuration in configurations for hook in configuration["webhooks"]]
+    return all(base64.b64decode(hook["clientConfig"].get("caBundle", "")) for hook in hooks)
+
+
+def webhook_configurations() -> list[str]:
+    """The paths of those that the chart makes."""
+    return [
+        paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+        paths.mutatingwebhookconfigurations(names.LATE_CONFIGURATION),
+        paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+    ]

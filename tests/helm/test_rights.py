@@ -36,7 +36,7 @@ def test_nobody_has_more_rights_than_it_needs(render: Render) -> None:
             secrets = "secrets" in rule["resources"]
             assert not secrets or rule["verbs"] == ["create"] or rule.get("resourceNames"), "all secrets"
             if "mutatingwebhookconfigurations" in rule["resources"]:
-                assert rule["resourceNames"] == [names.WEBHOOK_CONFIGURATION]
+                assert rule["resourceNames"] == [names.WEBHOOK_CONFIGURATION, names.LATE_CONFIGURATION]
                 assert rule["verbs"] == ["get", "list", "watch", "patch"]
 
 

@@ -1,6 +1,7 @@
 """Which objects the API server sends to the webhook. That the CEL is right is tried on the real one."""
 
 import re
+from copy import deepcopy
 
 import pytest
 
@@ -26,7 +27,10 @@ IGNORED = {*HURRIED, "namespaces.cardwise.dev", "gangs.cardwise.dev", "crongangs
 
 
 def hooks(objects: Objects, kind: str) -> dict[str, Json]:
-    return {hook["name"]: hook for hook in one(objects, kind, names.WEBHOOK_CONFIGURATION)["webhooks"]}
+    """The entries of all our configurations of the kind, which have different names."""
+    found = [hook for each in objects if each["kind"] == kind for hook in each["webhooks"]]
+    assert len({hook["name"] for hook in found}) == len(found)
+    return {hook["name"]: hook for hook in found}
 
 
 def seen(hook: Json) -> set[str]:
@@ -91,12 +95,41 @@ def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
         assert "caBundle" not in hook["clientConfig"], "the webhook writes it itself"
 
 
+@pytest.mark.parametrize("sets", [(), OTHER])
+def test_what_others_add_after_us_comes_late_and_nothing_comes_twice_for_nothing(
+    render: Render, sets: tuple[str, ...]
+) -> None:
+    """docs/design/0030-order-of-webhooks.md."""
+    objects, kind = render(*sets), KINDS[0]
+    early, late = (
+        {hook["name"]: deepcopy(hook) for hook in one(objects, kind, name)["webhooks"]}
+        for name in (names.WEBHOOK_CONFIGURATION, names.LATE_CONFIGURATION)
+    )
+    # What is always called for its kind is called again anyway; and defaults are for pods as users write them.
+    alone = {"resourceclasses", "defaults", f"defaults{OF_OTHER_UNIT}", "reapplied", f"reapplied{OF_OTHER_UNIT}"}
+    assert {name.replace("-late", "") for name in late} == early.keys() - {f"{name}.cardwise.dev" for name in alone}
+    for name, hook in late.items():
+        twin = early[name.replace("-late", "")]
+        mine, its = conditions(hook), conditions(twin)
+        assert {key: value for key, value in hook.items() if key not in ("name", "matchConditions")} == {
+            key: value for key, value in twin.items() if key not in ("name", "matchConditions")
+        }
+        if name.startswith("pods-"):
+            unwritten = mine.pop("not-rewritten-yet")
+            assert f"'{names.SHARE}' in c.resources.limits" in unwritten
+            assert (f"k == '{names.NVIDIA_GPU}'" in unwritten) == bool(sets)
+        elif "quotas" not in name:
+            both = its.pop("asks-by-a-name-to-rewrite")
+            assert both.replace(" ", "").endswith("||\n" + mine.pop("asks-by-a-name-to-rewrite").replace(" ", ""))
+        assert mine == its
+
+
 @pytest.mark.parametrize(("default", "other"), [("MiB", "GiB"), ("GiB", "MiB")])
 def test_where_numbers_are_read_an_object_comes_by_one_entry_which_says_their_unit(
     render: Render, default: str, other: str
 ) -> None:
     objects = render(f"webhook.gpuMemUnit={default}")
-    for kind, count in zip(KINDS, (4, 3), strict=True):
+    for kind, count in zip(KINDS, (6, 3), strict=True):
         entries = hooks(objects, kind)
         twins = [name for name in entries if OF_OTHER_UNIT in name]
         assert len(twins) == count

@@ -11,7 +11,7 @@ from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.policies import BY_CARDS
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster, ports
-from tests.cluster.parts import says_ready
+from tests.cluster.parts import says_ready, webhook_configurations
 from tests.cluster.processes import Process
 from tests.integration.balancer import Balancer
 from tests.integration.sharing import scheduler_tls, workload
@@ -170,10 +170,7 @@ def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> I
 
 
 def point_webhooks_to(cluster: Cluster, url: str) -> None:
-    for path in (
-        paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
-        paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
-    ):
+    for path in webhook_configurations():
         hooks = cluster.api.get(path)["webhooks"]
         patch = []
         for i, hook in enumerate(hooks):

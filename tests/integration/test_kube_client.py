@@ -197,11 +197,11 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
-    bundle = CaBundle(client, name, interval=600)
+    where = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
+    bundle = CaBundle(client, where, interval=600)
     bundle.set(pem)
     bundle.start()
     try:
-        where = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
         # The chart's objects come later than we do.
         for path in where:
             client.create(

@@ -8,4 +8,5 @@ Read first: `mutate` (shares), `validate` (what can never run), `classes` and `d
 What a pod says: `units` (bare numbers), `defaults` (of its namespace), `mpsmode`, `reapplied` (a manifest that is
 applied again). What is added: `environment`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar),
 `agentresources` (its cpu and memory) within `limitranges`, `tolerations` (of taints of nodes with cards).
+What is refused since another webhook has changed it later: `order`.
 """

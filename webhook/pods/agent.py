@@ -18,6 +18,7 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
+from webhook.pods.order import changed_later
 from webhook.templates import containers
 
 AgentChoice = Literal["always", "mps", "never"]
@@ -305,5 +306,4 @@ def _reserved_volume(where: str) -> InvalidRequest:
 
 
 def _changed(where: str) -> InvalidRequest:
-    problem = "is not as Cardwise leaves it for the share agent: another webhook has changed it"
-    return InvalidRequest(where, problem, "create the pod again")
+    return changed_later(where, "is not as Cardwise leaves it for the share agent")

@@ -54,7 +54,7 @@ def check_noted(pod: Json, lookup: Lookup) -> None:
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
             "does not name the classes of devices that the containers ask for: another webhook has changed it, or a "
             "class was made or changed a moment ago",
-            "create the pod again",
+            "create the pod again; where that does not help, let that webhook leave it alone",
         )
 
 

@@ -9,7 +9,7 @@ from cardwise.core.api import mps as mps_values
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods.order import changed_later
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
@@ -69,8 +69,7 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
             found.setdefault(entry["name"], []).append(entry)
     wrong = sorted(name for name in found if found[name] != ours.get(name))
     if wrong:
-        problem = f"{', '.join(wrong)} not as Cardwise sets the access to cards: another webhook has changed it"
-        raise InvalidRequest(f"{path}.env", problem, "create the pod again")
+        raise changed_later(f"{path}.env", f"{', '.join(wrong)} not as Cardwise sets the access to cards")
 
 
 def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 from webhook.pods import mutate
+from webhook.pods.order import changed_later
 from webhook.templates import templates
 
 Warnings = tuple[str, ...]
@@ -101,11 +102,10 @@ def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple
     """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
     label = labels_of(pod).get(names.GANG)
     if label != (said.name if said else None) or gangs.gated(pod) != (said is not None):
-        problem = "label and scheduling gate are not those of the gang that the pod names: another webhook changed them"
-        raise InvalidRequest(_LABEL, problem, "create the pod again")
+        raise changed_later(_LABEL, "label and scheduling gate are not those of the gang that the pod names")
     if said is not None and asked is None and not mutate.is_marked(pod):
-        problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing: another webhook has taken them out"
-        raise InvalidRequest("spec.containers[0].resources.limits", problem, "create the pod again")
+        problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
+        raise changed_later("spec.containers[0].resources.limits", problem)
     if said is None:
         return ()
     gangs.queue_priority(annotations_of(pod))

@@ -14,11 +14,12 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
 from webhook.pods.mutate import INTERNAL
+from webhook.pods.order import added_later
 
 Oversize = Literal["refuse", "wait"]
 
@@ -60,8 +61,12 @@ def pod(obj: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodReque
     """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(obj, inventory)
     devices.check_noted(obj, inventory.resource_class)
-    asked = request.parse_mutated(obj)
+    try:
+        asked = request.parse_mutated(obj)
+    except request.NotRewritten as error:
+        raise added_later(error.field) from error
     if asked is None:
+        _refuse_unwritten(obj)
         return None, ()
     if (obj.get("spec") or {}).get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
@@ -127,6 +132,17 @@ def binding(obj: Json) -> None:
             "only the Cardwise extender binds pods that ask for a share of a card",
             "let kube-scheduler with the Cardwise extender place the pod",
         )
+
+
+def _refuse_unwritten(obj: Json) -> None:
+    """Raises InvalidRequest where a pod that asks for nothing has what the mutating webhook rewrites, or takes out."""
+    if annotations_of(obj).get(names.CLASS):
+        raise added_later(f"metadata.annotations[{names.CLASS}]")
+    of_member = (names.PLACE_MARKER, names.BIND_MARKER) if labels_of(obj).get(names.GANG) else ()
+    for container in request.containers(obj):
+        for name in (container.spec.get("resources") or {}).get("limits") or ():
+            if name in INTERNAL and name not in of_member:
+                raise added_later(f"{container.path}.resources.limits[{name}]")
 
 
 def _refuse_unknown(obj: Json, inventory: CardCatalog) -> None:

@@ -59,17 +59,38 @@ def definitions(facts: Facts) -> Iterator[Finding]:
 
 
 def webhooks(facts: Facts) -> Iterator[Finding]:
-    """Both configurations, with the CA that the webhook puts in once it has run."""
+    """Our configurations, with the CA that the webhook puts in once it has run; and mutating ones of others that run
+    after ours.
+    """
     if facts.unread.keys() & {"mutating", "validating"}:
         return
-    for kind, found in (("Mutating", facts.mutating), ("Validating", facts.validating)):
-        ours = next((one for one in found if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION), None)
-        what = f"{kind}WebhookConfiguration {names.WEBHOOK_CONFIGURATION}"
+    for kind, found, name in (
+        ("Mutating", facts.mutating, names.WEBHOOK_CONFIGURATION),
+        ("Mutating", facts.mutating, names.LATE_CONFIGURATION),
+        ("Validating", facts.validating, names.WEBHOOK_CONFIGURATION),
+    ):
+        ours = next((one for one in found if one["metadata"]["name"] == name), None)
+        what = f"{kind}WebhookConfiguration {name}"
         if ours is None:
             yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _UPGRADE if _plugins(facts) else _INSTALL)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = "start the webhook, or look in its log why it may not patch the configuration"
             yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
+    for one in facts.mutating:
+        name = one["metadata"]["name"]
+        if name > names.LATE_CONFIGURATION and any(map(_changes_new_pods, one.get("webhooks") or ())):
+            text = f"MutatingWebhookConfiguration {name} runs after Cardwise's: pods to which it adds cards are refused"
+            remedy = f"give it a name that sorts before {names.WEBHOOK_CONFIGURATION}, if it does"
+            yield Finding("webhook", Severity.NOTE, text, remedy)
+
+
+def _changes_new_pods(hook: Json) -> bool:
+    return any(
+        set(rule.get("operations") or ()) & {"CREATE", "*"}
+        and set(rule.get("apiGroups") or ()) & {"", "*"}
+        and set(rule.get("resources") or ()) & {"pods", "*", "*/*"}
+        for rule in hook.get("rules") or ()
+    )
 
 
 def policies(facts: Facts) -> Iterator[Finding]:

@@ -125,6 +125,8 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
+LATE: Final = "zz-"  # before that name: the second mutating one, behind those of other projects in the order of names
+LATE_CONFIGURATION: Final = f"{LATE}{WEBHOOK_CONFIGURATION}"
 SCHEDULER: Final = "cardwise-scheduler"  # Deployment of scheduler.mode=own; scheduler.name if nobody sets another
 SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on it: scheduler.name
 FORMER_CONFIG: Final = "cardwise-former-config"  # annotation: scheduler.mode=kubeadm has changed this kube-scheduler

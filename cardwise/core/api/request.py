@@ -104,6 +104,10 @@ class PodRequest:
         return MiB(max([*together.values(), *split], default=0))
 
 
+class NotRewritten(InvalidRequest):
+    """A pod asks for cards or devices in a form that only pods have which the webhook has not seen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """One container of a pod with its key and its path, for messages."""
@@ -192,7 +196,7 @@ def parse(pod: Json) -> PodRequest | None:
 
 
 def parse_mutated(pod: Json) -> PodRequest | None:
-    """As `parse`, for a pod that must have passed the webhook. Raises InvalidRequest where it has not."""
+    """As `parse`, for a pod that must have passed the webhook. Raises NotRewritten where it has not."""
     request = parse(pod)
     if request is None:
         return None
@@ -207,7 +211,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         )
         if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in asked and not canonical):
-            raise InvalidRequest(
+            raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
                 "create it again once the webhook is up",

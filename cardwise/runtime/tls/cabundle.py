@@ -6,14 +6,14 @@ wrote), or be edited. The chart leaves `caBundle` out on purpose.
 
 import base64
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import errors, paths
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.runtime.loops import Loop
@@ -25,8 +25,8 @@ FIELD_MANAGER = "cardwise-ca"
 
 
 class CaBundle:
-    """Writes the bundle into every webhook of both configurations of this name: at once when it changes, when somebody
-    else changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
+    """Writes the bundle into every webhook of the configurations with these `paths`: at once when it changes, when
+    somebody else changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
 
     `set` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
 
@@ -37,7 +37,7 @@ class CaBundle:
     def __init__(
         self,
         client: KubeClient,
-        name: str,
+        paths: Sequence[str],
         *,
         interval: float = 300.0,
         clock: Clock = SYSTEM,
@@ -46,10 +46,7 @@ class CaBundle:
         self.on_other: Callable[[], None] | None = None
         self._sure = False  # the bundle has come since another one was found
         self._client = client
-        self._paths = [
-            paths.mutatingwebhookconfigurations(name),
-            paths.validatingwebhookconfigurations(name),
-        ]
+        self._paths = list(paths)
         self._clock = clock
         self._bundle = ""
         self._loop = Loop(

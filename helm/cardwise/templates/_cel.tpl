@@ -34,14 +34,15 @@ k in ['nvidia.com/gpu', 'requests.nvidia.com/gpu', 'limits.nvidia.com/gpu']
 {{- end }}
 {{- end }}
 
-{{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds. dyn: the type checker
-of policies knows no limits. null: what of a template without containers, which Kubernetes refuses later. */}}
+{{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds, and for which `and`
+holds, if there is one, of the container `c`. dyn: the type checker of policies knows no limits. null: what of a template
+without containers, which Kubernetes refuses later. */}}
 {{- define "cardwise.cel.containersHave" -}}
-{{- $spec := .spec -}}{{- $key := .key -}}
+{{- $spec := .spec -}}{{- $key := .key -}}{{- $and := .and -}}
 (
 {{- range $i, $field := list "containers" "initContainers" }}
   {{- if $i }} ||{{ end }}
-  (has({{ $spec }}.{{ $field }}) && dyn({{ $spec }}.{{ $field }}) != null && dyn({{ $spec }}.{{ $field }}).exists(c, has(c.resources) && (
+  (has({{ $spec }}.{{ $field }}) && dyn({{ $spec }}.{{ $field }}) != null && dyn({{ $spec }}.{{ $field }}).exists(c, has(c.resources) && {{ with $and }}{{ . }} && {{ end }}(
     (has(c.resources.limits) && c.resources.limits.exists(k, {{ $key }})) ||
     (has(c.resources.requests) && c.resources.requests.exists(k, {{ $key }})))))
 {{- end }})
@@ -77,6 +78,25 @@ members of gangs to the extender are none. */}}
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }})
+{{- end }}
+
+{{/*
+Whether the pod `object` has something that the webhook rewrites and has not rewritten: a container that asks for
+something and has no share slot, one beside it that is not told to see no card, a gang's name without its label and gate,
+or a class that no container has got. Markers stand without a slot in a gang's member that asks for nothing.
+*/}}
+{{- define "cardwise.cel.unwritten" -}}
+{{- $gated := "(has(object.spec.schedulingGates) && object.spec.schedulingGates.exists(g, g.name == 'cardwise.dev/gang'))" -}}
+{{- $labelled := "(has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels)" -}}
+{{- $key := printf "((%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'] && %s)) || (%s)" (include "cardwise.cel.ourResource" .) $gated (include "cardwise.cel.bareName" .) -}}
+{{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
+{{- $slot := include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" "k == 'cardwise.dev/share'") -}}
+({{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" "!(has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)") }} ||
+({{ $slot }} && [object.spec.containers, has(object.spec.initContainers) ? object.spec.initContainers : []].exists(list,
+  list.exists(c, !(has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES'))))) ||
+{{ $labelled }} != {{ $gated }} ||
+({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} && !{{ $gated }}) ||
+({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} && !{{ $slot }}))
 {{- end }}
 
 {{/* Whether the resource `k`, of whatever domain, is about GPUs by its name. As cardwise/core/api/lookalikes.py like_a_gpu. */}}
@@ -134,9 +154,14 @@ Kubernetes takes it as it is and each pod is rewritten anyway, so no update of a
 of a Job never can be; that of a Deployment would roll out).
 */}}
 {{- define "cardwise.cel.templateIsOurs" -}}
+{{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
+{{ include "cardwise.cel.templateIsUnwritten" . }}
+{{- end }}
+
+{{/* Whether the template has a name that is still to be rewritten. */}}
+{{- define "cardwise.cel.templateIsUnwritten" -}}
 {{- $bare := dict "spec" "s" "key" (include "cardwise.cel.bareName" .root) -}}
 {{- $nvidia := dict "spec" "s" "key" "k == 'nvidia.com/gpu'" -}}
-{{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
 [object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.containersHave" $bare }})
 {{- if eq .root.Values.webhook.nvidiaGpu "take" }} ||
 ([object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.containersHave" $nvidia }}) &&

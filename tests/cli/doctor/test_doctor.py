@@ -48,9 +48,9 @@ def workload(name: str) -> Json:
     return {"metadata": {"namespace": "gpu", "name": name}}
 
 
-def configuration(bundle: str = "Q0E=") -> Json:
+def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION) -> Json:
     hook = {"name": "pods.cardwise.dev", "clientConfig": {"caBundle": bundle} if bundle else {}}
-    return {"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}
+    return {"metadata": {"name": name}, "webhooks": [hook]}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def sound() -> Facts:
         version={"gitVersion": "v1.34.4"},
         nodes=[node("n1")],
         cards=cards,
-        mutating=[configuration()],
+        mutating=[configuration(), configuration(name=names.LATE_CONFIGURATION)],
         validating=[configuration()],
         policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
         node_leases=[lease("n1")],
@@ -196,7 +196,17 @@ def plant_no_kinds(seen: Facts) -> None:
 
 
 def plant_no_webhook(seen: Facts) -> None:
-    seen.mutating = []
+    del seen.mutating[0]
+
+
+def plant_no_late_webhook(seen: Facts) -> None:
+    del seen.mutating[1]
+
+
+def plant_webhook_after_ours(seen: Facts) -> None:
+    for name, resources in (("aaa", ["pods"]), ("zzz-of-services", ["services"]), ("zzz-mesh", ["*"])):
+        rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": resources}
+        seen.mutating.append({"metadata": {"name": name}, "webhooks": [{"name": "a.b.c", "rules": [rule]}]})
 
 
 def plant_webhook_that_never_ran(seen: Facts) -> None:
@@ -390,6 +400,18 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane"),
         (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "helm install cardwise"),
         (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
+        (
+            plant_no_late_webhook,
+            Severity.PROBLEM,
+            "there is no MutatingWebhookConfiguration zz-cardwise",
+            "helm install",
+        ),
+        (
+            plant_webhook_after_ours,
+            Severity.NOTE,
+            "MutatingWebhookConfiguration zzz-mesh runs after Cardwise's",
+            "sorts before cardwise",
+        ),
         (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
         (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),

@@ -43,6 +43,7 @@ RIGHTS: dict[str, list[Right]] = {
         ("watch", "", "namespaces", ""),
         ("list", names.GROUP, "gpuquotas", ""),
         ("patch", ADMISSION, HOOKS[0], "/cardwise"),
+        ("patch", ADMISSION, HOOKS[0], "/zz-cardwise"),
         ("get", "", "secrets", f"{OWN}/cardwise-webhook-tls"),
     ],
     "extender": [

@@ -34,7 +34,7 @@ class World:
         for kind, obj in configurations.items():
             self.api.put(PATHS[kind](), obj)
         client = self.api.client(clock=self.clock)
-        self.bundle = CaBundle(client, "cardwise", clock=self.clock)
+        self.bundle = CaBundle(client, [path("cardwise") for path in PATHS.values()], clock=self.clock)
         self.bundle.set(PEM)
 
     @property

@@ -74,4 +74,4 @@ def test_what_another_webhook_changes_later_is_refused(what: str) -> None:
     decision = judged(stored)
     assert not decision.allowed
     assert "cardwise-share" in decision.message
-    assert "create the pod again" in decision.message
+    assert "let that webhook leave it alone" in decision.message

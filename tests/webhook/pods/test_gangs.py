@@ -340,9 +340,9 @@ def test_a_member_that_another_webhook_has_bent_is_refused() -> None:
     relabelled = member | {"metadata": member["metadata"] | {"labels": {names.GANG: "other"}}}
     joined = server(annotations={}, labels={names.GANG: "slurp"})
     for bent in (ungated, relabelled, joined):
-        assert "another webhook changed them; create the pod again" in validated(bent).message
+        assert "a mutating webhook that runs after Cardwise's has changed it" in validated(bent).message
     unmarked = member | {"spec": member["spec"] | {"containers": [{"name": "ps"}]}}
-    assert "another webhook has taken them out; create the pod again" in validated(unmarked).message
+    assert "missing: a mutating webhook that runs after Cardwise's has changed it" in validated(unmarked).message
 
 
 # Workloads.

@@ -10,6 +10,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import Unit
 from tests import build
 from tests.webhook.reviews import Known, on_mutate, patched, resource_class, resource_classes
 from webhook.pods import classes
@@ -231,6 +232,26 @@ def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json,
     after = patched(made, decision)
     again = on_mutate(after, "pods", KNOWN, SETTINGS)
     assert (again.allowed, again.patch) == (True, [])
+
+
+@given(PODS, st.sampled_from(Unit), st.booleans())
+def test_what_another_webhook_adds_later_is_rewritten_beside_what_was(pod: Json, unit: Unit, front: bool) -> None:
+    """docs/design/0030-order-of-webhooks.md: the API server asks once more, by the early entry or the late one."""
+    settings = replace(SETTINGS, unit=unit)
+    first = on_mutate(pod, "pods", KNOWN, settings)
+    assume(first.allowed)
+    once = patched(pod, first)
+    before = asked_by_name(once)
+    mesh = {"name": "mesh", "resources": {"limits": {names.GPU_MEM: "2"}}}
+    listed = once["spec"]["containers"]
+    added = once | {"spec": once["spec"] | {"containers": [mesh, *listed] if front else [*listed, mesh]}}
+    second = on_mutate(added, "pods", KNOWN, settings)
+    assume(second.allowed)  # not beside a class of devices that the pod names by annotation
+    after = patched(added, second)
+    found = asked_by_name(after)
+    assert found.pop("mesh").mem == 2 * unit.mib
+    assert found == before
+    assert on_mutate(after, "pods", KNOWN, settings).patch == []
 
 
 def _stored(pod: Json) -> Json:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
@@ -129,8 +130,10 @@ def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
 
 
 def test_a_pod_that_was_not_rewritten_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="not rewritten by the Cardwise webhook"):
+    with pytest.raises(InvalidRequest) as refused:
         validate.pod(build.pod(gpu_mem=1), KNOWN, "refuse")
+    assert "a mutating webhook that runs after Cardwise's has added it" in refused.value.problem
+    assert "sorts before cardwise" in refused.value.remedy
 
 
 def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
@@ -221,3 +224,20 @@ def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
         index = len(done["spec"][where]) - 1
         assert not decision.allowed
         assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")
+
+
+@pytest.mark.parametrize(
+    ("pod", "field"),
+    [
+        (build.pod(annotations={names.CLASS: "k80"}), f"metadata.annotations[{names.CLASS}]"),
+        (build.pod(share=1), f"spec.containers[0].resources.limits[{names.SHARE}]"),
+        (
+            build.pod(containers=[build.container() | {"resources": {"limits": {names.PLACE_MARKER: "5"}}}]),
+            f"spec.containers[0].resources.limits[{names.PLACE_MARKER}]",
+        ),
+    ],
+)
+def test_what_a_webhook_behind_ours_adds_to_a_pod_that_asks_for_nothing_is_refused(pod: Json, field: str) -> None:
+    """Else it would be there and mean nothing, in silence."""
+    message = on_validate(pod, "pods", Known()).message
+    assert message.startswith(f"{field}: was not rewritten by the Cardwise webhook: a mutating webhook that runs after")

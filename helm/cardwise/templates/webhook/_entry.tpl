@@ -64,7 +64,11 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
 {{ include "cardwise.webhook.notBeingDeleted" . }}
 - name: asks-by-a-name-to-rewrite
   expression: |-
+    {{- if .late }}
+    {{- include "cardwise.cel.templateIsUnwritten" . | nindent 4 }}
+    {{- else }}
     {{- include "cardwise.cel.templateIsOurs" . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{/* Of the entries that judge gangs of workloads: `path` is where the pod template is, in CEL. */}}

@@ -1,0 +1,251 @@
+"""Other projects' mutating webhooks that run before and after ours, on the real API server: what they add is rewritten,
+whatever their names, or refused with what happened. docs/design/0030-order-of-webhooks.md.
+"""
+
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths
+from tests.build import container
+from tests.cluster import Cluster
+from tests.cluster.processes import PATIENCE
+from tests.integration.admission.injector import LABELS, Change, Injector
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Space, deployment, wait_for_classes, workload
+
+pytestmark = [pytest.mark.cluster("sim")]
+
+P100 = "nvidia.tesla-p100"  # what simulated cards are
+DEPLOYMENTS = "/apis/apps/v1/namespaces/{}/deployments"
+# Names of configurations, which the API server sorts: cardwise, zz-cardwise.
+BEFORE, BETWEEN, AFTER = "aaa-injector", "mesh-injector", "zzz-injector"
+REFUSED = (
+    "was not rewritten by the Cardwise webhook: a mutating webhook that runs after Cardwise's has added it",
+    "give its MutatingWebhookConfiguration a name that sorts before cardwise",
+)
+
+
+@pytest.fixture(scope="module")
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injector]:
+    made = Injector(tmp_path_factory.mktemp("injector"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    for made in spaces(cluster, request):
+        made.nodes()
+        wait_for_classes(made, P100)
+        yield made
+
+
+def dry(space: Space, made: Json, path: str = "") -> Json:
+    """The object as it would be stored."""
+    made["metadata"]["labels"] = LABELS
+    found: Json = space.cluster.api.create(path or paths.pods(space.name), made, query={"dryRun": "All"})
+    return found
+
+
+def injecting(
+    space: Space, injector: Injector, name: str, change: Change, policy: str = "Never"
+) -> AbstractContextManager[None]:
+    return injector.registered(space.cluster, name, change, lambda: dry(space, workload("probe")), policy=policy)
+
+
+def once(change: Callable[[Json], list[Json]]) -> Change:
+    """The change of objects that do not have it yet: a webhook must take its own work for done."""
+
+    def changed(obj: Json) -> list[Json]:
+        if "injected" in (obj["metadata"].get("annotations") or {}):
+            return []
+        annotations = {**(obj["metadata"].get("annotations") or {}), "injected": "yes"}
+        return [{"op": "add", "path": "/metadata/annotations", "value": annotations}, *change(obj)]
+
+    return changed
+
+
+def adds_container(**asked: object) -> Change:
+    return once(lambda _: [{"op": "add", "path": "/spec/containers/0", "value": container("mesh", **asked)}])
+
+
+def adds_limits(**limits: str) -> Change:
+    value = {"limits": limits}
+    return once(lambda _: [{"op": "add", "path": "/spec/containers/0/resources", "value": value}])
+
+
+def adds_annotations(**annotations: str) -> Change:
+    return lambda obj: [
+        {
+            "op": "add",
+            "path": "/metadata/annotations",
+            "value": (obj["metadata"].get("annotations") or {}) | annotations,
+        }
+    ]
+
+
+def limits_of(pod: Json) -> dict[str, Json]:
+    return {one["name"]: one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]}
+
+
+def visible(pod: Json) -> dict[str, Json]:
+    """What each container says of NVIDIA_VISIBLE_DEVICES."""
+    return {
+        one["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in pod["spec"]["containers"]
+        for entry in one.get("env") or ()
+        if entry["name"] == names.ENV_VISIBLE_DEVICES
+    }
+
+
+GANG = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
+ADDED = {
+    "a container with a share": (
+        adds_container(gpu_mem="512Mi"),
+        lambda pod: (
+            limits_of(pod)["mesh"] == {names.GPU_MEM: "512", names.SHARE: "1"}
+            and visible(pod) == {"mesh": f"metadata.annotations['{names.DEVICES_OF}0']", "main": "void"}
+        ),
+    ),
+    "a share": (
+        adds_limits(**{names.GPU_MEM: "1Gi"}),
+        lambda pod: limits_of(pod)["main"] == {names.GPU_MEM: "1024", names.SHARE: "1"},
+    ),
+    "a class by its bare name": (
+        adds_limits(**{P100: "1"}),
+        lambda pod: limits_of(pod)["main"] == {names.WHOLE_GPU: "1", names.CLASS_PREFIX + P100: "1", names.SHARE: "1"},
+    ),
+    "a class by annotation": (
+        adds_annotations(**{names.CLASS: P100}),
+        lambda pod: limits_of(pod)["main"] == {names.WHOLE_GPU: "1", names.CLASS_PREFIX + P100: "1", names.SHARE: "1"},
+    ),
+    "a gang": (
+        adds_annotations(**GANG),
+        lambda pod: (
+            pod["metadata"]["labels"][names.GANG] == "g"
+            and pod["spec"]["schedulingGates"] == [{"name": names.GANG}]
+            and limits_of(pod)["main"] == {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [BEFORE, BETWEEN])
+@pytest.mark.parametrize("policy", ["Never", "IfNeeded"])
+def test_what_is_added_to_a_plain_pod_is_rewritten(space: Space, injector: Injector, name: str, policy: str) -> None:
+    for what, (change, rewritten) in ADDED.items():
+        with injecting(space, injector, name, change, policy):
+            pod = dry(space, workload("plain"))
+            assert rewritten(pod), f"{what}: {pod}"
+
+
+def test_what_is_added_behind_all_of_ours_is_refused_with_what_happened(space: Space, injector: Injector) -> None:
+    bent = "a mutating webhook that runs after Cardwise's has changed it"
+    slot = adds_limits(**{names.SHARE: "1"})
+    for change, says in (
+        (ADDED["a container with a share"][0], ("spec.containers[0].resources.limits: ", *REFUSED)),
+        (ADDED["a share"][0], ("spec.containers[0].resources.limits: ", *REFUSED)),
+        (ADDED["a class by annotation"][0], (f"metadata.annotations[{names.CLASS}]: ", *REFUSED)),
+        (ADDED["a gang"][0], (f"metadata.labels[{names.GANG}]: ", bent)),
+        (slot, (f"spec.containers[0].resources.limits[{names.SHARE}]: ", *REFUSED)),
+    ):
+        with injecting(space, injector, AFTER, change):
+            with pytest.raises(errors.Invalid) as refused:
+                dry(space, workload("plain"))
+            for text in says:
+                assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [BEFORE, BETWEEN, AFTER])
+def test_a_container_that_is_put_in_front_moves_the_share_with_its_own(
+    space: Space, injector: Injector, name: str
+) -> None:
+    with injecting(space, injector, name, adds_container()):
+        pod = dry(space, workload("share", gpu_mem=64))
+        assert visible(pod) == {"mesh": "void", "main": f"metadata.annotations['{names.DEVICES_OF}1']"}
+
+
+@pytest.mark.parametrize(("name", "shares"), [(BEFORE, "mesh"), (BETWEEN, "main")])
+def test_a_container_that_is_put_in_front_of_a_default_share(
+    space: Space, injector: Injector, name: str, shares: str
+) -> None:
+    """The entry for defaults is for pods that ask for nothing, so it is not called again once it has given a share to
+    the first container.
+    """
+    api, namespace = space.cluster.api, paths.namespaces(space.name)
+    metadata = {"labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": {names.DEFAULT_GPU_MEM: "64"}}
+    api.patch(namespace, {"metadata": metadata}, "merge")
+    space.wait(lambda: visible(dry(space, workload("plain"))), "the API server knows the label")
+    with injecting(space, injector, name, adds_container()):
+        pod = dry(space, workload("plain"))
+        key = [one["name"] for one in pod["spec"]["containers"]].index(shares)
+        other = {"mesh": "main", "main": "mesh"}[shares]
+        assert visible(pod) == {shares: f"metadata.annotations['{names.DEVICES_OF}{key}']", other: "void"}
+
+
+def test_quotas_and_templates_are_rewritten_too(space: Space, injector: Injector) -> None:
+    """A quota would count bytes, in silence; a template with a bare name is refused by Kubernetes."""
+    key = f"requests.{names.GPU_MEM}"
+    quotas = f"{paths.namespaces(space.name)}/resourcequotas"
+    hard = once(lambda _: [{"op": "add", "path": "/spec/hard", "value": {"pods": "9", key: "8Gi"}}])
+    with injecting(space, injector, BETWEEN, hard):
+        made = dry(space, {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "9"}}}, quotas)
+        assert made["spec"]["hard"][key] == "8192"
+    at = "/spec/template/spec/containers/0/resources"
+    bare = once(lambda _: [{"op": "add", "path": at, "value": {"limits": {P100: "1"}}}])
+    with injecting(space, injector, BETWEEN, bare):
+        made = dry(space, deployment("d", 0), DEPLOYMENTS.format(space.name))
+        (found,) = made["spec"]["template"]["spec"]["containers"]
+        assert found["resources"]["limits"] == {names.CLASS_PREFIX + P100: "1"}
+
+
+def test_a_pod_that_nobody_changes_comes_once(space: Space) -> None:
+    """Beside what is validated: a second review of each would cost every pod with cards."""
+
+    made: list[Json] = [
+        workload("share", gpu_mem="1Gi"),
+        workload("whole", gpu_count=1),
+        workload("split", gpu_mem="2Gi", gpu_count=2),
+        workload("typed", annotations={names.CLASS: P100}),
+        workload("member", annotations=GANG),
+        workload("sharing", gpu_mem=64, annotations=GANG | {names.SHARE_AGENT: "always"}),
+        workload("beside", [container("other"), container("main", gpu_mem=64)]),
+    ]
+    for pod in made:
+        before = reviews(space.cluster)
+        dry(space, pod)
+        assert reviews(space.cluster) - before == 1, pod["metadata"]["name"]
+    before = reviews(space.cluster)
+    dry(space, workload("plain"))
+    assert reviews(space.cluster) == before, "a pod that asks for nothing comes never"
+
+
+def reviews(cluster: Cluster) -> float:
+    """How many the webhook has had to change something."""
+    port = cluster.parts.metrics_port("webhook")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "cardwise_webhook_reviews_total" and sample.labels["path"].startswith("/mutate")
+    )
+
+
+def test_pods_without_gpu_go_on_while_the_webhook_hangs_whoever_else_changes_them(
+    space: Space, injector: Injector
+) -> None:
+    webhook = space.cluster.process("webhook")
+    with injecting(space, injector, BETWEEN, adds_container()):
+        webhook.pause()
+        try:
+            assert limits_of(dry(space, workload("plain"))) == {"mesh": {}, "main": {}}
+        finally:
+            webhook.resume()

@@ -1,0 +1,25 @@
+"""What to say of a pod that another mutating webhook has changed after ours: docs/design/0030-order-of-webhooks.md."""
+
+from typing import Final
+
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
+
+_REMEDY: Final = (
+    "let that webhook leave it alone, or give its MutatingWebhookConfiguration a name that sorts before "
+    f"{names.WEBHOOK_CONFIGURATION} (kubectl get mutatingwebhookconfigurations)"
+)
+
+
+def changed_later(field: str, problem: str) -> InvalidRequest:
+    """The refusal of what is not as our mutating webhook leaves it. `problem`: what is wrong with the field."""
+    return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
+
+
+def added_later(field: str) -> InvalidRequest:
+    """The refusal of what our mutating webhook would have rewritten: it has not seen it."""
+    problem = (
+        "was not rewritten by the Cardwise webhook: a mutating webhook that runs after Cardwise's has added it, or "
+        f"MutatingWebhookConfiguration {names.WEBHOOK_CONFIGURATION} or {names.LATE_CONFIGURATION} is missing"
+    )
+    return InvalidRequest(field, problem, f"{_REMEDY}; `cardwise doctor` says whether they are there")
