@@ -28,7 +28,10 @@ Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 _MOST_HEAD: Final = 65_536  # bytes
-_MOST_HEADERS: Final = 100
+_MOST_HEADERS: Final = 100  # lines, whatever their names
+# Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
+# readers could take different ones.
+_SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
 _MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
 
 
@@ -104,17 +107,22 @@ class Reader:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._past_headers:
             raise BadCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
+        self._header_lines += 1
+        if self._header_lines > _MOST_HEADERS:
+            raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
             return  # could pass for one with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
-        before = self._headers.get(key)
-        text = value.decode("latin-1")
-        self._headers[key] = text if before is None else f"{before},{text}"
-        if len(self._headers) > _MOST_HEADERS:
-            raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        values = self._values.setdefault(key, [])
+        if values and key in _SINGLE:
+            raise BadCall(HTTPStatus.BAD_REQUEST)
+        values.append(value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         self._past_headers = True
+        self._headers = {key: ",".join(values) for key, values in self._values.items()}
+        if "HTTP_HOST" not in self._headers and self._parser.get_http_version() == "1.1":
+            raise BadCall(HTTPStatus.BAD_REQUEST)
         said = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(said) > self._most_body:
             self._oversized(said)
@@ -155,6 +163,8 @@ class Reader:
         """Before the next call."""
         self.begun = False
         self._url = b""
+        self._header_lines = 0
+        self._values: dict[str, list[str]] = {}
         self._headers: Environ = {}
         self._body = bytearray()
         self._head = 0
