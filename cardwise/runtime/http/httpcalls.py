@@ -63,6 +63,7 @@ class Reader:
         self.begun = False  # a call has begun to come
         self._shared = shared
         self._most_body = most_body
+        self._headers: Environ = {}  # of the call whose head is whole
         self._parser = httptools.HttpRequestParser(self)
         self._ends = False  # nothing more is read
         self._reset()
@@ -165,7 +166,7 @@ class Reader:
         self._url = b""
         self._header_lines = 0
         self._values: dict[str, list[str]] = {}
-        self._headers: Environ = {}
+        self._headers = {}
         self._body = bytearray()
         self._head = 0
         self._past_headers = False

@@ -154,7 +154,7 @@ def test_lines_of_a_head_are_counted_whatever_their_names(line):
 
 
 NAMES = st.sampled_from(["Accept", "accept", "X-A", "x-a", "X_A", "User-Agent"])
-VALUES = st.text("abc,; \"=", max_size=8).map(str.strip)
+VALUES = st.text('abc,; "=', max_size=8).map(str.strip)
 
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=99))
