@@ -27,15 +27,15 @@ class Watch:
 
     def __iter__(self) -> Generator[bytes]:
         """Yields until the server ends the watch or `close` is called. Raises `errors.Unreachable` on a cut."""
-        rest = b""
+        rest = bytearray()  # of a line whose end has not come; it grows without being copied for each piece
         try:
             for chunk in self._response.stream(_READ_BYTES, decode_content=False):
                 head, newline, tail = chunk.rpartition(b"\n")
                 if not newline:
                     rest += chunk
                     continue
-                yield from (line for line in (rest + head).split(b"\n") if line)
-                rest = tail
+                yield from (line for line in (bytes(rest) + head).split(b"\n") if line)
+                rest[:] = tail
         except (HTTPError, OSError, ValueError) as error:
             # ValueError: http.client on a connection that close() has shut.
             if not self._closed:

@@ -51,16 +51,16 @@ def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: C
     """The changes that are needed. `models`: those of which there is a card; `in_use`: whether a pod holds a card of a
     class or waits for one.
     """
-    wanted: dict[str, Models] = {}
+    alike: dict[str, list[str]] = {}  # models whose classes have one name
     for model in sorted(models):
-        name = classes.name_of_model(model)
-        wanted[name] = (*wanted.get(name, ()), model)
+        alike.setdefault(classes.name_of_model(model), []).append(model)
+    wanted: dict[str, Models] = {name: tuple(these) for name, these in alike.items()}
     written = {name: one.auto_models for name, one in found.items() if one.auto_models}
     # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
     without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (found[name].created, name))
     return Changes(
-        creates={name: alike for name, alike in wanted.items() if name not in found},
-        updates={name: alike for name, alike in wanted.items() if written.get(name, alike) != alike},
+        creates={name: these for name, these in wanted.items() if name not in found},
+        updates={name: these for name, these in wanted.items() if written.get(name, these) != these},
         deletes=[name for name in without_cards[MOST_WITHOUT_CARDS:] if not in_use(name)],
     )
 

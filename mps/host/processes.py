@@ -22,6 +22,9 @@ CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
 _ARGUMENTS = 3  # in which a program's name is, also where an interpreter runs it
+# Of a command line, or an environment. Tenants start processes with megabytes of either, as many as they like, and all
+# of them are read at each look; daemons and servers have some hundred bytes.
+_MOST_BYTES = 65_536
 _REAP_SECONDS = 3.0
 _ENDED = "ZX"
 _AFTER_NAME = 2  # fields of /proc/<pid>/stat before the one after the name
@@ -222,18 +225,22 @@ def _is(entry: Path, program: str) -> bool:
 
 
 def _arguments(entry: Path) -> list[str]:
-    try:
-        return (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []
+    """Those that end within the bytes that are read."""
+    return _entries(entry / "cmdline")
 
 
 def _environment(pid: int) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in _entries(PROC / str(pid) / "environ") if "=" in entry)
+
+
+def _entries(file: Path) -> list[str]:
+    """The texts that a process was started with; empty where it has ended."""
     try:
-        content = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace")
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES)
     except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+        return []
+    return content.decode(errors="replace").split("\0")[:-1]
 
 
 def _started(pid: int) -> int | None:

@@ -47,7 +47,8 @@ class Offers:
 
     def resources(self) -> frozenset[str]:
         """The names that some node offers."""
-        return frozenset(self._counts)
+        with self._lock:
+            return frozenset(self._counts)
 
     def unmatched(self, selector: Mapping[str, str]) -> tuple[str, ...]:
         """The entries of a node selector, as `key=value`, that leave no node with cards: one alone, or all together.
@@ -84,10 +85,11 @@ class Offers:
 
     def on_change(self, key: str, old: NodeOffer | None, new: NodeOffer) -> None:
         with self._lock:
-            counts = Counter(self._counts)
-            counts.subtract(old.resources if old is not None else ())
-            counts.update(new.resources)
-            self._counts = +counts
+            self._counts.update(new.resources)
+            for name in old.resources if old is not None else ():
+                self._counts[name] -= 1
+                if not self._counts[name]:
+                    del self._counts[name]
             if new.labels is None:
                 self._labels.pop(key, None)
             else:

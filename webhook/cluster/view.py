@@ -3,6 +3,7 @@
 Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -195,23 +196,24 @@ class _ByNamespace(Generic[T]):
     """Handler of a reflector whose keys are namespace/name: those of one namespace at a glance, of maybe thousands."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._found: dict[str, dict[str, T]] = {}
 
     def of(self, namespace: str) -> Sequence[T]:
-        # A copy in one step: the reflector's thread changes it meanwhile.
-        return list(self._found.get(namespace, {}).values())
+        with self._lock:  # the reflector's thread changes it meanwhile
+            return list(self._found.get(namespace, {}).values())
 
     def on_change(self, key: str, old: T | None, new: T) -> None:  # noqa: ARG002
-        namespace = key.partition("/")[0]
-        self._found[namespace] = self._found.get(namespace, {}) | {key: new}
+        with self._lock:
+            self._found.setdefault(key.partition("/")[0], {})[key] = new
 
     def on_delete(self, key: str, old: T) -> None:  # noqa: ARG002
         namespace = key.partition("/")[0]
-        left = {name: value for name, value in self._found.get(namespace, {}).items() if name != key}
-        if left:
-            self._found[namespace] = left
-        else:
-            self._found.pop(namespace, None)
+        with self._lock:
+            there = self._found.get(namespace, {})
+            there.pop(key, None)
+            if not there:
+                self._found.pop(namespace, None)
 
     def on_synced(self) -> None:
         pass

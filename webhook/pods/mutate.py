@@ -124,11 +124,11 @@ def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: 
     split = {names.GPU_COUNTS: counts} if counts else {}
     # The classes of devices have been noted before the request was read, which needs them.
     ours = {names.DEVICE_CLASSES, *split}
-    stripped = [key for key in before if names.is_placement_annotation(key) and key not in ours]
+    stripped = {key for key in before if names.is_placement_annotation(key) and key not in ours}
     # Each is compared with all that there are.
     meant = {key: near for key in sorted(stripped)[:_MOST_MEANT] if (near := lookalikes.annotation(key))}
     warnings += [f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(meant.items())]
-    if written := sorted(set(stripped) - meant.keys()):
+    if written := sorted(stripped - meant.keys()):
         warnings.append(f"metadata.annotations: removed {wording.few(written, 3)}, which only Cardwise writes")
     after = {key: value for key, value in before.items() if key not in stripped} | split
     if asked is not None and asked.containers and policy:

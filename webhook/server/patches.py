@@ -30,6 +30,8 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
         for key in before.keys() & after.keys():
             where = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
             old[key], new[key] = _without_lists(before[key], after[key], where, operations)
+            if old[key] is None and new[key] is None:
+                del old[key], new[key]  # jsonpatch takes longer to compare two values than all else takes here
         return old, new
     if isinstance(before, list) and isinstance(after, list):
         if before == after:

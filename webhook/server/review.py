@@ -270,7 +270,9 @@ _TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such 
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_whose = msgspec.json.Decoder(_Whose).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_object = msgspec.json.Decoder(Json).decode
+# Python's own reader of floats: msgspec takes fifteen times as long for some of them, so that a review of 7 MB would
+# keep everybody from the interpreter for three seconds.
+_decode_object = msgspec.json.Decoder(Json, float_hook=float).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
 _encode = msgspec.json.Encoder().encode

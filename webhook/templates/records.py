@@ -25,7 +25,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _APPLY = "Apply"  # in managedFields: by server-side apply
 
 _decode_record = msgspec.json.Decoder(dict[str, list[str]]).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  # as `review` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +180,11 @@ def _unfolded(fields: Json) -> Json | list[Json]:
 
 
 def _together(found: Iterable[Names]) -> Names:
-    union: dict[str, frozenset[str]] = {}
+    union: dict[str, set[str]] = {}
     for one in found:
         for place, named in one.items():
-            union[place] = union.get(place, frozenset()) | named
-    return union
+            union.setdefault(place, set()).update(named)
+    return {place: frozenset(named) for place, named in union.items()}
 
 
 def _manifest(obj: Json) -> Json | None:

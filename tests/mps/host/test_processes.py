@@ -130,3 +130,15 @@ def test_one_that_is_left_goes_on_and_nobody_waits_for_it(output):
     finally:
         os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
+
+
+def test_of_what_a_process_was_started_with_only_the_beginning_is_read(tmp_path, monkeypatch):
+    """Tenants start as many processes with megabytes of arguments and variables as they like."""
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes(f"/usr/bin/{SERVER}\0".encode() + b"a\0" * 500_000)
+    (tmp_path / "7" / "environ").write_bytes(b"A=1\0" + b"".join(b"V%d=x\0" % i for i in range(200_000)))
+    assert LOCAL.is_server(7)
+    assert len(processes._arguments(tmp_path / "7")) < 40_000
+    assert LOCAL.environment(7)["A"] == "1"
+    assert len(LOCAL.environment(7)) < 40_000

@@ -1,0 +1,206 @@
+"""The work for an object grows with its size and no faster: tenants choose the size, and others wait meanwhile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests import build
+from tests.webhook.reviews import Known, body, patched, resource_class, resource_classes
+from tests.working import work
+from webhook.cluster.offers import NodeOffer, Offers
+from webhook.server import decisions, review
+from webhook.server.decisions import WebhookSettings
+
+SETTINGS = WebhookSettings(nvidia_gpu="take")
+CLASSES = resource_classes(resource_class("k80"), resource_class("half", share={"memoryMiB": 64}))
+SMALL = 10  # three times doubled, it is within all limits of size
+
+
+def known() -> Known:
+    offers = Offers()
+    labels = {"zone": "a"}
+    offers.on_change("n1", None, NodeOffer(frozenset({names.SHARE, names.GPU_MEM}), labels))
+    return Known(known_classes=CLASSES, offered=offers)
+
+
+def of_spec(field: str, make: Callable[[int], Any]) -> Callable[[int], Json]:
+    def pod(size: int) -> Json:
+        made = build.pod(gpu_mem="1Gi")
+        made["spec"][field] = make(size)
+        return made
+
+    return pod
+
+
+def of_container(field: str, make: Callable[[int], Any]) -> Callable[[int], Json]:
+    return of_spec("containers", lambda size: [{"name": "c", **_limits(names.GPU_MEM), field: make(size)}])
+
+
+def of_metadata(field: str, make: Callable[[int], Any]) -> Callable[[int], Json]:
+    def pod(size: int) -> Json:
+        made = build.pod(gpu_mem="1Gi")
+        made["metadata"][field] = make(size)
+        return made
+
+    return pod
+
+
+def _limits(name: str) -> Json:
+    return {"resources": {"limits": {name: "1Gi"}}}
+
+
+def _required(*conditions: Json) -> Json:
+    terms = [{"matchExpressions": list(conditions)}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+PODS: dict[str, Callable[[int], Json]] = {
+    "annotations": of_metadata("annotations", lambda size: {f"a{i}": "x" for i in range(size)}),
+    "annotations of ours": of_metadata(
+        "annotations", lambda size: {f"cardwise.dev/a{i}": "x" for i in range(8 + size)}
+    ),
+    "split counts": of_metadata(
+        "annotations", lambda size: {names.GPU_COUNTS: ",".join(f"c{i}=2" for i in range(size))}
+    ),
+    "labels": of_metadata("labels", lambda size: {f"a{i}": "x" for i in range(size)}),
+    "owners": of_metadata("ownerReferences", lambda size: [{"name": f"a{i}"} for i in range(size)]),
+    "containers": of_spec(
+        "containers", lambda size: [{"name": f"c{i}", **_limits(names.GPU_MEM)} for i in range(size)]
+    ),
+    "sidecars": of_spec(
+        "initContainers",
+        lambda size: [{"name": f"c{i}", "restartPolicy": "Always", **_limits(names.GPU_MEM)} for i in range(size)],
+    ),
+    "variables": of_container("env", lambda size: [{"name": f"E{i}", "value": "x"} for i in range(size)]),
+    "variables of MPS": of_container(
+        "env", lambda size: [{"name": f"CUDA_MPS_{i}", "value": "x"} for i in range(size)]
+    ),
+    "one variable": of_container("env", lambda size: [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}] * size),
+    "visible devices": of_container(
+        "env", lambda size: [{"name": "CUDA_VISIBLE_DEVICES", "value": ",".join(map(str, range(size)))}]
+    ),
+    "mounts": of_container("volumeMounts", lambda size: [{"name": f"v{i}", "mountPath": f"/{i}"} for i in range(size)]),
+    "volumes": of_spec("volumes", lambda size: [{"name": f"v{i}", "emptyDir": {}} for i in range(size)]),
+    "gates": of_spec("schedulingGates", lambda size: [{"name": f"g/{i}"} for i in range(size)]),
+    "tolerations": of_spec("tolerations", lambda size: [{"key": f"t{i}", "operator": "Exists"} for i in range(size)]),
+    "node selector": of_spec("nodeSelector", lambda size: {f"n{i}": "x" for i in range(size)}),
+    "node affinity": of_spec(
+        "affinity", lambda size: _required(*({"key": f"k{i}", "operator": "Exists"} for i in range(size)))
+    ),
+    "values": of_spec(
+        "affinity",
+        lambda size: _required({"key": "zone", "operator": "In", "values": [str(i) for i in range(size)]}),
+    ),
+}
+
+
+def _fields(size: int) -> list[Json]:
+    """What server-side apply says of as many managers, each with a limit of its own."""
+
+    def of(i: int) -> Json:
+        container = {"f:resources": {"f:limits": {f"f:x{i}": {}}}}
+        template = {"f:spec": {"f:containers": {'k:{"name":"c"}': container}}}
+        return {"operation": "Apply", "manager": f"m{i}", "fieldsV1": {"f:spec": {"f:template": template}}}
+
+    return [of(i) for i in range(size)]
+
+
+def deployment(size: int) -> Json:
+    spec = {"containers": [{"name": f"c{i}", **_limits("k80")} for i in range(size)]}
+    return {
+        "metadata": {"name": "d", "managedFields": _fields(size)},
+        "spec": {"template": {"metadata": {}, "spec": spec}},
+    }
+
+
+def job(size: int) -> Json:
+    """Of a kind that Kubernetes does not have."""
+    template = {"spec": {"containers": [{"name": "c", **_limits("k80")}]}}
+    return {"spec": {"replicaSpecs": {f"r{i}": {"template": template, "x": {"y": [[]]}} for i in range(size)}}}
+
+
+def quota(size: int) -> Json:
+    return {"metadata": {"name": "q"}, "spec": {"hard": {f"requests.cardwise.dev/c{i}": "1" for i in range(size)}}}
+
+
+def limit_range(size: int) -> Json:
+    items = [{"type": "Container", "default": {names.GPU_MEM: "1Gi", f"a{i}": "1"}} for i in range(size)]
+    return {"metadata": {"name": "l"}, "spec": {"limits": items}}
+
+
+def gpu_quota(size: int) -> Json:
+    return {"metadata": {"name": "g"}, "spec": {"hard": [{"class": f"c{i}", "cards": 1} for i in range(size)]}}
+
+
+def of_class(size: int) -> Json:
+    conditions = [{"key": f"k{i}", "operator": "In", "values": ["a", "7"]} for i in range(size)]
+    return {"metadata": {"name": "c"}, "spec": {"selector": {"matchExpressions": conditions}}}
+
+
+OTHERS = {
+    "deployments": deployment,
+    "pytorchjobs": job,
+    "resourcequotas": quota,
+    "limitranges": limit_range,
+    "gpuquotas": gpu_quota,
+    "resourceclasses": of_class,
+}
+
+
+def spent(resource: str, obj: Json, operation: str = "CREATE") -> int:
+    """Steps for all paths, where the object is what /mutate makes of it."""
+    view = known()
+    old = obj if operation == "UPDATE" else None
+    with work() as done:
+        for decide in (decisions.on_mutate, decisions.on_validate, decisions.on_advise):
+            asked = review.decode(body(obj, resource, operation=operation, old=old))
+            decision = decide(asked, view, SETTINGS)
+            if decision.patch:
+                obj = patched(obj, decision)
+    return done.steps
+
+
+def is_linear(steps: Callable[[int], int]) -> bool:
+    """Whether twice as much more costs about twice as much more: with a square in it, it would be four times."""
+    steps(SMALL)  # what is done once in a process
+    first, second, third = (steps(SMALL * times) for times in (2, 4, 8))
+    return third - second <= 2.6 * max(second - first, 1000)
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+@pytest.mark.parametrize("what", PODS)
+def test_pods(what: str, operation: str) -> None:
+    assert is_linear(lambda size: spent("pods", PODS[what](size), operation))
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+@pytest.mark.parametrize("resource", OTHERS)
+def test_other_objects(resource: str, operation: str) -> None:
+    assert is_linear(lambda size: spent(resource, OTHERS[resource](size), operation))
+
+
+def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> None:
+    offers = Offers()
+    few = NodeOffer(frozenset({names.SHARE, names.GPU_MEM}))
+    offers.on_change("n1", None, few)
+
+    def steps() -> int:
+        with work() as done:
+            offers.on_change("n1", few, few)
+        return done.steps
+
+    before = steps()
+    offers.on_change("n2", None, NodeOffer(frozenset(f"x{i}/gpu" for i in range(1000))))
+    assert steps() <= before + 10
+    offers.on_delete("n2", NodeOffer(frozenset(f"x{i}/gpu" for i in range(1000))))
+    assert offers.resources() == few.resources
+
+
+def test_floats_are_read_by_the_reader_that_none_of_them_keeps_long() -> None:
+    """msgspec's own took 9 µs for 2.2250738585072011e-308, so that 7 MB of them took three seconds of everybody's."""
+    assert review._decode_object.__self__.float_hook is float
+    read = review.decode(body({"spec": {"x": 0.5}}, "x").replace(b"0.5", b"2.2250738585072011e-308"))
+    assert read.object["spec"]["x"] == 2.2250738585072011e-308
