@@ -13,6 +13,7 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Status
+from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Reflector, Woken
@@ -22,7 +23,6 @@ from mps import metrics
 _log = structlog.get_logger(__name__)
 
 _FAILED = "the cluster was not told of this node's MPS"
-_REASON_LENGTH = 1024  # characters, by the CRD
 _EVERY_SECONDS = 30.0
 _HELD_BACK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
@@ -49,7 +49,7 @@ def wanted(status: Status, uuid: str) -> dict[str, Any]:
     """`status.mps` of a card. Pure."""
     told = mps.wire(status, uuid)
     changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return told | {"reason": told["reason"][:_REASON_LENGTH], "lastChange": changed}
+    return told | {"reason": wording.message(told["reason"]), "lastChange": changed}
 
 
 class Publication:

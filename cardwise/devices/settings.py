@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import yaml
 
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.wording import quoted
 from cardwise.devices.protocol import RDMA
 
 _GPU = "nvidia-gpu"  # the kind of cards, which come from their driver
@@ -74,11 +75,11 @@ def parse(text: str, source: str) -> tuple[DeviceRule, ...]:
 
 def _offer(entry: object, field: str) -> DeviceRule:
     if not isinstance(entry, Mapping):
-        raise InvalidRequest(field, f"{entry!r} is no entry", f"write a map such as {_EXAMPLE}")
+        raise InvalidRequest(field, f"{quoted(entry)} is no entry", f"write a map such as {_EXAMPLE}")
     _only(entry, ("kind", "pci"), f"{field}.")
     kind = entry.get("kind")
     if not isinstance(kind, str) or not _LABEL.fullmatch(kind):
-        problem = "is missing" if kind is None else f"{kind!r} is no DNS label"
+        problem = "is missing" if kind is None else f"{quoted(kind)} is no DNS label"
         raise InvalidRequest(f"{field}.kind", problem, "write rdma, or a word of your own such as nic or fpga")
     if kind == _GPU:
         remedy = "leave it out, or choose another word for devices that are none"
@@ -87,7 +88,7 @@ def _offer(entry: object, field: str) -> DeviceRule:
     if pci is None and kind == RDMA:
         return DeviceRule(kind=kind)
     if not isinstance(pci, Mapping) or not pci:
-        problem = "is missing" if pci is None else "would be every device" if pci == {} else f"{pci!r} is no map"
+        problem = "is missing" if pci is None else "would be every device" if pci == {} else f"{quoted(pci)} is no map"
         raise InvalidRequest(f"{field}.pci", problem, f"write {' or '.join(_PCI_FIELDS)}, such as {_EXAMPLE}")
     _only(pci, _PCI_FIELDS, f"{field}.pci.")
     return DeviceRule(
@@ -105,7 +106,7 @@ def _digits(pci: Mapping[str, object], name: str, pattern: re.Pattern[str], fiel
     # No numbers: YAML reads 0018 as octal and 1018 as decimal, and nobody could say what was meant.
     digits = value.lower().removeprefix("0x") if isinstance(value, str) else ""
     if not pattern.fullmatch(digits):
-        raise InvalidRequest(f"{field}.pci.{name}", f"{value!r} is not that", f"write {wanted}")
+        raise InvalidRequest(f"{field}.pci.{name}", f"{quoted(value)} is not that", f"write {wanted}")
     return digits
 
 

@@ -9,21 +9,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-MAX_MESSAGE = 512
+from cardwise.core.values import wording
+
+MAX_MESSAGE = 512  # bytes
 
 
 class KubeError(Exception):
     """An answer of the API server that is not a success.
 
     `status` is the HTTP status (0: no answer), `reason` the machine word of the Status object ("AlreadyExists"),
-    `message` what the server said, at most 512 characters. `retry_after` is in seconds, None if none was named.
+    `message` what the server said, at most 512 bytes. `retry_after` is in seconds, None if none was named.
     """
 
     def __init__(self, status: int, reason: str = "", message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(status, reason, message)
         self.status = status
         self.reason = reason
-        self.message = truncated(message)
+        self.message = wording.message(message, MAX_MESSAGE)
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -130,10 +132,6 @@ def from_status(body: bytes) -> KubeError:
     except msgspec.DecodeError:
         said = _Status(message="undecodable Status in a watch", code=500)
     return _build(said.code or 500, said, None)
-
-
-def truncated(text: str, limit: int = MAX_MESSAGE) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _build(status: int, said: _Status, retry_after: float | None) -> KubeError:

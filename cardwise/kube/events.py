@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -19,7 +20,6 @@ EventKind = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger(__name__)
 
-_MAX_MESSAGE = 1024  # the API's limit
 _REMEMBERED = 4096  # repeats and buckets kept, the least recent go first
 _REPEAT_SECONDS = 600.0  # a repeat later than this is a new Event
 
@@ -125,9 +125,9 @@ class EventRecorder:
         message: str,
         type: EventKind = "Normal",  # noqa: A002
     ) -> None:
-        """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1024 characters."""
+        """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1 KiB."""
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        note = _Note(regarding, reason, errors.truncated(message, _MAX_MESSAGE), type, at)
+        note = _Note(regarding, reason, wording.message(message), type, at)
         with self._news:
             if self._stopped or len(self._notes) >= self._capacity:
                 self.dropped += 1

@@ -1,15 +1,21 @@
 """Logging: one stream for a part, JSON lines (or text for people) on stderr, whoever wrote the line.
 
+Each field of a line has bounds, whatever is quoted in it: tenants' texts must not fill the node's disk.
+
 structlog, the standard library's loggers and gunicorn's go through one formatter, and every line says which part it is
 from. `logger` is part of a line: where a module moves, its logger keeps its name.
 """
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import structlog
+
+from cardwise.core.values import wording
+
+_MOST_TRACEBACK: Final = 8 * wording.MOST_BYTES
 
 LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -59,13 +65,31 @@ def setup(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> 
 
 
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
+    bounds: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, _bounded]
     if fmt == "text":
         plain = structlog.dev.plain_traceback  # not the values of all variables
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
+        return [*bounds, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [*bounds, structlog.processors.JSONRenderer(serializer=_json)]
+
+
+def _bounded(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """The line with no field of more than 1 KiB, or of 8 KiB for a traceback."""
+    for key, value in event.items():
+        event[key] = _short(value, _MOST_TRACEBACK if key == "exception" else wording.MOST_BYTES)
+    return event
+
+
+def _short(value: Any, most: int) -> Any:
+    if isinstance(value, str):
+        return wording.cut(value, most)
+    try:
+        content = msgspec.json.encode(value, enc_hook=repr)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # what JSON has no word for must not lose the line
+        return wording.quoted(value)
+    return value if len(content) <= most else wording.cut(content.decode(), most)
 
 
 def _json(event: Any, **_: Any) -> str:
-    # The order people read in; what cannot be encoded must not lose the line.
+    # The order people read in.
     ordered = {key: event.pop(key) for key in ("time", "level", "component", "event") if key in event}
     return msgspec.json.encode(ordered | event, enc_hook=repr).decode()

@@ -21,6 +21,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values.wording import quoted
 
 _log = structlog.get_logger(__name__)
 
@@ -428,7 +429,7 @@ def _read(path: Path) -> Grant:
 def _checked(grant: Grant) -> None:
     for name in (grant.pod_uid, grant.container):
         if not _SAFE.fullmatch(name) or ".." in name:
-            raise UnsafeName(f"{name!r} is no pod UID or container name")
+            raise UnsafeName(f"{quoted(name)} is no pod UID or container name")
 
 
 def _sync(folder: Path) -> None:

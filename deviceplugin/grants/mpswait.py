@@ -15,6 +15,7 @@ from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mps import Mode, MpsState
+from cardwise.core.values.wording import quoted
 from cardwise.gpus import mpsnode
 from deviceplugin.grants.grants import Grant
 
@@ -171,5 +172,5 @@ def _mode(said: str, setting: Mode) -> Mode:
     except ValueError as error:
         modes = ", ".join(Mode)
         raise NotYet(
-            f"annotation {mps.MODE}: {said!r} is no mode of MPS; create the pod again with one of {modes}"
+            f"annotation {mps.MODE}: {quoted(said)} is no mode of MPS; create the pod again with one of {modes}"
         ) from error

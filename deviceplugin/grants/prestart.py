@@ -16,6 +16,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, shareagent
 from cardwise.core.api.assignment import CardShare
+from cardwise.core.values.wording import quoted
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube import errors
@@ -99,7 +100,8 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
     if key is None or not (shares or devices or is_agent):
         raise StartRefused(
-            f"{what}: its assignment has no card or device for container {container!r} (key {key}); create it again"
+            f"{what}: its assignment has no card or device for container {quoted(container)} (key {key}); create it "
+            "again"
         )
     return msgspec.structs.replace(
         Grant.of(pod.uid, pod.namespace, pod.name, container, assignment),

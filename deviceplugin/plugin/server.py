@@ -14,6 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from cardwise.core.values.wording import message, quoted
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
@@ -25,7 +26,6 @@ _log = structlog.get_logger(__name__)
 
 SERVICE = "v1beta1.DevicePlugin"
 THREADS = 64
-_MAX_DETAILS = 2000  # characters; gRPC allows 8 KiB of trailers, the kubelet's event 1 KiB
 OPTIONS = wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 _SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
@@ -114,7 +114,7 @@ class PluginServer:
         for container in request.container_requests:
             unknown = [slot for slot in container.devices_ids if slot not in self._known]
             if unknown:
-                raise _Invalid(f"no such share slot: {', '.join(unknown)[:200]}")
+                raise _Invalid(f"no such share slot: {quoted(unknown)}")
             reply = answer.container_responses.add()
             if self._access is Access.CDI:
                 for slot in container.devices_ids:
@@ -126,7 +126,7 @@ class PluginServer:
     ) -> wire.PreStartContainerResponse:
         unknown = [slot for slot in request.devices_ids if slot not in self._known]
         if unknown or not request.devices_ids:
-            raise _Invalid(f"no such share slot: {', '.join(unknown)[:200]}" if unknown else "no share slot was named")
+            raise _Invalid(f"no such share slot: {quoted(unknown)}" if unknown else "no share slot was named")
         self._prestart(tuple(request.devices_ids), active)
         return wire.PreStartContainerResponse()
 
@@ -149,9 +149,9 @@ def _answer(verb: Callable[[Any, Active], Any], kind: Any, body: bytes, context:
         _log.warning("a container may not start yet", why=why)
     except Exception as error:  # noqa: BLE001 - the outermost frame of this call: logged and answered
         _log.exception("a call failed")
-        why = f"Cardwise's device plugin failed: {error!r}; see its log"
+        why = f"Cardwise's device plugin failed: {quoted(error)}; see its log"
     # Outside of the except clauses, so that gRPC's way of ending a call is not taken for a failure of ours.
-    context.abort(code, why[:_MAX_DETAILS])
+    context.abort(code, message(why))  # for the kubelet's event
     return None  # never reached: abort raises
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
@@ -19,7 +20,6 @@ from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
 _MANY = 1_000_000  # more pods than a node can have
-_REASON_LENGTH = 1024  # characters, by the CRD
 
 _GONE = Health(
     healthy=False,
@@ -159,7 +159,7 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
     """What the device plugin says in the status of an ExtendedResource. The rest of it is others'."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
-        "reason": health.reason[:_REASON_LENGTH],
+        "reason": wording.message(health.reason),
         "cardAccess": access,
         "held": [share.told() for share in held],
     }

@@ -13,12 +13,11 @@ import msgspec
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import GangPhase, Group
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
-from cardwise.kube.errors import truncated
 from extender.gangs.gangviews import View
 
 _NAMED = 20  # members that a status names
-_LONGEST = 1024  # characters, as the schema says
 _decode = msgspec.json.Decoder(Json).decode
 
 
@@ -77,7 +76,7 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Json:
     """The status as JSON, without times of conditions. `view` is None where the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     since = seen.status.get("since") if seen.status.get("phase") == phase else None
-    reason = truncated(view.reason if view is not None else "there is no pod of it", _LONGEST)
+    reason = wording.message(view.reason if view is not None else "there is no pod of it")
     made: Json = {
         "phase": str(phase),
         "reason": reason,

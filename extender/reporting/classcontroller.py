@@ -19,6 +19,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.wording import quoted
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.records.objects import ClassRecord
@@ -163,7 +164,9 @@ class ClassController:
         for model in sorted(models):
             name = classes.name_of_model(model)
             if name in found and not found[name].auto_models:
-                said.setdefault(name, f"a person's class has this name: there is no automatic one for model {model!r}")
+                said.setdefault(
+                    name, f"a person's class has this name: there is no automatic one for model {quoted(model)}"
+                )
         for name, text in said.items():
             if self._said.get(name) != text:
                 _log.warning("automatic class", name=name, problem=text)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
-from cardwise.kube.errors import truncated
 from extender.cache.inventory import REPORTED
 from extender.cache.reservations import MARKS, Phase
 from extender.records.objects import CardStatus, ClassRecord, HeldRecord, QuotaRecord
@@ -25,7 +25,7 @@ NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, 
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
 _OF_THE_GONE = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
-_LONGEST, _LONGEST_SUMMARY = 1024, 32_768  # characters, as the schemas say
+_LONGEST_SUMMARY = 32_768  # characters, as the schema says
 NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
 
 _FEW = 10  # classes named to help a person
@@ -225,7 +225,7 @@ def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
     }
     if seen.resource_class is None or not seen.resource_class.other:
         status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
-    return status | {"problem": truncated(seen.problem, _LONGEST)} if seen.problem else status
+    return status | {"problem": wording.message(seen.problem)} if seen.problem else status
 
 
 def quota_status(
@@ -247,7 +247,7 @@ def quota_status(
         exceeded = _condition("Exceeded", "False", "WithinHard", "no more is held than is allowed", seen.generation)
     return {
         "used": [_used(entry, charge) for entry, charge in lines],
-        "summary": truncated(
+        "summary": wording.message(
             "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in lines), _LONGEST_SUMMARY
         ),
         "conditions": [exceeded, _known_classes(seen, classes, automatic)],
@@ -325,7 +325,7 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
         "type": kind,
         "status": status,
         "reason": reason,
-        "message": truncated(message, _LONGEST),
+        "message": wording.message(message),
         "observedGeneration": generation,
     }
 

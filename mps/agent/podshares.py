@@ -11,6 +11,7 @@ from cardwise.core.api.assignment import CardShare, fraction, per_card_limit
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.wording import quoted
 from cardwise.gpus.mpsnode import CardLook
 
 MPS = "mps"
@@ -50,11 +51,13 @@ def read(environ: Mapping[str, str]) -> Told:
     wait = environ.get(shareagent.WAIT_ENV, "")
     if wait not in ("", MpsState.READY):
         raise InvalidRequest(
-            shareagent.WAIT_ENV, f"{wait!r} is nothing to wait for", f"write {MpsState.READY} or nothing"
+            shareagent.WAIT_ENV, f"{quoted(wait)} is nothing to wait for", f"write {MpsState.READY} or nothing"
         )
     port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
-        raise InvalidRequest(shareagent.METRICS_PORT_ENV, f"{port!r} is no port", "write a number below 65536, 0: none")
+        raise InvalidRequest(
+            shareagent.METRICS_PORT_ENV, f"{quoted(port)} is no port", "write a number below 65536, 0: none"
+        )
     return Told(shares=shares, waits=bool(wait), port=int(port))
 
 

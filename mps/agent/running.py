@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
+from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import mpsnode
 from cardwise.gpus.mpsnode import CardLook
@@ -84,7 +85,9 @@ class ShareAgent:
             self._looks[uuid] = seen
 
     def _problems(self) -> list[str]:
-        return [*(look.problem for look in self._looks.values() if look.problem), *filter(None, [self._hookless])]
+        """For readiness, and so for the pod's events."""
+        found = [*(look.problem for look in self._looks.values()), self._hookless]
+        return [wording.message(problem) for problem in found if problem]
 
     def _lay_out_hook(self) -> None:
         """Python programs of the pod's containers have the folder on their PYTHONPATH."""
@@ -178,5 +181,6 @@ def _replace(path: Path, content: str) -> None:
 
 def _say(level: str, event: str, **fields: object) -> None:
     """A line of the form that all parts log in."""
-    line = {"event": event, **fields, "level": level, "component": shareagent.CONTAINER}
+    told = {key: wording.message(value) if isinstance(value, str) else value for key, value in fields.items()}
+    line = {"event": wording.message(event), **told, "level": level, "component": shareagent.CONTAINER}
     sys.stderr.write(json.dumps(line | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

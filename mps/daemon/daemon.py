@@ -16,6 +16,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.wording import quoted
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from cardwise.runtime.loops import Loop
 from mps import metrics
@@ -344,7 +345,7 @@ class Daemon:
 
     def _lost(self) -> str | None:
         if (said := self._control.percentage()) != f"{PERCENT:.1f}":
-            return f"the daemon's percentage is {said!r}, not {PERCENT}: somebody has changed it"
+            return f"the daemon's percentage is {quoted(said)}, not {PERCENT}: somebody has changed it"
         if changed := self._ceilings.changed():
             return changed
         if self._settings.exclusive and not computemode.is_closed(self._use, self.unit.uuids):

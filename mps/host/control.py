@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.wording import message, quoted
 
+_MOST_SAID = 256  # bytes of an answer that an error quotes
 _LONGEST_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
 _ERRORS = (
     "Unknown command",
@@ -74,7 +76,7 @@ class Program:
     def ask(self, command: str, timeout: float) -> str:
         line = command.encode()
         if len(line) > _LONGEST_LINE or b"\n" in line:
-            raise CommandRefused(f"{command[:40]!r} and so on is no command that a daemon would survive")
+            raise CommandRefused(f"{quoted(command)} is no command that a daemon would survive")
         try:
             done = subprocess.run(
                 [self._binary],
@@ -86,14 +88,15 @@ class Program:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise Silent(f"no answer to {command!r} within {timeout:g} s") from error
+            raise Silent(f"no answer to {quoted(command)} within {timeout:g} s") from error
         except OSError as error:
             raise ControlError(f"{self._binary} does not start: {error}") from error
         said = done.stdout.decode(errors="replace").strip()
         # 1 is the only code that means something: no daemon. Where it says so, by stream, differs.
         if done.returncode != 0:
             raise NoDaemon(
-                done.stderr.decode(errors="replace").strip() or said or f"{command!r} ended with rc {done.returncode}"
+                message(done.stderr.decode(errors="replace").strip() or said, _MOST_SAID)
+                or f"{quoted(command)} ended with rc {done.returncode}"
             )
         check(command, said)
         return said
@@ -102,9 +105,9 @@ class Program:
 def check(command: str, said: str) -> None:
     """Raises CommandRefused where the text is an error."""
     if said.startswith("Unknown command"):
-        raise UnknownCommand(f"{command!r}: {said}")
+        raise UnknownCommand(f"{quoted(command)}: {message(said, _MOST_SAID)}")
     if said.startswith(_ERRORS) or _NOT_FOUND.match(said):
-        raise CommandRefused(f"{command!r}: {said}")
+        raise CommandRefused(f"{quoted(command)}: {message(said, _MOST_SAID)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Control:
         try:
             return ServerStatus(said)
         except ValueError as error:
-            raise CommandRefused(f"get_server_status {server}: {said!r} is no status") from error
+            raise CommandRefused(f"get_server_status {server}: {quoted(said)} is no status") from error
 
     def start_server(self) -> None:
         """For root, who may always; silent, failures are in the log only."""
@@ -146,7 +149,7 @@ class Control:
         """Takes the client off its server, after which it may be killed."""
         said = self._ask(f"terminate_client {client.server} {client.pid}")
         if "not found" in said:
-            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {said}")
+            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {message(said, _MOST_SAID)}")
 
     def percentage(self) -> str:
         return self._ask("get_default_active_thread_percentage")
@@ -155,7 +158,7 @@ class Control:
         """Raises CommandRefused when it is not so afterwards."""
         self._ask(f"set_default_active_thread_percentage {percent}")
         if (said := self.percentage()) != f"{percent:.1f}":
-            raise CommandRefused(f"the default of {percent} % was set, and {said!r} is read back")
+            raise CommandRefused(f"the default of {percent} % was set, and {quoted(said)} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
         """The memory limit for clients of the next server; None: there is none."""
@@ -186,7 +189,7 @@ class Control:
         try:
             return [int(word) for word in said.split()]
         except ValueError as error:
-            raise CommandRefused(f"{command}: {said!r} are no PIDs") from error
+            raise CommandRefused(f"{command}: {quoted(said)} are no PIDs") from error
 
     def _ask(self, command: str) -> str:
         return self._front.ask(command, self._timeout)
@@ -198,5 +201,5 @@ def parse_size(said: str) -> MiB | None:
         return None
     found = _SIZE.fullmatch(said)
     if found is None:
-        raise CommandRefused(f"{said!r} is no limit")
+        raise CommandRefused(f"{quoted(said)} is no limit")
     return MiB(int(int(found[1]) * _MIB[found[2]]))

@@ -34,6 +34,14 @@ def test_event_is_written_with_what_kubectl_shows(api, recorder):
     assert event["metadata"]["name"].startswith("p.")
 
 
+def test_a_message_has_as_many_bytes_as_the_api_takes(api, recorder):
+    recorder.record(POD, "GpuMemoryExhausted", f"field: {'é' * 3000}; remedy", "Warning")
+    recorder.stop()
+    ((_, _, event),) = sent(api)
+    assert 1000 < len(event["message"].encode()) <= 1024
+    assert event["message"].endswith("; remedy")
+
+
 def test_repeats_are_counted_in_one_object(api, recorder):
     for _ in range(3):
         recorder.record(POD, "Waiting", "for its gang")

@@ -11,6 +11,7 @@ from cardwise.core.api import names, shareagent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json, annotated, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.wording import quoted
 
 ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
@@ -33,7 +34,7 @@ def check(text: str, field: str = FIELD) -> str:
     if unknown:
         known = ", ".join(share.FRAMEWORKS)
         raise InvalidRequest(
-            field, f"{unknown[0]!r} is no framework of the hook", f"write on, off, or some of: {known}"
+            field, f"{quoted(unknown[0])} is no framework of the hook", f"write on, off, or some of: {known}"
         )
     return ",".join(dict.fromkeys(wanted))
 

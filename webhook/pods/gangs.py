@@ -14,7 +14,7 @@ from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Foreign, Membership
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import shortened
+from cardwise.core.values.wording import quoted
 from webhook.pods import mutate
 from webhook.pods.order import changed_later
 from webhook.templates import templates
@@ -61,7 +61,7 @@ def native(pod: Json, schedulers: Collection[str], served: Callable[[], bool]) -
     if not served():
         return None, (_NOT_SERVED,)
     if not _SHORT.fullmatch(said.name):
-        problem = f"{shortened(said.name)!r} is too long for the name of a gang"
+        problem = f"{quoted(said.name)} is too long for the name of a gang"
         raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
     return said, ()
 

@@ -7,7 +7,9 @@ Thin on purpose: it decodes, has the decision made, encodes and counts. A body t
 reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
 """
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -16,6 +18,8 @@ import structlog
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.values import wording
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
 from webhook import metrics
@@ -40,6 +44,10 @@ PATHS: Mapping[str, Decide] = {
 
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
 
+_MINUTE: Final = 60.0  # seconds
+_MOST_LINES: Final = 200  # about refusals, in a minute
+_MOST_LINES_OF_NAMESPACE: Final = 20
+
 _log = structlog.get_logger("webhook.app")
 
 
@@ -50,31 +58,73 @@ def whose(environ: Mapping[str, Any]) -> str:
     return review.namespace_of(environ["wsgi.input"].getvalue())
 
 
-def create_app(view: Lookups, settings: WebhookSettings) -> Flask:
+class _RefusalLog:
+    """Logs refusals: so many lines a minute for each namespace and for all together.
+
+    A refused dry run costs its author nothing, and may be repeated thousands of times. The metrics count all refusals.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = 0.0  # the end of the minute
+        self._lines = 0
+        self._lines_of: Counter[str] = Counter()  # by namespace
+        self._left_out = 0
+
+    def log(self, namespace: str, path: str, message: str) -> None:
+        with self._lock:
+            left_out = self._begin_minute()
+            full = self._lines >= _MOST_LINES or self._lines_of[namespace] >= _MOST_LINES_OF_NAMESPACE
+            if full:
+                self._left_out += 1
+            else:
+                self._lines += 1
+                self._lines_of[namespace] += 1
+        if left_out:
+            _log.info("refusals without a line of their own in the last minute", reviews=left_out)
+        if not full:
+            _log.info("refused", path=path, message=message)
+
+    def _begin_minute(self) -> int:
+        """How many refusals had no line in the minute that is over; 0 where none is over."""
+        now = self._clock.now()
+        if now < self._until:
+            return 0
+        left_out = self._left_out
+        self._until, self._lines, self._left_out = now + _MINUTE, 0, 0
+        self._lines_of.clear()
+        return left_out
+
+
+def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
+    refusals = _RefusalLog(clock)
     by_unit = {unit: replace(settings, unit=unit) for unit in UNITS.values()}
 
     def answer(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
         structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
         if request.mimetype != "application/json":
-            raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype[:80] or 'nothing'}")
+            raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype or 'nothing'}")
         try:
             asked = review.decode(request.get_data(cache=False))
         except review.Unreadable as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
-            uid, decision = error.uid, Decision(allowed=path == _ADVICE, message=str(error))
+            namespace, uid = "", error.uid
+            decision = Decision(allowed=path == _ADVICE, message=str(error))
         else:
             structlog.contextvars.bind_contextvars(**_subject(asked))
-            uid, decision = asked.uid, decide(asked, view, by_unit[unit])
+            namespace, uid = asked.namespace, asked.uid
+            decision = decide(asked, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:
             metrics.REFUSALS.labels(path, metrics.reason(decision.about)).inc()
-            _log.info("refused", path=path, message=decision.message)
+            refusals.log(namespace, path, decision.message)
         return Response(body, mimetype="application/json")
 
     for path, decide in PATHS.items():
@@ -133,4 +183,4 @@ def _failed(error: Exception) -> Response:
 
 
 def _text(message: str, status: int) -> Response:
-    return Response(message + "\n", status, mimetype="text/plain")
+    return Response(wording.message(message) + "\n", status, mimetype="text/plain")

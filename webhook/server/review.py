@@ -10,7 +10,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.wording import quoted
 from cardwise.kube.nesting import shallow
 from webhook.templates import templates
 
@@ -26,6 +28,8 @@ _Amounts = dict[str, _Amount] | None
 # Of an object: what stands between commas, and lists and maps. Each takes some 70 bytes when it is decoded, so that an
 # object of empty maps would take 24 times its size. The largest objects of people have a tenth of this.
 _MOST_PARTS = 300_000
+# The API server hands on 4 KiB of them, and of each no more than 256 characters where there are more.
+_MOST_WARNINGS = 16
 
 
 class BadReview(ValueError):
@@ -329,7 +333,7 @@ def decode(body: bytes) -> Review:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
-        raise BadReview(f"expected {API_VERSION} {KIND}, got {envelope.api_version[:80]} {envelope.kind[:80]}")
+        raise BadReview(f"expected {API_VERSION} {KIND}, got {quoted(envelope.api_version)} {quoted(envelope.kind)}")
     request = envelope.request
     if deep:
         raise Unreadable(request.uid, f"object or oldObject {_TOO_DEEP}")
@@ -369,7 +373,8 @@ def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
     except RecursionError as error:  # to make objects of it may take more than to skip it
         raise Unreadable(asked.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = f"{field} is not shaped like one of {resource[:80]}: {error}; correct the field that is named"
+        kind = wording.message(resource, 80)
+        problem = f"{field} is not shaped like one of {kind}: {error}; correct the field that is named"
         raise Unreadable(asked.uid, problem) from error
 
 
@@ -383,11 +388,14 @@ def shaped_like_pod(template: Json) -> bool:
 
 
 def encode(uid: str, decision: Decision) -> bytes:
+    """The answer. What it says to people has bounds, whatever they wrote and however much is wrong with it."""
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
-        response["status"] = {"code": 422, "reason": "Invalid", "message": decision.message}
+        response["status"] = {"code": 422, "reason": "Invalid", "message": wording.message(decision.message)}
     if decision.warnings:
-        response["warnings"] = decision.warnings
+        response["warnings"] = [wording.message(warning) for warning in decision.warnings[:_MOST_WARNINGS]]
+        if (more := len(decision.warnings) - _MOST_WARNINGS) > 0:
+            response["warnings"][-1] = f"and {wording.count(more + 1, 'more warning')}"
     if decision.allowed and decision.patch:
         # Bytes become base64, which is what the field wants.
         response |= {"patchType": "JSONPatch", "patch": _encode(decision.patch)}

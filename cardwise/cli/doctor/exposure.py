@@ -28,7 +28,7 @@ _SECONDS: Final = 60.0
 _EVERY: Final = 0.5
 _AT_ONCE: Final = 50  # pods
 _FEW: Final = 5
-_SHOWN: Final = 200  # characters of a reason
+_SHOWN: Final = 200  # bytes of a reason
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _LOOKED: Final = "looked"
 _SCRIPT: Final = (
@@ -176,8 +176,8 @@ def _why(pod: Json) -> str:
         told = state.get("terminated") or state.get("waiting") or {}
         if told.get("reason"):
             message = f": {told['message']}" if told.get("message") else ""
-            return errors.truncated(f"{told['reason']}{message}", _SHOWN)
-    return errors.truncated(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
+            return wording.message(f"{told['reason']}{message}", _SHOWN)
+    return wording.message(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
 
 
 def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], listed: str) -> Iterator[Finding]:

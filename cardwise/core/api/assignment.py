@@ -16,6 +16,7 @@ from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
+from cardwise.core.values.wording import quoted
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
@@ -186,7 +187,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
-        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {text[:200]!r}") from error
+        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quoted(text)}") from error
     if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
         raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
     return Assignment(containers, devices)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.wording import quoted
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
@@ -151,7 +152,7 @@ def node_folder(root: str) -> PurePosixPath:
 def check_root(root: str, uuids: Sequence[str], scope: Scope) -> None:
     """Raises InvalidRequest for a root that MPS cannot use for these cards."""
     if not PurePosixPath(root).is_absolute():
-        raise InvalidRequest("--root", f"{root!r} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
+        raise InvalidRequest("--root", f"{quoted(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
     folders = [node_folder(root)] if scope is Scope.NODE else [folder(root, uuid) for uuid in uuids]
     for each in folders:
         pipe = each / PIPE
@@ -187,12 +188,13 @@ def check_limits(text: str) -> None:
     for entry in text.split(","):
         found = _LIMIT.fullmatch(entry)
         if found is None:
-            raise InvalidRequest(LIMIT_ENV, f"{entry!r} in {text!r} is misread by MPS", _LIMIT_REMEDY)
+            raise InvalidRequest(LIMIT_ENV, f"{quoted(entry)} in {quoted(text)} is misread by MPS", _LIMIT_REMEDY)
         ordinals.append(int(found[1]))
     if ordinals != list(range(len(ordinals))):
         raise InvalidRequest(
             LIMIT_ENV,
-            f"{text!r} does not name the cards from 0 on, each once; one that a process cannot see lifts all limits",
+            f"{quoted(text)} does not name the cards from 0 on, each once; one that a process cannot see lifts all "
+            "limits",
             _LIMIT_REMEDY,
         )
 
@@ -286,7 +288,7 @@ def decode(text: str) -> Status:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UnreadableState):
             raise
-        raise UnreadableState(f"the state file is unreadable: {text[:200]!r}") from error
+        raise UnreadableState(f"the state file is unreadable: {quoted(text)}") from error
 
 
 def wire(status: Status, uuid: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
+from cardwise.core.values.wording import quoted
 
 # What a quota counts: the name in `Charge`, `Entry` and `Headroom`, the field of GPUQuota, and the unit in a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
@@ -161,7 +162,7 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
         raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
     on_exceed = spec.get("onExceed", "Wait")
     if on_exceed not in ("Wait", "Refuse"):
-        raise InvalidRequest("spec.onExceed", f"{on_exceed!r} is not known", "write Wait or Refuse")
+        raise InvalidRequest("spec.onExceed", f"{quoted(on_exceed)} is not known", "write Wait or Refuse")
     entries: dict[tuple[str, str], Entry] = {}
     for i, item in enumerate(hard):
         entry = _entry(item, f"spec.hard[{i}]")
@@ -238,7 +239,7 @@ def _refuse_twice(entry: Entry, field: str, first: int) -> None:
 
 def _entry(item: object, field: str) -> Entry:
     if not isinstance(item, Mapping):
-        raise InvalidRequest(field, f"{item!r} is no entry", f"write class or model, and {_AMOUNTS}")
+        raise InvalidRequest(field, f"{quoted(item)} is no entry", f"write class or model, and {_AMOUNTS}")
     for name in item:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
@@ -263,7 +264,7 @@ def _text(item: Mapping[str, Any], name: str, field: str) -> str:
         return ""
     if not isinstance(value, str) or not value.strip():
         raise InvalidRequest(
-            f"{field}.{name}", f"{value!r} is no name", f"write a {name}, or leave it out for every card"
+            f"{field}.{name}", f"{quoted(value)} is no name", f"write a {name}, or leave it out for every card"
         )
     return value
 
@@ -273,7 +274,7 @@ def _count(item: Mapping[str, Any], name: str, field: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise InvalidRequest(f"{field}.{name}", f"{value!r} is out of range", "write a whole number from 0")
+        raise InvalidRequest(f"{field}.{name}", f"{quoted(value)} is out of range", "write a whole number from 0")
     return value
 
 
@@ -284,7 +285,7 @@ def _memory(item: Mapping[str, Any], field: str) -> int | None:
     field = f"{field}.memoryMiB"
     remedy = "write MiB such as 65536, or a quantity such as 64Gi"
     if type(value) is not int and not isinstance(value, str):
-        raise InvalidRequest(field, f"{value!r} is no amount of memory", remedy)
+        raise InvalidRequest(field, f"{quoted(value)} is no amount of memory", remedy)
     try:
         return amounts.memory(value)
     except InvalidQuantity as error:

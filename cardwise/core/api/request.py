@@ -16,6 +16,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.wording import quoted
 
 MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
 
@@ -154,7 +155,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
             counts[name] = quantity.count(number, most=MOST_CARDS)
         except quantity.InvalidQuantity as error:
             field = f"metadata.annotations[{names.GPU_COUNTS}]"
-            raise InvalidRequest(field, f"{entry!r}: {error.problem}", error.remedy) from error
+            raise InvalidRequest(field, f"{quoted(entry)}: {error.problem}", error.remedy) from error
     return counts
 
 
@@ -183,7 +184,7 @@ def parse(pod: Json) -> PodRequest | None:
     if policy is not None and policy not in policies.POLICIES:
         known = ", ".join(sorted(policies.POLICIES))
         field = f"metadata.annotations[{names.POLICY}]"
-        raise InvalidRequest(field, f"{policy!r} is no placement policy", f"write one of: {known}")
+        raise InvalidRequest(field, f"{quoted(policy)} is no placement policy", f"write one of: {known}")
     priority = (pod.get("spec") or {}).get("priority") or 0
     return PodRequest(
         containers=tuple(found),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
+from cardwise.core.values.wording import quoted
 
 _COMPARE = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
 _AMONG = ("In", "NotIn")
@@ -84,7 +85,9 @@ def parse(selector: object, field: str = "spec.selector") -> Selector:
         return Selector(tuple(_conditions(item, f"{field}[{i}]") for i, item in enumerate(selector)))
     if selector is None or selector == []:
         raise _empty(field)
-    raise InvalidRequest(field, f"{selector!r} is no selector", "write a map with matchLabels or matchExpressions")
+    raise InvalidRequest(
+        field, f"{quoted(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+    )
 
 
 def _empty(field: str) -> InvalidRequest:
@@ -95,18 +98,22 @@ def _empty(field: str) -> InvalidRequest:
 
 def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
     if not isinstance(selector, Mapping):
-        raise InvalidRequest(field, f"{selector!r} is no selector", "write a map with matchLabels or matchExpressions")
+        raise InvalidRequest(
+            field, f"{quoted(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+        )
     for name in selector:
         if name not in _FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is no field of a selector", f"write {' or '.join(_FIELDS)}")
     labels = selector.get("matchLabels") or {}
     if not isinstance(labels, Mapping):
-        raise InvalidRequest(f"{field}.matchLabels", f"{labels!r} is no map", "write a map such as model: Tesla K80")
+        raise InvalidRequest(
+            f"{field}.matchLabels", f"{quoted(labels)} is no map", "write a map such as model: Tesla K80"
+        )
     expressions = selector.get("matchExpressions") or []
     if not isinstance(expressions, list):
         raise InvalidRequest(
             f"{field}.matchExpressions",
-            f"{expressions!r} is no list",
+            f"{quoted(expressions)} is no list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
     found = [_equal(key, value, f"{field}.matchLabels[{key}]") for key, value in labels.items()]
@@ -127,7 +134,9 @@ def _in(key: str, name: str, texts: list[str]) -> Expression:
 
 def _expression(item: object, field: str) -> Expression:
     if not isinstance(item, Mapping):
-        raise InvalidRequest(field, f"{item!r} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}")
+        raise InvalidRequest(
+            field, f"{quoted(item)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
+        )
     for name in item:
         if name not in _EXPRESSION_FIELDS:
             remedy = f"write {', '.join(_EXPRESSION_FIELDS)}"
@@ -135,7 +144,7 @@ def _expression(item: object, field: str) -> Expression:
     key = _key(item.get("key"), f"{field}.key")
     name, values = item.get("operator"), item.get("values")
     if not isinstance(name, str) or name not in _OPERATORS:
-        problem = "is missing" if name is None else f"{name!r} is no operator"
+        problem = "is missing" if name is None else f"{quoted(name)} is no operator"
         raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
     field = f"{field}.values"
     if name in _PRESENT:
@@ -145,14 +154,14 @@ def _expression(item: object, field: str) -> Expression:
     if name in _COMPARE:
         return Expression(key=key, operator=name, bound=_bound(name, values, field))
     if not isinstance(values, list) or not values:
-        problem = f"{name} needs values" if values is None or values == [] else f"{values!r} is no list"
+        problem = f"{name} needs values" if values is None or values == [] else f"{quoted(values)} is no list"
         raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
     return _in(key, name, [_text(value, f"{field}[{i}]") for i, value in enumerate(values)])
 
 
 def _key(key: object, field: str) -> str:
     if not isinstance(key, str) or not key:
-        problem = "is missing" if key is None else f"{key!r} is no label"
+        problem = "is missing" if key is None else f"{quoted(key)} is no label"
         raise InvalidRequest(field, problem, "write a label of the card, such as model, memory or driver")
     return key.lower()
 
@@ -176,7 +185,7 @@ def _text(value: object, field: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise InvalidRequest(
-        field, f"{value!r} is neither text nor a number", "write text, in quotes where YAML needs them"
+        field, f"{quoted(value)} is neither text nor a number", "write text, in quotes where YAML needs them"
     )
 
 

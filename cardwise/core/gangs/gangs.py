@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import shortened
+from cardwise.core.values.wording import quoted
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
 MOST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
@@ -110,15 +110,17 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text.strip()):
-        field_name, said = f"metadata.annotations[{names.QUEUE_PRIORITY}]", shortened(text)
-        raise InvalidRequest(field_name, f"{said!r} is no whole number", "write one such as 10; the higher goes first")
+        field_name, problem = f"metadata.annotations[{names.QUEUE_PRIORITY}]", f"{quoted(text)} is no whole number"
+        raise InvalidRequest(field_name, problem, "write one such as 10; the higher goes first")
     return int(text)
 
 
 def _name(text: object, field_name: str) -> str:
     if not isinstance(text, str) or not _LABEL.fullmatch(text):
         raise InvalidRequest(
-            field_name, f"{text!r} is no name of a gang", "write lower-case letters, digits and -, at most 63 of them"
+            field_name,
+            f"{quoted(text)} is no name of a gang",
+            "write lower-case letters, digits and -, at most 63 of them",
         )
     return text
 

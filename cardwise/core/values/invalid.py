@@ -3,12 +3,17 @@
 Every module that reads what users write raises it, so it imports none of them.
 """
 
+from cardwise.core.values import wording
+
+_MOST_FIELD = wording.MOST_BYTES // 2  # it may hold a key that somebody wrote
+
 
 class InvalidRequest(ValueError):
     """A request that can never be served as written."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{field}: {problem}; {remedy}")
+        field = wording.message(field, _MOST_FIELD)
+        super().__init__(wording.message(f"{field}: {problem}; {remedy}"))
         self.field = field
         self.problem = problem
         self.remedy = remedy

@@ -1,6 +1,15 @@
-"""Numbers and lists in a sentence, as events, refusals and commands write them."""
+"""Numbers, lists and quotations in a sentence, as events, refusals, the log and commands write them.
+
+All that comes from outside (annotations, names, answers of other programs) may have any length and hold anything. Two
+functions keep what is told of it short, and they are the only ones that do: `quoted` where a value is put into a
+sentence, `message` where a sentence leaves the process.
+"""
 
 from collections.abc import Sequence
+from typing import Final
+
+MOST_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
+_MOST_QUOTED: Final = 80  # characters of a value
 
 
 def count(number: int, noun: str) -> str:
@@ -8,9 +17,49 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def shortened(text: str, most: int = 64) -> str:
-    """What a user has written, its beginning and end where it is long."""
-    return text if len(text) <= most else f"{text[:20]}...{text[-5:]}"
+def quoted(value: object, most: int = _MOST_QUOTED) -> str:
+    """A value from outside as a sentence quotes it: text in quotes, without control characters, on one line.
+
+    Of one that is longer than `most` characters the beginning, the end and the length.
+    """
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) <= most:
+        return repr(value)
+    shown = text[: most // 2] + "..." + text[-most // 4 :]
+    shown = repr(shown) if isinstance(value, str) else message(shown)
+    return f"{shown} ({len(text)} characters)"
+
+
+def message(text: str, most: int = MOST_BYTES) -> str:
+    """A text for people as it leaves the process: of at most `most` bytes, on one line, without control characters.
+
+    What is left out of a longer text is its middle: it begins with the field and ends with the remedy.
+    """
+    text = cut(text, most)
+    if text.isprintable():
+        return text
+    return cut("".join(map(_printable, text)), most)
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else repr(character)[1:-1]
+
+
+def cut(text: str, most: int = MOST_BYTES) -> str:
+    """A text of at most `most` bytes of UTF-8, without its middle where that would be more."""
+    if text.isascii() and len(text) <= most:
+        return text
+    content = text.encode(errors="backslashreplace")  # half of a surrogate pair has no bytes of its own
+    if len(content) <= most:
+        return content.decode()
+    mark = f" [... {len(content)} bytes in all ...] "
+    kept = max(most - len(mark), 0)
+    until = kept * 2 // 3
+    begin, end = content[:until], content[len(content) - (kept - until) :]
+    # Characters that the cut has gone through are left out.
+    return (begin.decode(errors="ignore") + mark + end.decode(errors="ignore"))[:most]
 
 
 def few(some: Sequence[str], most: int, noun: str = "") -> str:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from cardwise.core.api import names
+from cardwise.core.values import wording
 from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
@@ -164,7 +165,7 @@ class Election:
         """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""
         record = read(lease)
         if not record.version:
-            raise errors.Unreachable(f"the answer is no Lease: {errors.truncated(str(lease), 200)}")
+            raise errors.Unreachable(f"the answer is no Lease: {wording.quoted(lease)}")
         written = (call.body or {}).get("spec", {})
         wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
         before, self._absent, self._reread = self._seen, False, False

@@ -51,7 +51,7 @@ def test_memory_reads_mib(text, mib):
         ("", "is not a quantity"),
         ("٣", "is not a quantity"),
         ("1e9999", "is not a quantity"),
-        ("9" * 5000, "'99999999999999999999...99999' is not a quantity"),
+        ("9" * 5000, rf"'{'9' * 32}\.\.\.{'9' * 16}' \(5000 characters\) is not a quantity"),
         ("1e999", "1e999 is too many MiB"),
     ],
 )

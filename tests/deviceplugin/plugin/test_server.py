@@ -67,6 +67,10 @@ def test_how_a_start_ends_is_told(served):
     assert served.was_active
     served.outcome = StartRefused("card 0 is unhealthy")
     assert refusal(lambda: served.start("s001")) == (grpc.StatusCode.FAILED_PRECONDITION, "card 0 is unhealthy")
+    served.outcome = StartRefused(f"pod p: {'é' * 5000}; create it again")
+    _, why = refusal(lambda: served.start("s001"))
+    assert len(why.encode()) <= 1024  # what an event takes
+    assert why.endswith("; create it again")
     served.outcome = KeyError("unforeseen")
     code, why = refusal(lambda: served.start("s001"))
     assert code is grpc.StatusCode.INTERNAL

@@ -504,6 +504,24 @@ CARDWISE_ITSELF = (
         late=[By.EXTENDER, By.WEBHOOK],
     ),
     Attack(
+        "T70",
+        "heads of thousands of header lines, with one name or with many, which keep the webhook from reading what "
+        "others send",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
+        "T71",
+        "refusals that quote 120 KB of an annotation, by dry runs, until the log has filled the node's disk",
+        [
+            creates(
+                ours(annotations={names.POLICY: "x" * 120_000}),
+                By.WEBHOOK,
+                "(120000 characters) is no placement policy",
+                "write one of",
+            )
+        ],
+    ),
+    Attack(
         "T60",
         "a waiting pod grown by an update until no write of the extender fits",
         [

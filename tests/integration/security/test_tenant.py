@@ -429,6 +429,14 @@ def test_t56_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Ten
         assert inspect(tenant.cluster)
 
 
+def test_t70_of_a_head_no_more_than_a_hundred_lines_are_read(tenant: Tenant) -> None:
+    for line in (b"X:\r\n", b"X_Y:\r\n"):
+        (connection,) = webhook_lines(tenant.cluster, 1)
+        with contextlib.closing(connection):
+            connection.sock.sendall(b"POST /mutate HTTP/1.1\r\nHost: x\r\n" + line * 5_000)
+            assert connection.sock.recv(4096).startswith(b"HTTP/1.1 431 ")
+
+
 def test_t62_many_reviews_of_one_tenant_keep_no_other_from_an_answer(tenant: Tenant) -> None:
     """Asked by hand, by connections that stand already, as the API server's do: how much that takes at a time is its
     own matter. How few are answered before it is for a unit test, tests/runtime/http/test_httpserver.py: here each

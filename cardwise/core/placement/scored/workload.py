@@ -10,6 +10,7 @@ from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.placement.scored.nodetable import Floats
 from cardwise.core.placement.scored.prices import PARTS, rest_prices
 from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.values.wording import quoted
 
 MOST_ASKS: Final = 512
 _MANY: Final = 20_000  # arrivals, after which all counts are halved
@@ -90,7 +91,7 @@ class Workload:
         try:
             saved = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidWorkload(f"is no workload: {error!r}") from error
+            raise InvalidWorkload(f"is no workload: {quoted(error)}") from error
         if not isinstance(saved, dict) or not isinstance(saved.get("asks"), list):
             raise InvalidWorkload(f"is no workload: {reprlib.repr(saved)}")
         version = saved.get("version")

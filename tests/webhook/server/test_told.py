@@ -1,0 +1,173 @@
+"""What the webhook says of an object is short, whatever is in it: refusals, warnings and lines of the log."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests import build
+from tests.examples import examples
+from tests.fakes.clock import FakeClock
+from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
+from tests.webhook.reviews import Known, body, settled
+from webhook.cluster.offers import NodeOffer, Offers
+from webhook.pods.defaults import Defaults
+from webhook.server import app as shell
+from webhook.server.decisions import WebhookSettings
+
+KIB = 1024
+MOST_WARNINGS = 16
+
+
+def known() -> Known:
+    offers = Offers()
+    offers.on_change("n1", None, NodeOffer(frozenset({names.SHARE}), {"zone": "a"}))
+    defaults = {"default": Defaults("1Gi", "spread")}
+    return Known(namespaces=defaults, known_classes=CLASSES, offered=offers, scopes=frozenset({"card"}))
+
+
+@pytest.fixture(scope="module")
+def client() -> FlaskClient:
+    return shell.create_app(known(), WebhookSettings(nvidia_gpu="take")).test_client()
+
+
+def answered(client: FlaskClient, path: str, data: bytes) -> Json:
+    answer = client.post(path, data=data, content_type="application/json")
+    assert answer.status_code == 200
+    response: Json = answer.get_json()["response"]
+    return response
+
+
+def check(response: Json) -> None:
+    said = [*response.get("warnings", ()), response.get("status", {}).get("message", "")]
+    assert len(said) <= MOST_WARNINGS + 1
+    for text in said:
+        assert len(text.encode()) <= KIB
+        assert text.isprintable()
+
+
+def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where texts are in an object; a path that ends in None is that of a key."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key, None)
+            yield from strings(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from strings(inner, (*path, i))
+
+
+def replaced(value: Any, path: tuple[Any, ...], text: str) -> Any:
+    """The object with another text there, beside or instead of the one that it had."""
+    if not path:
+        return text
+    first, *rest = path
+    if rest == [None]:
+        return value | {first + text: value[first]}
+    changed = replaced(value[first], tuple(rest), text)
+    return value | {first: changed} if isinstance(value, dict) else [*value[:first], changed, *value[first + 1 :]]
+
+
+# As tenants can write them, with what is cut in two or moves a cursor.
+TEXTS = st.builds(
+    lambda text: text * 20_000, st.sampled_from(["a", "1", "é", "\U0001f600", "\n", "\x1b[2J", "k80,", "a=1,", "/gpu"])
+)
+OTHERS = {
+    "resourceclasses": {
+        "metadata": {"name": "c"},
+        "spec": {"selector": {"matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}]}, "share": {}},
+    },
+    "gpuquotas": {"metadata": {"name": "q"}, "spec": {"hard": [{"class": "k80", "cards": 1, "memory": "1Gi"}]}},
+    "resourcequotas": {"metadata": {"name": "q"}, "spec": {"hard": {"requests.aliyun.com/gpu-mem": "1Gi"}}},
+    "limitranges": {
+        "metadata": {"name": "l"},
+        "spec": {"limits": [{"type": "Container", "default": {names.GPU_MEM: "1Gi"}, "max": {"k80": "1"}}]},
+    },
+    "namespaces": {
+        "metadata": {
+            "name": "n",
+            "labels": {names.DEFAULTS_LABEL: "enabled"},
+            "annotations": {names.DEFAULT_GPU_MEM: "1Gi", names.POLICY: "x", names.MPS: "x", names.FRAMEWORKS: "x"},
+        }
+    },
+}
+
+
+@settings(max_examples=examples(150, soak=3000))
+@given(path=st.sampled_from(sorted(shell.PATHS)), pod=PODS, text=TEXTS, data=st.data())
+def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any) -> None:
+    annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.MPS: "off"}
+    pod["metadata"]["annotations"] |= data.draw(st.sampled_from([{}, annotations]))
+    where = data.draw(st.sampled_from(list(strings(pod))))
+    check(answered(client, path, body(replaced(pod, where, text))))
+
+
+@settings(max_examples=examples(60, soak=1000))
+@given(path=st.sampled_from(sorted(shell.PATHS)), resource=st.sampled_from(sorted(OTHERS)), text=TEXTS, data=st.data())
+def test_of_other_objects(client: FlaskClient, path: str, resource: str, text: str, data: Any) -> None:
+    where = data.draw(st.sampled_from(list(strings(OTHERS[resource]))))
+    check(answered(client, path, body(replaced(OTHERS[resource], where, text), resource)))
+
+
+def test_of_many_things_that_are_wrong(client: FlaskClient) -> None:
+    """512 gates, each with a name of its own, of which each is told."""
+    pod = build.pod(gpu_mem="1Gi")
+    pod["spec"]["schedulingGates"] = [{"name": f"example.com/{i}"} for i in range(500)]
+    told = mutated_then_validated(client, pod)["warnings"]
+    assert len(told) == MOST_WARNINGS
+    assert told[0].startswith("spec.schedulingGates[example.com/0]: ")
+    assert told[-1] == "and 485 more warnings"
+
+
+def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
+    return answered(client, "/validate", body(settled(pod, "pods", known())))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "begins", "ends"),
+    [
+        ({names.POLICY: "x" * 120_000}, "is no placement policy", "spread"),
+        ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is no name of a gang", "63 of them"),
+        ({names.MPS: "x" * 120_000}, "is no mode of MPS", "required"),
+    ],
+)
+def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
+    client: FlaskClient, annotations: Json, begins: str, ends: str
+) -> None:
+    pod = build.pod(gpu_mem="1Gi")
+    pod["metadata"]["annotations"] = annotations
+    message = answered(client, "/mutate", body(pod))["status"]["message"]
+    assert f"(120000 characters) {begins}" in message
+    assert message.endswith(ends)
+    assert len(message) < 400
+
+
+def test_refusals_by_the_thousand_fill_no_log() -> None:
+    clock = FakeClock()
+    client = shell.create_app(known(), WebhookSettings(), clock).test_client()
+    wrong = build.pod(gpu_mem="-1")
+
+    def lines(reviews: int, namespace: str) -> list[Json]:
+        data = body(wrong, namespace=namespace)
+        with structlog.testing.capture_logs() as told:
+            for _ in range(reviews):
+                assert not answered(client, "/mutate", data)["allowed"]
+        return [dict(line) for line in told]
+
+    assert len(lines(50, "greedy")) == 20
+    assert len(lines(3, "other")) == 3  # of whom another namespace's refusals take nothing
+    assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
+    clock.advance(60)
+    first, second = lines(1, "greedy")
+    assert (first["event"], first["reviews"]) == ("refusals without a line of their own in the last minute", 30 + 63)
+    assert second["event"] == "refused"
+    assert json.dumps(second)
