@@ -4,6 +4,7 @@ One watch of a kind feeds both. A status that we have written comes back here: t
 not change.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
-from cardwise.kube.watch.reflector import Reflector
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import nodeinfo, objects, podinfo
@@ -29,6 +30,10 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
+
+# Seconds without a watch after which nothing is decided: a cordon, a quota or a class may have changed meanwhile. A
+# watch that the API server ends is replaced much sooner.
+OUTDATED_SECONDS = 5.0
 
 
 class Informers:
@@ -47,38 +52,31 @@ class Informers:
         listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
+        pace: dict[str, Any] = {"pace": CENTRAL_PACE, "clock": clock}
+        groups = Reflector(client, paths.podgroups(), podgroups.record, _groups(state, seen.groups), **pace)
+        quotas = Reflector(client, paths.gpuquotas(), objects.quota, _quotas(state, seen.quotas), **pace)
+        pods = Reflector(client, paths.pods(), podinfo.pod, _Pods(state, events, listed), named=podinfo.named, **pace)
+        nodes = Reflector(
+            client, paths.nodes(), nodeinfo.node, _Feed(state.set_node, state.remove_node), named=_by_key, **pace
+        )
+        classes = Reflector(
+            client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), **pace
+        )
+        cards = Reflector(
+            client, paths.extendedresources(), objects.card, _cards(state, seen.cards), named=_by_key, **pace
+        )
+        disruption_budgets = Reflector(
+            client,
+            paths.poddisruptionbudgets(),
+            budgets.record,
+            _Feed(state.preemption.set_budget, state.preemption.remove_budget),
+            **pace,
+        )
         # What another extender may have decided: pods, quotas, and how far gangs had come.
-        self._decisive: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.podgroups(), podgroups.record, _groups(state, seen.groups), clock=clock),
-            Reflector(client, paths.gpuquotas(), objects.quota, _quotas(state, seen.quotas), clock=clock),
-            Reflector(
-                client, paths.pods(), podinfo.pod, _Pods(state, events, listed), named=podinfo.named, clock=clock
-            ),
-        )
-        self._reflectors: tuple[Reflector[Any], ...] = (
-            Reflector(
-                client,
-                paths.nodes(),
-                nodeinfo.node,
-                _Feed(state.set_node, state.remove_node),
-                named=_by_key,
-                clock=clock,
-            ),
-            Reflector(
-                client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), clock=clock
-            ),
-            Reflector(
-                client, paths.extendedresources(), objects.card, _cards(state, seen.cards), named=_by_key, clock=clock
-            ),
-            Reflector(
-                client,
-                paths.poddisruptionbudgets(),
-                budgets.record,
-                _Feed(state.preemption.set_budget, state.preemption.remove_budget),
-                clock=clock,
-            ),
-            *self._decisive,
-        )
+        self._decisive: tuple[Reflector[Any], ...] = (groups, quotas, pods)
+        # What an admin changes to forbid what was allowed before: a cordon, a class, a quota.
+        self._restricting: tuple[Reflector[Any], ...] = (nodes, classes, cards, quotas)
+        self._reflectors: tuple[Reflector[Any], ...] = (nodes, classes, cards, disruption_budgets, *self._decisive)
 
     def start(self) -> None:
         for reflector in self._reflectors:
@@ -89,9 +87,11 @@ class Informers:
             reflector.stop()
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
-        """Lists PodGroups, quotas and pods anew, until `still` says no. Returns whether the state has all that was
-        written before the call.
+        """Lists PodGroups, quotas and pods again, until `still` says no. Returns whether the state has all that was
+        written before the call. The pauses of the other watches end.
         """
+        for reflector in self._reflectors:
+            reflector.retry()
         for done in [reflector.relist() for reflector in self._decisive]:
             while not self._clock.wait(done, _LOOK_SECONDS):
                 if not still():
@@ -101,6 +101,20 @@ class Informers:
     def missing(self) -> list[str]:
         """The lists that are not complete yet, a line for each."""
         return [f"the list of {each.name} is not complete yet" for each in self._reflectors if not each.synced.is_set()]
+
+    def outdated(self) -> list[str]:
+        """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, a line for each. No pod is placed
+        meanwhile: a card may be cordoned that was free when the watch was interrupted.
+        """
+        return [
+            f"the watch of {each.name} is interrupted; changes of the last seconds are not known"
+            for each in self._restricting
+            if OUTDATED_SECONDS < each.disconnected_seconds() < math.inf
+        ]
+
+    def disconnected(self) -> dict[str, float]:
+        """Seconds for which changes may have been missed, by kind; 0 while its watch is open."""
+        return {each.name: each.disconnected_seconds() for each in self._reflectors}
 
     def staleness(self) -> dict[str, float]:
         """Seconds since each reflector last heard from the API server."""

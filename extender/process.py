@@ -27,7 +27,7 @@ from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
 from extender.ahead import ahead
-from extender.api.app import Parts, create_app
+from extender.api.app import Parts, create_app, watch_lines
 from extender.api.metrics import Levels, Metrics
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
@@ -128,13 +128,16 @@ class Extender:
                 lease_clock=lease_clock,
             )
         pod = settings.pod
-        self._mark = LeaderMark(client, pod.namespace, pod.name, self._leads, clock) if pod is not None else None
+        self._mark = (
+            LeaderMark(client, pod.namespace, pod.name, self._leads, clock) if pod is not None else None
+        )
         self._binder = Binder(
             client,
             self._state,
             policy=settings.policy,
             seconds=settings.bind_deadline,
             leadership=self._leadership,
+            outdated=self._informers.outdated,
             clock=clock,
         )
         self._pod_events = PodEvents(
@@ -193,6 +196,7 @@ class Extender:
             waiting=self._state.waiting,
             disagreements=self._statuses.check.counts,
             staleness=self._informers.staleness,
+            disconnected=self._informers.disconnected,
             leads=self._leads,
         )
         registry.register(levels)
@@ -206,6 +210,8 @@ class Extender:
             metrics=metrics,
             preferences=self._preferences,
             missing=self._informers.missing,
+            outdated=self._informers.outdated,
+            disconnected=self._informers.disconnected,
             leadership=self._leadership,
             notice=self._pod_events.waits_for_quota,
             inspect_unit=self._inspect_unit,
@@ -237,6 +243,10 @@ class Extender:
         """The lists that are not complete yet, a line for each."""
         return self._informers.missing()
 
+    def watches(self) -> list[str]:
+        """For people: how old what is known may be, a line for each kind of object."""
+        return watch_lines(self._informers.disconnected())
+
     def held(self) -> float:
         """Seconds for which a thread has had the state; 0 when it is free."""
         return self._state.held()
@@ -254,7 +264,7 @@ class Extender:
         return taken
 
     def _knows(self) -> bool:
-        return not self._informers.missing()
+        return not self._informers.missing() and not self._informers.outdated()
 
     def _knows_and_leads(self) -> bool:
         return self._leads() and self._knows()
@@ -297,7 +307,11 @@ class Process:
         # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
-            self._shown.bind, ready=self._extender.missing, alive=self._stuck, config=self._shown.config
+            self._shown.bind,
+            ready=self._extender.missing,
+            alive=self._stuck,
+            notes=self._extender.watches,
+            config=self._shown.config,
         )
         self._health.start()
         self._extender.start()

@@ -4,6 +4,7 @@ Comes in: credentials. Goes out: objects as structs, changes as they come, who l
 
     client       requests to the API server; `credentials`, `kubeconfig`: where it is and who we are
     paths        URL paths; `errors`: what a call may raise; `backoff`: how long to wait before the next try
+    recovery     one success after an outage ends the pauses of all
     wire         objects as structs; `nesting`: JSON that is nested too deep for them
     watch        lists kept in step with the API server; `watching`: one watch request
     leases       who leads

@@ -6,6 +6,8 @@ same second after an API server restart.
 
 import random
 
+_LONGEST_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
+
 
 class Backoff:
     """Delays in seconds: `initial`, then twice as much each time up to `cap`, each drawn from its upper half.
@@ -19,12 +21,13 @@ class Backoff:
         self._current = initial
 
     def next(self, at_least: float | None = None) -> float:
-        """Seconds to wait now; `at_least` is what a server's Retry-After asked for."""
+        """Seconds to wait now; `at_least` is what a server's Retry-After asked for, of which 30 s count at most."""
         delay = self._current * random.uniform(0.5, 1.0)  # noqa: S311 - spread, not secrecy
         self._current = min(self._cap, 2 * self._current)
         if at_least is None:
             return delay
-        # Spread on top: everybody was told the same number.
+        at_least = min(at_least, _LONGEST_RETRY_AFTER)
+        # Spread on top: all clients were told the same number.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 
     def reset(self) -> None:

@@ -28,6 +28,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, wire
 from cardwise.kube.credentials import Authorization
 from cardwise.kube.nesting import bounded, following
+from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
 JSON = "application/json"
@@ -47,6 +48,7 @@ _T = TypeVar("_T")
 # than the request's own work.
 _TOKEN_SECONDS = 10.0
 _PIECE = 65_536  # bytes
+_WATCH_HEADERS_SECONDS = 15.0  # an API server sends them at once, or after the request has waited in its queues
 _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
 
 _encode = msgspec.json.Encoder().encode
@@ -78,6 +80,7 @@ class KubeClient:
         """`host` is a URL; `authorization` yields the header value, such as "Bearer x", and may be slow."""
         self.host = host
         self.namespace = credentials.DEFAULT_NAMESPACE  # of who names none, as kubectl has it
+        self.recovery = Recovery()
         self._ssl_context = ssl_context
         self._server_hostname = server_hostname
         self._authorization = authorization
@@ -249,7 +252,7 @@ class KubeClient:
         if read_timeout is None:
             read_timeout = timeout_seconds + 30.0
         # Until the headers are here nobody can end the wait from outside, so it is bounded on its own.
-        response = self._ask("GET", path, query=params, timeout=min(60.0, read_timeout), stream=True)
+        response = self._ask("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout), stream=True)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:

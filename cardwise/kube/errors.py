@@ -83,6 +83,10 @@ class Unreachable(KubeError):
         super().__init__(0, "Unreachable", message)
 
 
+class WatchSilent(Unreachable):
+    """A watch sent nothing for longer than the API server's bookmarks allow; its connection is lost."""
+
+
 class KubeConfigError(Exception):
     """There are no usable credentials; the message says where they were looked for."""
 

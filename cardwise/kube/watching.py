@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Generator
 
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from cardwise.kube import errors
 
@@ -26,7 +26,10 @@ class Watch:
             connection.sock.settimeout(read_timeout)
 
     def __iter__(self) -> Generator[bytes]:
-        """Yields until the server ends the watch or `close` is called. Raises `errors.Unreachable` on a cut."""
+        """Yields until the server ends the watch or `close` is called.
+
+        Raises `errors.WatchSilent` when nothing came for the read timeout, `errors.Unreachable` on a cut.
+        """
         rest = bytearray()  # of a line whose end has not come; it grows without being copied for each piece
         try:
             for chunk in self._response.stream(_READ_BYTES, decode_content=False):
@@ -36,6 +39,9 @@ class Watch:
                     continue
                 yield from (line for line in (bytes(rest) + head).split(b"\n") if line)
                 rest[:] = tail
+        except (ReadTimeoutError, TimeoutError) as error:
+            if not self._closed:
+                raise errors.WatchSilent(f"watch of {self._path}: {error}") from error
         except (HTTPError, OSError, ValueError) as error:
             # ValueError: http.client on a connection that close() has shut.
             if not self._closed:

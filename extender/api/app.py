@@ -7,6 +7,7 @@ gets status 400. The scheduler's four verbs are answered before Flask sees them:
 and more of a filter (docs/design/0012-speed.md), and they need only the body of it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -40,9 +41,13 @@ _TROUBLE = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the shell calls. `missing`: why no answer can be given yet, a line for each reason.
+    """What the shell calls.
 
-    That another extender leads is no such reason: a standby is ready, so that a rolling update goes on.
+    missing: why no answer can be given yet, a line for each reason. That another extender leads is no such reason: a
+        standby is ready, so that a rolling update goes on.
+    outdated: why no pod can be placed for the moment, a line for each reason. This process is ready meanwhile: another
+        one would know no more.
+    disconnected: seconds for which changes may have been missed, by kind of object.
     """
 
     state: State
@@ -50,6 +55,8 @@ class Parts:
     metrics: Metrics
     preferences: Preferences
     missing: Callable[[], list[str]]
+    outdated: Callable[[], list[str]] = list
+    disconnected: Callable[[], Mapping[str, float]] = dict
     leadership: Leadership = field(default_factory=Leadership)
     notice: verbs.Notice | None = None
     inspect_unit: Unit = Unit.MIB
@@ -93,11 +100,22 @@ def create_app(parts: Parts) -> Flask:
         missing = parts.missing()
         lines = missing or ["ok"]
         if "verbose" in request.args:
-            lines = [*lines, parts.leadership.summary()]
+            lines = [*lines, parts.leadership.summary(), *watch_lines(parts.disconnected())]
         text = "".join(f"{line}\n" for line in lines)
         return Response(text, status=503 if missing else 200, mimetype="text/plain")
 
     return app
+
+
+def watch_lines(disconnected: Mapping[str, float]) -> list[str]:
+    """For people: how old what is known of each kind of object may be; `disconnected` in seconds."""
+
+    def age(seconds: float) -> str:
+        if seconds == math.inf:
+            return "not listed yet"
+        return f"no watch for {seconds:.0f} s" if seconds else "current"
+
+    return [f"{kind}: {age(seconds)}" for kind, seconds in sorted(disconnected.items())]
 
 
 class _Unanswered(Exception):
@@ -158,7 +176,10 @@ def _unable(parts: Parts, environ: Environ) -> str:
         return denial.text
     if missing:
         return f"not ready: {missing[0]}"
-    return denial.text if denial is not None else ""
+    if denial is not None:
+        return denial.text
+    outdated = parts.outdated()
+    return f"not ready: {outdated[0]}" if outdated else ""
 
 
 def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:

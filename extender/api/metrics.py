@@ -94,7 +94,7 @@ class Metrics:
 
 @dataclass(kw_only=True, eq=False)
 class Levels(Collector):
-    """Gauges that are read when somebody scrapes: counts by label; `staleness` in seconds.
+    """Gauges that are read at each scrape: counts by label; `staleness` and `disconnected` in seconds.
 
     Each label has a closed set of values. Cards and pods are in the metrics of the device plugins: here they would be
     40,000 lines.
@@ -105,6 +105,7 @@ class Levels(Collector):
     waiting: Callable[[], Mapping[str, int]]
     disagreements: Callable[[], Mapping[str, int]]
     staleness: Callable[[], Mapping[str, float]]
+    disconnected: Callable[[], Mapping[str, float]]
     leads: Callable[[], bool]
 
     def collect(self) -> Iterator[Metric]:
@@ -129,6 +130,12 @@ class Levels(Collector):
             "Time since the API server last told anything, by kind of object.",
             "kind",
             self.staleness(),
+        )
+        yield _gauge(
+            "cardwise_extender_disconnected_seconds",
+            "Time for which no watch has been open, so that changes may be missing, by kind of object; 0 while one is.",
+            "kind",
+            self.disconnected(),
         )
         yield GaugeMetricFamily(
             "cardwise_extender_leader",

@@ -4,7 +4,7 @@ It deals with a lost answer, a call that comes twice, and a pod that was deleted
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -88,7 +88,11 @@ class _Binding:
 
 
 class Binder:
-    """Thread-safe. `seconds`: how long after its arrival a call may still post, if `leadership` allows it so long."""
+    """Thread-safe.
+
+    seconds: how long after its arrival a call may still post, if `leadership` allows it so long.
+    outdated: why nothing can be decided for the moment (`Informers.outdated`), a line for each reason.
+    """
 
     def __init__(
         self,
@@ -98,10 +102,12 @@ class Binder:
         policy: str,
         seconds: float,
         leadership: Leadership | None = None,
+        outdated: Callable[[], list[str]] = list,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
+        self._outdated = outdated
         self._policy = policy
         self._seconds = seconds
         self._leadership = leadership or Leadership()
@@ -150,6 +156,9 @@ class Binder:
         asked, version = known or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (asked.policy if asked is not None else None) or self._policy
+        # A member of a gang may have waited for minutes since the call came.
+        if outdated := self._outdated():
+            raise Failed("early", f"not ready: {outdated[0]}")
         begun = self._state.begin_bind(pod, asked, args.node, policy, term=term)
         if isinstance(begun, Decided):
             return _already(begun, args)

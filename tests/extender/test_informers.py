@@ -257,3 +257,40 @@ def test_catching_up_is_given_up_when_the_term_is_over(api, fed, clock):
             clock.advance(0.2)
         assert not catching_up.result(60)
     assert len(asked) == 3
+
+
+RESTRICTING = ["nodes", "extendedresources", "resourceclasses", "gpuquotas"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_watch_of_what_forbids_placements_the_picture_is_outdated_after_five_seconds(api, fed, clock, kind):
+    """A card that was cordoned while the watch was interrupted would get pods."""
+    _, feeds = fed
+    ready(feeds, clock)
+    collection = getattr(paths, kind)()
+    refused = api.fault(Fault(refused=True), "watch", collection, times=math.inf)
+    api.end_watches("cut", collection)
+    all_told(clock)
+    assert feeds.outdated() == [], "a watch that is only replaced"
+    clock.step_until(lambda: clock.now() > 1005, threads=len(KINDS))
+    assert len(feeds.outdated()) == (kind in RESTRICTING)
+    assert feeds.disconnected()[kind] > 5
+    assert feeds.missing() == [], "another replica would know no more"
+    refused.left = 0
+    clock.advance(5)  # the longest pause
+    all_told(clock)
+    assert feeds.outdated() == []
+    assert set(feeds.disconnected().values()) == {0}
+
+
+def test_a_new_term_ends_the_pauses_of_all_watches(api, fed, clock):
+    _, feeds = fed
+    ready(feeds, clock)
+    api.down = True
+    clock.step_until(lambda: clock.now() > 1060, threads=len(KINDS))
+    api.down = False
+    assert caught_up(feeds)
+    before = clock.now()
+    all_told(clock)
+    assert set(feeds.disconnected().values()) == {0}
+    assert clock.now() - before < 0.2

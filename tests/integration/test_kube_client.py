@@ -102,7 +102,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
     for number in range(60):
         client.create(where, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
     handler = Mirror()
-    pace = WatchPace(watch_min=1.0, watch_max=2.0, slack=2.0, backoff_initial=0.1, backoff_cap=1.0)
+    pace = WatchPace(watch_min=1.0, watch_max=2.0, silence=4.0, backoff_initial=0.1, backoff_cap=1.0)
     reflector = Reflector(client, where, project, handler, list_limit=25, pace=pace)
     reflector.start()
     try:
@@ -134,7 +134,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
 def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str):
     where = paths.configmaps(namespace)
     handler = Mirror()
-    pace = WatchPace(watch_min=1.0, watch_max=1.5, slack=0.5, backoff_initial=0.1, backoff_cap=0.5)
+    pace = WatchPace(watch_min=1.0, watch_max=1.5, silence=2.0, backoff_initial=0.1, backoff_cap=0.5)
     reflector = Reflector(client, where, project, handler, pace=pace)
     reflector.start()
     try:

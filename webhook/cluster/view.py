@@ -18,7 +18,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Project, Reflector, Woken
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, Woken
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
 from webhook.cluster.offers import NodeOffer, Offers
@@ -64,23 +64,38 @@ class ClusterView:
         # For less time: a pod that comes right after the label must not miss its default.
         self._new_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, trusted=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
-            client, paths.namespaces(), _project_namespace, Woken(), query=selector, clock=clock
+            client, paths.namespaces(), _project_namespace, Woken(), query=selector, pace=CENTRAL_PACE, clock=clock
         )
         self._cards_known: Reflector[CardFacts] = Reflector(
-            client, paths.extendedresources(), _project_card, Woken(self._sums.forget), clock=clock
+            client, paths.extendedresources(), _project_card, Woken(self._sums.forget), pace=CENTRAL_PACE, clock=clock
         )
         self._classes_known: Reflector[ResourceClass] = Reflector(
-            client, paths.resourceclasses(), self._readable("ResourceClass", classes.parse), Woken(), clock=clock
+            client,
+            paths.resourceclasses(),
+            self._readable("ResourceClass", classes.parse),
+            Woken(),
+            pace=CENTRAL_PACE,
+            clock=clock,
         )
         self._quotas_known: Reflector[QuotaStanding] = Reflector(
-            client, paths.gpuquotas(), self._readable("GPUQuota", gpuquotas.parse), self._standings, clock=clock
+            client,
+            paths.gpuquotas(),
+            self._readable("GPUQuota", gpuquotas.parse),
+            self._standings,
+            pace=CENTRAL_PACE,
+            clock=clock,
         )
         self._ranges_known: Reflector[Bounds] = Reflector(
-            client, LIMIT_RANGES, self._readable("LimitRange", limitranges.parse), self._bounds, clock=clock
+            client,
+            LIMIT_RANGES,
+            self._readable("LimitRange", limitranges.parse),
+            self._bounds,
+            pace=CENTRAL_PACE,
+            clock=clock,
         )
         self._offers = Offers()
         self._nodes_known: Reflector[NodeOffer] = Reflector(
-            client, paths.nodes(), offers.project, self._offers, clock=clock
+            client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
         )
         # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
         # nodes offer is for warnings only.

@@ -132,6 +132,8 @@ class LeaderElector:
         call = self._election.call(self._clock.now(), self._clock.wall())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()
+        if error is None and self._trouble:
+            self._client.recovery.announce(self)
         if error is not None:
             delay = self._backoff.next()
             self._complain(call, error)

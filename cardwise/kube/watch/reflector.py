@@ -69,13 +69,23 @@ class Woken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPace:
-    """Seconds. The watch lasts a random time in [watch_min, watch_max]; silence of `slack` beyond that is a cut."""
+    """How long a reflector watches and pauses, in seconds.
+
+    watch_min, watch_max: a watch lasts a random time between them.
+    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark about once a minute.
+    backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents, of
+    which each node has one.
+    """
 
     watch_min: float = 240.0
     watch_max: float = 480.0
-    slack: float = 30.0
+    silence: float = 100.0
     backoff_initial: float = 0.5
     backoff_cap: float = 30.0
+
+
+# For the few replicas of extender and webhook, which decide by what they know: an outage ends for them within seconds.
+CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 
 
 class Reflector(Generic[T]):
@@ -118,6 +128,8 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._version = ""
         self._heard: float | None = None
+        self._disconnected_at: float | None = -math.inf  # None: a watch is open
+        self._failed = False  # the last call to the API server
         self._stopping = threading.Event()
         self._wake = threading.Event()  # ends a pause before the next try
         self._expired_before = False
@@ -134,10 +146,12 @@ class Reflector(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=f"reflector-{self.name}", daemon=True)
 
     def start(self) -> None:
+        self._client.recovery.subscribe(self)
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the watch and waits for the thread, at most `timeout` seconds. No handler is called afterwards."""
+        self._client.recovery.unsubscribe(self)
         self._stopping.set()
         self._wake.set()
         with self._lock:
@@ -157,6 +171,18 @@ class Reflector(Generic[T]):
                 self._watch.close()
         self._wake.set()
         return done
+
+    def retry(self) -> None:
+        """End the pause after a failed call: the API server answers again."""
+        self._wake.set()
+
+    def disconnected_seconds(self) -> float:
+        """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
+
+        After a watch that went silent, seconds since it last sent something.
+        """
+        since = self._disconnected_at  # read once: the thread changes it
+        return 0.0 if since is None else self._clock.now() - since
 
     def staleness_seconds(self) -> float:
         """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
@@ -180,12 +206,18 @@ class Reflector(Generic[T]):
                     backoff.reset()
                 elif not self._asked:  # then we have ended it
                     delay = backoff.next()
+            except errors.WatchSilent as error:
+                # No back-off: the new connection fails by itself if the API server hangs.
+                self.errors += 1
+                self._failed = True
+                self._log.warning("the watch went silent, connecting again", error=str(error))
             except errors.Gone as error:
                 self._log.info("list again: version expired", error=str(error))
                 self._version = ""
                 delay = backoff.next()
             except errors.KubeError as error:
                 self.errors += 1
+                self._failed = True
                 if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
                     # Our version is from a future that the server no longer knows: etcd was restored from a backup.
                     self._version = ""
@@ -201,7 +233,13 @@ class Reflector(Generic[T]):
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
                 backoff.reset()
             self._clock.wait(self._wake, delay)
-            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`
+            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`, or was the pause itself
+
+    def _reached(self) -> None:
+        """A call succeeded: after a failure, the other loops of the process may try again now."""
+        if self._failed:
+            self._failed = False
+            self._client.recovery.announce(self)
 
     def _relist(self) -> None:
         with self._lock:
@@ -239,6 +277,7 @@ class Reflector(Generic[T]):
             self._expired_before = True
             raise
         self._expired_before = False
+        self._reached()
         self.relists += 1
         self._version = version
         if not first:
@@ -265,9 +304,9 @@ class Reflector(Generic[T]):
         settle_at = self._settle_at
         if settle_at is not None:
             seconds = max(1.0, min(seconds, settle_at - started))
-        watch = self._client.watch(
-            self._path, self._query, self._version, seconds, read_timeout=seconds + self._pace.slack
-        )
+        watch = self._client.watch(self._path, self._query, self._version, seconds, read_timeout=self._pace.silence)
+        self._disconnected_at = None
+        self._reached()
         with self._lock:
             self._watch = watch
             if self._stopping.is_set() or self._asked:
@@ -281,7 +320,12 @@ class Reflector(Generic[T]):
                     self._take(line)
                     if self._settle_at != settle_at:
                         return True  # the handler failed: watch on, but only until it is to be asked again
+        except errors.WatchSilent:
+            self._disconnected_at = max(started, self._heard or started)
+            raise
         finally:
+            if self._disconnected_at is None:
+                self._disconnected_at = self._clock.now()
             with self._lock:
                 self._watch = None
         self._heard = self._clock.now()

@@ -45,8 +45,8 @@ def _none() -> Sequence[str]:
 
 
 class HealthServer:
-    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `config`: the settings in
-    effect, as `configz.of` has them.
+    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `notes`: lines for people
+    that /readyz shows after the verdict. `config`: the settings in effect, as `configz.of` has them.
     """
 
     def __init__(
@@ -55,12 +55,14 @@ class HealthServer:
         *,
         ready: Problems = _none,
         alive: Problems = _none,
+        notes: Problems = _none,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
         config: Mapping[str, Any] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
         self._checks = {"/readyz": ready, "/healthz": alive}
+        self._notes = {"/readyz": notes}
         self._registry = registry
         self._clock = clock
         self._config = config or {}
@@ -95,7 +97,7 @@ class HealthServer:
         if path == "/configz":
             return HTTPStatus.OK, configz.encode(self._config), "application/json"
         if path in self._checks:
-            return *_checked(self._checks[path]), text
+            return *_checked(self._checks[path], self._notes.get(path, _none)), text
         return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
@@ -107,15 +109,14 @@ class HealthServer:
             return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
 
-def _checked(ask: Problems) -> tuple[HTTPStatus, bytes]:
+def _checked(ask: Problems, notes: Problems) -> tuple[HTTPStatus, bytes]:
     try:
-        problems = list(ask())
+        problems, lines = list(ask()), list(notes())
     except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
         _log.exception("health check failed")
-        problems = [f"the check itself failed: {error!r}"]
-    if problems:
-        return HTTPStatus.SERVICE_UNAVAILABLE, ("\n".join(problems) + "\n").encode()
-    return HTTPStatus.OK, b"ok\n"
+        problems, lines = [f"the check itself failed: {error!r}"], []
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+    return status, "".join(f"{line}\n" for line in (*(problems or ["ok"]), *lines)).encode()
 
 
 def _listening(bind: HostPort) -> socket.socket:

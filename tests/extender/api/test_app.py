@@ -26,7 +26,7 @@ from tests.fakes.clock import FakeClock
 POD = asking("p", gpu_mem=8138)
 
 
-def parts(missing=(), leadership=None, clock=None):
+def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=dict):
     clock = clock or FakeClock()
     api = ApiServer(clock)
     api.put(paths.pods(), POD)
@@ -37,6 +37,8 @@ def parts(missing=(), leadership=None, clock=None):
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
+        outdated=outdated,
+        disconnected=disconnected,
         leadership=leadership or Leadership(),
     )
 
@@ -106,6 +108,22 @@ def test_before_the_lists_are_complete_nothing_is_decided():
     assert client.get("/healthz").status_code == 200
 
 
+def test_while_the_picture_is_outdated_nothing_is_decided_and_the_extender_stays_ready():
+    outdated = ["the watch of nodes is interrupted; changes of the last seconds are not known"]
+    client = create_app(
+        parts(outdated=lambda: outdated, disconnected=lambda: {"nodes": 7.2, "pods": 0.0})
+    ).test_client()
+    bind = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
+    for verb, call in (("filter", {"Pod": POD, "NodeNames": ["n1"]}), ("bind", bind)):
+        assert post(client, verb, call)["Error"] == f"not ready: {outdated[0]}"
+    assert post(client, "prioritize", {"Pod": POD, "NodeNames": ["n1"]}) == []
+    assert client.post("/gpushare-scheduler/preempt", data=b"{}").status_code == 503
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/readyz?verbose").text.splitlines()[-2:] == ["nodes: no watch for 7 s", "pods: current"]
+    outdated.clear()
+    assert post(client, "filter", {"Pod": POD, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
+
+
 def test_while_somebody_has_the_state_for_long_no_thread_is_kept_waiting(clock):
     made = parts(clock=clock)
     client = create_app(made).test_client()
@@ -165,7 +183,14 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
 @pytest.mark.parametrize("leads", [True, False])
 def test_who_leads_is_a_metric(leads):
     registry = CollectorRegistry()
-    nothing = {"marks": dict, "gangs": dict, "waiting": dict, "disagreements": dict, "staleness": dict}
+    nothing = {
+        "marks": dict,
+        "gangs": dict,
+        "waiting": dict,
+        "disagreements": dict,
+        "staleness": dict,
+        "disconnected": dict,
+    }
     registry.register(Levels(**nothing, leads=lambda: leads))
     assert registry.get_sample_value("cardwise_extender_leader") == float(leads)
 

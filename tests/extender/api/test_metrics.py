@@ -45,6 +45,7 @@ class Serving:
             waiting=self.state.waiting,
             disagreements=dict,
             staleness=dict,
+            disconnected=dict,
             leads=lambda: self.leads,
         )
         self.registry.register(levels)

@@ -35,9 +35,10 @@ class World:
         self.posts: list[tuple[float, dict]] = []
         self.api.before(self._note, "create", f"{POD}/binding", times=math.inf)
         self.client = self.api.client()
+        self.outdated: list[str] = []
         self.binder = Binder(
-            self.client, self.state, policy="binpack", seconds=seconds, clock=self.clock
-        )  # fmt: skip
+            self.client, self.state, policy="binpack", seconds=seconds, outdated=lambda: self.outdated, clock=self.clock
+        )
 
     def _note(self, call: Request) -> None:
         self.posts.append((self.clock.now(), call.body))
@@ -59,6 +60,15 @@ class World:
             self.bind()
         assert failed.value.outcome == outcome
         return str(failed.value)
+
+
+def test_by_an_outdated_picture_nothing_is_bound():
+    world = World()
+    world.outdated.append("the watch of nodes is interrupted")
+    assert "the watch of nodes is interrupted" in world.fails("early")
+    assert world.posts == []
+    world.outdated.clear()
+    assert world.bind() == "bound"
 
 
 def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():

@@ -296,15 +296,96 @@ def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiSe
     assert reflector.handler_errors == 0
 
 
-def test_silent_server_makes_it_stale(api: ApiServer, clock, following):
+def test_a_watch_that_goes_silent_is_replaced_after_100_seconds(api: ApiServer, clock, following):
+    """The API server sends a bookmark each minute, so no watch of a living one is silent for so long."""
     api.fault(Fault(then="silence"), "watch")
+    reflector, handler = following()
+    put(api, "a", size=1)
+    clock.advance(99)
+    clock.until_waiting()
+    assert (reflector.errors, reflector.staleness_seconds(), reflector.disconnected_seconds()) == (0, 99, 0)
+    clock.advance(1)
+    clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
+    assert clock.now() == 1100, "it paused before it connected again"
+    assert handler.values == truth(api)
+    assert reflector.disconnected_seconds() == 0
+
+
+def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following(pace=WatchPace(backoff_initial=8, backoff_cap=8))
+    assert reflector.disconnected_seconds() == 0
+    clock.advance(50)
+    clock.until_waiting()
+    assert reflector.disconnected_seconds() == 0, "no event came, and the watch is open"
+    api.down = True
+    clock.until_waiting()
+    clock.advance(3)
+    assert reflector.disconnected_seconds() == 3
+    api.down = False
+    put(api, "b", size=2)
+    clock.step_until(lambda: handler.values == truth(api))
+    assert reflector.disconnected_seconds() == 0
+
+
+def test_before_the_first_watch_nothing_is_known(client, clock):
+    reflector = Reflector(client, PODS, project, Recorder(), clock=clock)
+    assert reflector.disconnected_seconds() == math.inf
+
+
+def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, clock, following):
+    api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
-    clock.advance(200)
-    assert reflector.staleness_seconds() == 200
+    clock.advance(10)
+    put(api, "a", size=1)
     clock.until_waiting()
-    clock.step()  # it hears no longer than it was to watch
-    clock.until_waiting()
-    assert (reflector.errors, api.watches()) == (1, 0)
+    api.fault(Fault(refused=True), "watch", times=math.inf)
+    clock.step_until(lambda: reflector.errors == 2)
+    assert reflector.disconnected_seconds() == pytest.approx(clock.now() - 1010)
+    assert reflector.disconnected_seconds() >= 100
+
+
+def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_of_all(api: ApiServer, client, clock):
+    """Else a node that was cordoned after an outage takes pods until the watch of nodes has waited out its pause."""
+    slow, quick = (
+        Reflector(
+            client, path, lambda raw: (json.loads(raw)["metadata"]["name"], 1), Recorder(),
+            pace=WatchPace(backoff_initial=seconds, backoff_cap=seconds), clock=clock,
+        )
+        for path, seconds in ((paths.nodes(), 1000), (PODS, 10))
+    )  # fmt: skip
+    both = slow, quick
+    try:
+        for each in both:
+            each.start()
+        clock.until_waiting(2)
+        api.down = True
+        clock.until_waiting(2)
+        assert all(each.errors for each in both)
+        api.down = False
+        api.put(paths.nodes(), {"metadata": {"name": "n"}})
+        clock.step_until(lambda: slow.store.get("n"), threads=2)
+        assert clock.now() <= 1010
+        assert all(each.disconnected_seconds() == 0 for each in both)
+    finally:
+        for each in both:
+            each.stop()
+
+
+def test_a_kind_that_is_always_refused_is_not_tried_more_often_because_others_go_well(api: ApiServer, client, clock):
+    api.fault(Fault(status=403), "list", paths.nodes(), times=math.inf)
+    pace = WatchPace(backoff_initial=100, backoff_cap=100)
+    refused = Reflector(client, paths.nodes(), project, Recorder(), pace=pace, clock=clock)
+    well = Reflector(client, PODS, project, Recorder(), pace=WatchPace(watch_min=1, watch_max=2), clock=clock)
+    try:
+        for each in (refused, well):
+            each.start()
+        clock.step_until(lambda: clock.now() >= 1250, threads=2)
+        assert len(api.sent("watch")) > 100
+        assert refused.errors <= 250 / 50 + 1
+    finally:
+        for each in (refused, well):
+            each.stop()
 
 
 def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, clock, following, capsys):
