@@ -129,7 +129,7 @@ class Extender:
             )
         pod = settings.pod
         self._mark = (
-            LeaderMark(client, pod.namespace, pod.name, self._leads, clock) if pod is not None else None
+            LeaderMark(client, pod.namespace, pod.name, self._leadership.term, clock) if pod is not None else None
         )
         self._binder = Binder(
             client,

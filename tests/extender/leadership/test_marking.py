@@ -5,22 +5,22 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from extender.leadership.marking import LeaderMark
-from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
 POD = paths.pods("system", "extender-1")
 
 
 class Scene:
-    """One extender's pod, which still has the label of a process that was killed; `leads` may be changed."""
+    """One extender's pod, which still has the label of a process that was killed; `term` may be changed."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
         labels = {"app": "x", names.LEADER: "true"}
         self.api.put(paths.pods(), {"metadata": {"name": "extender-1", "namespace": "system", "labels": labels}})
-        self.leads = False
-        self.mark = LeaderMark(self.api.client(), "system", "extender-1", lambda: self.leads, self.clock)
+        self.term: int | None = None
+        self.mark = LeaderMark(self.api.client(), "system", "extender-1", lambda: self.term, self.clock)
 
     @property
     def marked(self) -> bool:
@@ -37,29 +37,29 @@ def scene() -> Scene:
 def test_the_label_follows_the_lease_and_is_written_once(scene: Scene) -> None:
     scene.mark.step()
     assert not scene.marked, "a label of before a crash goes"
-    scene.leads = True
+    scene.term = 1
     scene.mark.step()
     scene.mark.step()
     assert scene.marked
-    scene.leads = False
+    scene.term = None
     scene.mark.step()
     assert not scene.marked
-    assert len(scene.api.requests) == 3
+    assert len(scene.api.sent("patch")) == 3
 
 
 def test_what_could_not_be_written_is_written_later(scene: Scene) -> None:
-    scene.leads = True
+    scene.term = 1
     scene.api.down = True
     with pytest.raises(errors.KubeError):
         scene.mark.step()
     scene.api.down = False
     scene.mark.step()
     assert scene.marked
-    assert len(scene.api.requests) == 1
+    assert len(scene.api.sent("patch")) == 1
 
 
 def test_who_stops_is_found_no_more(scene: Scene) -> None:
-    scene.leads = True
+    scene.term = 1
     scene.api.edit(POD, metadata={"labels": {names.LEADER: None}})
     scene.mark.start()
     scene.clock.step()
@@ -67,3 +67,40 @@ def test_who_stops_is_found_no_more(scene: Scene) -> None:
     assert scene.marked
     scene.mark.stop()
     assert not scene.marked
+
+
+def other(scene: Scene, name: str, **labels: str) -> str:
+    scene.api.put(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
+    return paths.pods("system", name)
+
+
+def test_a_new_leader_removes_the_label_of_one_that_stands_still(scene: Scene) -> None:
+    """A frozen leader keeps its label, and half of kube-scheduler's calls would wait there for their time-out."""
+    frozen = other(scene, "extender-2", **{names.LEADER: "true", "app": "x"})
+    standby = other(scene, "extender-3", app="x")
+    scene.mark.step()
+    assert scene.api.get(frozen)["metadata"]["labels"][names.LEADER] == "true", "a standby touches no label but its own"
+    scene.term = 1
+    scene.mark.step()
+    assert scene.marked
+    assert [scene.api.get(pod)["metadata"]["labels"] for pod in (frozen, standby)] == [{"app": "x"}] * 2
+
+
+def test_a_leader_that_stood_still_and_leads_again_has_its_label_again(scene: Scene) -> None:
+    scene.term = 1
+    scene.mark.step()
+    scene.api.edit(POD, metadata={"labels": {names.LEADER: None}})  # by one that led meanwhile
+    scene.term = 3
+    scene.mark.step()
+    assert scene.marked
+
+
+def test_labels_that_could_not_be_removed_are_removed_later(scene: Scene) -> None:
+    frozen = other(scene, "extender-2", **{names.LEADER: "true"})
+    scene.term = 1
+    scene.api.fault(Fault(status=500), "patch", frozen)
+    with pytest.raises(errors.KubeError):
+        scene.mark.step()
+    assert scene.marked
+    scene.mark.step()
+    assert names.LEADER not in scene.api.get(frozen)["metadata"].get("labels", {})

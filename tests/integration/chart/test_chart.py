@@ -5,8 +5,11 @@ away.
 """
 
 import contextlib
+import os
+import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,6 +231,54 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said, said
     assert "FAIL" not in said
     assert said.count("TEST SUITE:") == 2, "what it may do, and the pod"
+
+
+def test_a_leader_that_stands_still_as_a_whole_leaves_the_service_and_holds_up_no_pod_without_gpu(
+    cluster: Cluster, space: Space
+) -> None:
+    """No parent process sees it. Each GPU pod costs kube-scheduler a time-out until readiness has taken it out."""
+    query = {"labelSelector": f"{names.LEADER}=true"}
+    (leader,) = [pod["metadata"]["name"] for pod in cluster.api.get(paths.pods(SYSTEM), query)["items"]]
+    members = [
+        int(folder.name) for folder in Path("/proc").glob("[0-9]*") if f"POD_NAME={leader}" in environment(folder)
+    ]
+    assert len(members) > 1, "the process that serves and its parent"
+    created: dict[str, float] = {}
+    bound: dict[str, float] = {}
+
+    def all_bound() -> bool:
+        for pod in space.pods():
+            name = pod["metadata"]["name"]
+            if name in created and pod["spec"].get("nodeName"):
+                bound.setdefault(name, time.monotonic())
+        return bound.keys() == created.keys()
+
+    gpus = [f"behind-{number}" for number in range(20)]
+    try:
+        for pid in members:
+            os.kill(pid, signal.SIGSTOP)
+        for number, gpu in enumerate(gpus):
+            space.create(workload(gpu, gpu_mem=64, command=IDLE))
+            name = f"plain-{number}"
+            created[name] = time.monotonic()
+            space.create(workload(name, command=IDLE))
+        space.wait(all_bound, "pods without GPU have nodes")
+    finally:
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    print("seconds:", sorted(round(bound[name] - created[name], 2) for name in created))
+    space.running(*gpus)
+    space.delete(*gpus, *created, grace=1)
+    space.gone(*gpus, *created)
+
+
+def environment(process: Path) -> list[str]:
+    """The environment of a process of this machine, by its folder in /proc."""
+    try:
+        return (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def test_a_folder_that_is_removed_from_the_node_is_mounted_anew(cluster: Cluster, space: Space) -> None:
