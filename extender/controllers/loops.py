@@ -1,8 +1,8 @@
 """The background threads of the extender: they end holds, look up Bindings without an answer, wake waiting pods, write
 statuses.
 
-What is due is decided in the state and in the controllers. Writes of statuses have a thread of their own, so that a
-slow one does not keep a plan from ending.
+What is due is decided in the state and in the controllers. Writes to objects of others have threads of their own, so
+that a slow one does not keep a plan from ending.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from prometheus_client import Counter
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop, each
 from extender.binding import binder
@@ -28,9 +29,12 @@ _STEP_SECONDS = 0.5
 _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
-_WRITE_SECONDS = 2.0  # for a touch: plans and terminating pods wait for it to end
+_TOUCH_TIMEOUT = 1.0  # seconds; then another node is touched
+_TOUCHES = 8  # nodes that are tried in a row
 _STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
 _STOP_SECONDS = 5.0
+
+_OF_THE_SERVER = (errors.ServerError, errors.TooManyRequests, errors.Unauthorized, errors.Unreachable)
 
 Step = Callable[[], None]
 
@@ -67,10 +71,13 @@ class Loops:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._rests_since: float | None = None
+        self._touch_backoff = Backoff(initial=0.5, cap=2.0)
+        self._touch_not_before = float("-inf")
         self._gangs = gangs
         self._nominating = nominating
         threads: dict[str, tuple[float, Sequence[Step]]] = {
             "upkeep": (_STEP_SECONDS, [self.step]),
+            "wakeups": (_STEP_SECONDS, [self.wake_pods]),
             "statuses": (_TELL_SECONDS, statuses),
             "podgroups": (_TELL_SECONDS, podgroups),
             "evictions": (_STEP_SECONDS, evictions),
@@ -109,20 +116,43 @@ class Loops:
                 queue.move_all_of_others()
         due = self._state.tick()
         binder.look_up(due, self._fence, self._state, self._leadership, clock=self._clock)
-        node = self._state.touch_due()
-        if node is not None and not touch(self._client, node, self._clock):
-            with self._state.queue() as queue:
-                queue.failed(node)
         self._rests_since = self._clock.now()
 
+    def wake_pods(self) -> None:
+        """Touches the node that is due, or others if that fails.
 
-def touch(client: KubeClient, node: str, clock: Clock) -> bool:
-    """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns its success."""
+        Several nodes are tried in a row if each refuses at once, as one whose annotations are at the API's limit. After
+        an error that may be the API server's own, the next node is tried a moment later.
+        """
+        if self._clock.now() < self._touch_not_before:
+            return
+        retry_after = None
+        for _ in range(_TOUCHES):
+            node = self._state.touch_due()
+            if node is None:
+                return
+            error = touch(self._client, node, self._clock)
+            with self._state.queue() as queue:
+                if error is None:
+                    queue.on_touched(node)
+                else:
+                    queue.on_touch_failed(node)
+            if error is None:
+                self._touch_backoff.reset()
+                return
+            retry_after = error.retry_after
+            if isinstance(error, _OF_THE_SERVER):
+                break
+        self._touch_not_before = self._clock.now() + self._touch_backoff.next(retry_after)
+
+
+def touch(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
+    """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns why it failed."""
     patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
     try:
-        client.patch(paths.nodes(node), patch, "merge", timeout=_WRITE_SECONDS)
+        client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_TIMEOUT)
     except errors.KubeError as error:
-        _log.warning("cannot wake waiting pods", node=node, error=str(error))
-        return False
+        _log.warning("cannot wake waiting pods by this node; another is tried", node=node, error=str(error))
+        return error
     _log.debug("woke waiting pods", node=node)
-    return True
+    return None

@@ -11,6 +11,8 @@ The queue in which pods are tried is kube-scheduler's own. Here is what only the
 kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. It does not see that a plan
 ended, a card healed, a node gave a share up, or a quota was raised. So the extender changes an annotation of a node (a
 *touch*, by `controllers.loops`). One node is enough, because kube-scheduler takes every change of a node as a reason.
+So a node that cannot be changed (its annotations may be at the API's limit) is replaced by another, and for minutes
+taken only if no other is there.
 
 A row is made by the watch or by filter, whichever knows the pod first. Not thread-safe: `State.queue` locks.
 """
@@ -34,6 +36,7 @@ _SLACK: Final = 1024  # of what is in order, for pods that are not to be decided
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
 _WATCH_LAG_SECONDS: Final = 2.0  # before a change: a pod may have been refused without knowing of it
 _TOUCH_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
+_AVOID_SECONDS: Final = 300.0  # for which other nodes are touched instead of one that could not be
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
 _TURNS_SECONDS: Final = _LONGEST_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
@@ -111,6 +114,8 @@ class SchedulingQueue:
         self._move: str | None = None  # the node to be touched
         self._moves_at: set[float] = set()
         self._touched = -math.inf
+        self._touchable = ""  # the node that was touched last
+        self._avoided: dict[str, float] = {}  # nodes that could not be touched, and until when others are preferred
         self._term = self._turns_until = -math.inf
         self._put_off = False  # a pod was refused because others have their turn first
 
@@ -262,7 +267,9 @@ class SchedulingQueue:
             self._move = ""
 
     def due(self, nodes: Collection[str]) -> str | None:
-        """The node to touch now, one of `nodes`, or None. Each is told once."""
+        """The node to touch now, one of `nodes`, or None. Each is told once, then `on_touched` or `on_touch_failed` is
+        called.
+        """
         now = self._clock.now()
         passed = {when for when in self._moves_at if when <= now}
         if passed:
@@ -276,13 +283,20 @@ class SchedulingQueue:
         if not self._unschedulable and not others:
             return None
         self._touched = now
-        return node if node in nodes else next(iter(nodes), None)  # any node will do if that one is gone
+        return self._node_to_touch(node, nodes, now)
 
-    def failed(self, node: str) -> None:
-        """The node that was due could not be touched."""
+    def on_touched(self, node: str) -> None:
+        """The node that was due has been touched."""
+        self._touchable = node
+        self._avoided.pop(node, None)
+
+    def on_touch_failed(self, node: str) -> None:
+        """The node that was due could not be touched. Another one is due at once."""
         self._others = True
         if self._move is None:
             self._move = node
+        self._touched = -math.inf
+        self._avoided[node] = self._clock.now() + _AVOID_SECONDS
 
     # Whose turn it is at the beginning of a term.
 
@@ -351,6 +365,16 @@ class SchedulingQueue:
             row.fragmented = None
 
     # Everything below is what they are made of.
+
+    def _node_to_touch(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
+        """`wanted` if it can be touched; else the node that was touched last; else one that has not failed, or failed
+        longest ago.
+        """
+        self._avoided = {node: until for node, until in self._avoided.items() if until > now and node in nodes}
+        for node in (wanted, self._touchable):
+            if node in nodes and node not in self._avoided:
+                return node
+        return min(nodes, key=lambda node: self._avoided.get(node, -math.inf), default=None)
 
     def _row(self, uid: str) -> QueuedPod:
         row = self._pods.get(uid)

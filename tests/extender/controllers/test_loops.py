@@ -41,16 +41,21 @@ def heals(made):
     made.set_card(*as_card(resource(0)))
 
 
+def one_round(loops):
+    loops.step()
+    loops.wake_pods()
+
+
 def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
     made = with_cards(state(clock), n1=1)
     made.set_card(*as_card(resource(0, cordoned=True)))
     made.touch_due()
     refuse(made)
     loops = Loops(api.client(), made, clock=clock)
-    loops.step()
+    one_round(loops)
     assert api.requests == []
     made.set_card(*as_card(resource(0)))
-    loops.step()
+    one_round(loops)
     assert [call.path for call in api.requests] == [N1]
 
 
@@ -60,25 +65,113 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
     api.fault(Fault(status=500))
     loops = Loops(api.client(), made, clock=clock)
     for _ in range(10):
-        loops.step()
+        one_round(loops)
         clock.advance(0.5)
     assert [call.path for call in api.requests] == [N1] * 3
     assert names.NODE_CHANGED in api.get(N1)["metadata"]["annotations"]
+
+
+def full(api, name):
+    """A node whose annotations are at the API's limit: every change of them is refused."""
+    api.put(paths.nodes(), {"metadata": {"name": name}})
+    return api.fault(Fault(status=422, reason="Invalid"), path=paths.nodes(name), times=1_000_000)
+
+
+def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clock):
+    """Whichever node has room, and also if a quota was raised, which is no node's."""
+    for name in ("a", "b"):
+        full(api, name)
+    made = with_cards(state(clock), a=1, b=1, n1=1)
+    made.touch_due()
+    loops = Loops(api.client(), made, clock=clock)
+    for wakes in (lambda queue: queue.move_all("a"), lambda queue: queue.move_all()):
+        with made.queue() as queue:
+            queue.refused("pod")
+            wakes(queue)
+        one_round(loops)
+        assert (api.requests[-1].verb, api.requests[-1].path) == ("patch", N1), "in the same round"
+        clock.advance(1.0)
+    assert [call.path for call in api.requests].count(paths.nodes("a")) == 1, "it is remembered"
+
+
+def test_a_node_that_cannot_be_changed_is_tried_again_after_minutes(api, clock):
+    bad = full(api, "a")
+    made = with_cards(state(clock), a=1, n1=1)
+    made.touch_due()
+    loops = Loops(api.client(), made, clock=clock)
+
+    def wake():
+        api.requests.clear()
+        with made.queue() as queue:
+            queue.refused("pod")
+            queue.move_all("a")
+        one_round(loops)
+        return [call.path for call in api.requests]
+
+    assert wake() == [paths.nodes("a"), N1]
+    clock.advance(299.0)
+    assert wake() == [N1]
+    bad.end()
+    clock.advance(2.0)
+    assert wake() == [paths.nodes("a")]
+
+
+def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of_plans(api, clock):
+    """As one whose object is large: the write has no answer in time."""
+    api.put(paths.nodes(), {"metadata": {"name": "a"}})
+    api.fault(Fault(seconds=60.0), path=paths.nodes("a"), times=1_000_000)
+    made = with_cards(state(clock), a=1, n1=1)
+    made.touch_due()
+    loops = Loops(api.client(), made, clock=clock)
+    with made.queue() as queue:
+        queue.refused("pod")
+        queue.move_all("a")
+    began = clock.now()
+    for _ in range(3):
+        one_round(loops)
+        clock.advance(0.5)
+    assert any(call.path == N1 for call in api.requests), "another node is touched"
+    assert clock.now() - began <= 3.0
+    began = clock.now()
+    loops.step()
+    assert clock.now() == began, "what has no answer is waited for by a thread of its own"
+
+
+def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(api, clock):
+    made = with_cards(state(clock), **{f"m{i}": 1 for i in range(50)}, n1=1)
+    made.touch_due()
+    down = api.fault(Fault(refused=True), times=1_000_000)
+    loops = Loops(api.client(), made, clock=clock)
+    with made.queue() as queue:
+        queue.refused("pod")
+        queue.move_all("n1")
+    for _ in range(120):
+        one_round(loops)
+        clock.advance(0.5)
+    assert 20 <= len(api.requests) <= 70, "in a minute"
+    down.end()
+    api.requests.clear()
+    for i in range(50):
+        api.put(paths.nodes(), {"metadata": {"name": f"m{i}"}})
+    for _ in range(5):
+        one_round(loops)
+        clock.advance(0.5)
+    assert [call.verb for call in api.requests] == ["patch"], "the first answer ends it"
 
 
 def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
     made = with_cards(state(clock), n1=1)
     made.touch_due()
     loops = Loops(api.client(), made, clock=clock)
-    loops.step()
+    one_round(loops)
     clock.advance(0.5)
-    loops.step()
+    one_round(loops)
     assert api.requests == [], "nobody waits that we know of"
     clock.advance(1.1)  # a preempt call of kube-scheduler had no answer in a second
-    loops.step()
+    one_round(loops)
     assert [call.path for call in api.requests] == [N1]
     clock.advance(0.5)
-    loops.step()
+    one_round(loops)
     assert len(api.requests) == 1
 
 
@@ -94,8 +187,8 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
     loops.start()
     try:
         assert hanging.wait(60)
-        clock.step()
-        clock.until_waiting()
+        clock.step(threads=2)
+        clock.until_waiting(threads=2)
         assert api.requests, "the other loop goes on"
     finally:
         go_on.set()
@@ -114,7 +207,7 @@ def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
     try:
         assert hanging.wait(60)
         assert told.acquire(timeout=60)
-        clock.step(threads=2)
+        clock.step(threads=3)
         assert told.acquire(timeout=60), "the other loop goes on"
     finally:
         go_on.set()
@@ -135,7 +228,7 @@ def test_a_step_that_fails_is_counted_and_keeps_neither_the_others_nor_the_next_
     loops.start()
     for _ in range(3):
         assert rounds.acquire(timeout=60)
-        clock.until_waiting(threads=2)
+        clock.until_waiting(threads=3)
         clock.advance(5.0)
     loops.stop()
     assert failures() >= before + 3

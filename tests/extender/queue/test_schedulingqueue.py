@@ -91,8 +91,44 @@ def test_nobody_is_woken_where_nobody_waits(queue, clock):
 def test_a_touch_that_failed_is_due_again(queue, clock):
     queue.refused("a")
     queue.move_all("n2")
-    assert queue.due(NODES) == "n2"
+    assert queue.due(("n2",)) == "n2"
     queue.over("a")
-    queue.failed("n2")
+    queue.on_touch_failed("n2")
+    assert queue.due(("n2",)) == "n2", "at once, and there is no other"
+
+
+def test_another_node_is_touched_instead_of_one_that_could_not_be(queue, clock):
+    queue.refused("a")
+    queue.move_all("n2")
+    assert queue.due(NODES) == "n2"
+    queue.on_touch_failed("n2")
+    assert queue.due(NODES) == "n1"
+    queue.on_touched("n1")
+    assert queue.due(NODES) is None
     clock.advance(1.0)
+    queue.move_all("n2")
+    assert queue.due(NODES) == "n1", "n2 is remembered"
+    queue.on_touched("n1")
+    clock.advance(300.0)
+    queue.move_all("n2")
+    assert queue.due(NODES) == "n2", "but not for ever"
+
+
+def test_if_no_node_could_be_touched_the_one_that_failed_longest_ago_is_next(queue, clock):
+    queue.refused("a")
+    queue.move_all()
+    tried = []
+    for _ in range(4):
+        tried.append(queue.due(NODES))
+        queue.on_touch_failed(tried[-1])
+        clock.advance(1.0)
+    assert tried == ["n1", "n2", "n1", "n2"]
+
+
+def test_without_a_node_the_one_that_was_touched_last_is_touched(queue, clock):
+    queue.refused("a")
+    queue.move_all("n2")
+    queue.on_touched(queue.due(NODES))
+    clock.advance(1.0)
+    queue.move_all()
     assert queue.due(NODES) == "n2"
