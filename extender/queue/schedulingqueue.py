@@ -34,7 +34,7 @@ from extender.records.podref import PodRef
 _MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
 _SLACK: Final = 1024  # of what is in order, for pods that are not to be decided about any more
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
-_WATCH_LAG_SECONDS: Final = 2.0  # before a change: a pod may have been refused without knowing of it
+_WATCH_LAG_SECONDS: Final = 2.0  # between what happens and the watch event of it
 _TOUCH_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
 _AVOID_SECONDS: Final = 300.0  # for which other nodes are touched instead of one that could not be
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
@@ -224,9 +224,18 @@ class SchedulingQueue:
             row.reason = reason
 
     def reasons(self) -> Counter[str]:
-        """The number of refused pods, by what most nodes lacked."""
-        self._forget(self._clock.now())
-        return Counter(row.reason for row in self._unschedulable.values() if row.reason)
+        """The number of refused pods, by what most nodes lacked.
+
+        A pod that the watch does not show is counted for a moment only: it is new, or filter was called for it when it
+        was gone already.
+        """
+        now = self._clock.now()
+        self._forget(now)
+        return Counter(
+            row.reason
+            for row in self._unschedulable.values()
+            if row.reason and (row.pod is not None or now - row.refused <= _WATCH_LAG_SECONDS)
+        )
 
     def is_unschedulable(self, uid: str) -> bool:
         """Whether the pod was refused, and not placed since."""

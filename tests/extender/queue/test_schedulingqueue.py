@@ -36,6 +36,18 @@ def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
     assert queue.reasons() == {}
 
 
+def test_a_pod_that_filter_is_called_for_after_its_deletion_is_counted_for_seconds_only(queue, clock):
+    for name in ("gone", "new"):
+        queue.waits(waiting(name))
+        queue.refused(name)
+        queue.because(name, "full")
+    queue.over("gone")
+    queue.refused("gone")  # kube-scheduler has not heard of it
+    queue.because("gone", "full")
+    clock.advance(3.0)
+    assert queue.reasons() == {"full": 1}
+
+
 def test_a_pod_that_filter_knows_before_the_watch_is_one_row(queue):
     queue.refused("a")
     queue.because("a", "full")
