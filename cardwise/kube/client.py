@@ -22,7 +22,7 @@ import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, wire
@@ -61,8 +61,9 @@ _BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token ha
 class KubeClient:
     """One API server. Thread-safe; survives a fork (the child gets connections of its own).
 
-    All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none) and nothing
-    else for what the other side does. `timeout` is in seconds and bounds each wait for bytes, None waits for ever.
+    All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
+    when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds each
+    wait for bytes, None waits for ever.
     """
 
     def __init__(
@@ -292,6 +293,8 @@ class KubeClient:
                 timeout=self._timeout(timeout),
                 preload_content=not stream,
             )
+        except (ReadTimeoutError, TimeoutError) as error:
+            raise errors.TimedOut(f"{method} {path}: {error}") from error
         except (HTTPError, OSError) as error:
             raise errors.Unreachable(f"{method} {path}: {error}") from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:

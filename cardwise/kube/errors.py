@@ -87,6 +87,12 @@ class WatchSilent(Unreachable):
     """A watch sent nothing for longer than the API server's bookmarks allow; its connection is lost."""
 
 
+class TimedOut(Unreachable):
+    """No answer in time. The cause may be the object alone: writes to one with a MiB of labels or `managedFields` take
+    seconds.
+    """
+
+
 class KubeConfigError(Exception):
     """There are no usable credentials; the message says where they were looked for."""
 
@@ -103,6 +109,7 @@ _BY_STATUS: dict[int, type[KubeError]] = {
 }
 
 
+_UNAVAILABLE = 503
 _NO_SUCH_RESOURCE = "the server could not find the requested resource"
 
 
@@ -118,6 +125,16 @@ class _Status(msgspec.Struct, rename="camel"):
 
 
 _decode_status = msgspec.json.Decoder(_Status).decode
+
+
+def is_of_server(error: KubeError) -> bool:
+    """Whether the API server, or the way to it, is in trouble, so that a write to another object would fail as well.
+
+    Not for evictions: there 429 means a disruption budget.
+    """
+    if isinstance(error, TimedOut):
+        return False
+    return isinstance(error, (Unreachable, Unauthorized, TooManyRequests)) or error.status == _UNAVAILABLE
 
 
 def from_response(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:

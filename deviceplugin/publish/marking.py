@@ -20,6 +20,7 @@ from deviceplugin.sources.pods import NodePod
 _log = structlog.get_logger(__name__)
 
 _FAILED = "pod not marked as assigned"
+_TIMEOUT = 2.0  # seconds: of a pod that takes long to write the others' marks wait for so long only
 _LIMIT = 10_000  # pods that wait for the API server to come back
 
 
@@ -66,14 +67,15 @@ class Marker:
             self._patch(pod)
         except (errors.NotFound, errors.Invalid):
             pass  # gone, or another pod under its name: nobody is left to read the mark
-        except (errors.TooManyRequests, errors.ServerError, errors.Unreachable):
+        except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
             with self._lock:
-                self._waiting.setdefault(pod.uid, pod)
-            raise
+                self._waiting.setdefault(pod.uid, pod)  # after the others
+            if not isinstance(error, errors.TimedOut):
+                raise
         except errors.KubeError as error:
             _log.warning(_FAILED, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _patch(self, pod: NodePod) -> None:
         # The UID is a precondition: a patch that would change it is Invalid.
         change = {"metadata": {"uid": pod.uid, "annotations": {names.ASSIGNED: "true"}}}
-        self._client.patch(paths.pods(pod.namespace, pod.name), change, "merge")
+        self._client.patch(paths.pods(pod.namespace, pod.name), change, "merge", timeout=_TIMEOUT)

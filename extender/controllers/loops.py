@@ -31,10 +31,9 @@ _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
 _TOUCH_TIMEOUT = 1.0  # seconds; then another node is touched
 _TOUCHES = 8  # nodes that are tried in a row
+_TOUCH_SECONDS = 3.0  # in which they are
 _STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
 _STOP_SECONDS = 5.0
-
-_OF_THE_SERVER = (errors.ServerError, errors.TooManyRequests, errors.Unauthorized, errors.Unreachable)
 
 Step = Callable[[], None]
 
@@ -121,10 +120,11 @@ class Loops:
     def wake_pods(self) -> None:
         """Touches the node that is due, or others if that fails.
 
-        Several nodes are tried in a row if each refuses at once, as one whose annotations are at the API's limit. After
-        an error that may be the API server's own, the next node is tried a moment later.
+        Several nodes are tried in a row: the annotations of one may be at the API's limit, and the object of another so
+        large that the write takes long. After an error of the API server's own, the next is tried a moment later.
         """
-        if self._clock.now() < self._touch_not_before:
+        began = self._clock.now()
+        if began < self._touch_not_before:
             return
         retry_after = None
         for _ in range(_TOUCHES):
@@ -141,7 +141,7 @@ class Loops:
                 self._touch_backoff.reset()
                 return
             retry_after = error.retry_after
-            if isinstance(error, _OF_THE_SERVER):
+            if errors.is_of_server(error) or self._clock.now() - began > _TOUCH_SECONDS:
                 break
         self._touch_not_before = self._clock.now() + self._touch_backoff.next(retry_after)
 

@@ -10,7 +10,7 @@ class that a person made or edited is never touched.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -33,7 +33,8 @@ _LINGER = 10.0  # seconds without cards before a class is deleted: a card that m
 _ASK = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
 _SHOWN = 5.0  # seconds in which the watch shows what was written
 _RETRY = 30.0  # seconds after a refusal
-_TIMEOUT = 5.0
+_TIMEOUT = 2.0
+_STEP_LIMIT = 1.0  # seconds of writing after which a look ends: the statuses of all are written by this thread
 _AT_ONCE = 8  # writes of a kind in one look: the thread writes statuses too, and a node can invent models
 
 Models = tuple[str, ...]
@@ -139,18 +140,22 @@ class ClassController:
         self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
         ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
         self._missing = {name: None for name in (*self._missing, *wanted.creates) if name in wanted.creates}
-        for name in self._due(self._missing):
+        for name in self._due(self._missing, now):
             self._create(name, wanted.creates[name])
         grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(found[name].auto_models)}
-        for name in self._due(name for name in wanted.updates if name in ready | grown):
+        for name in self._due((name for name in wanted.updates if name in ready | grown), now):
             self._update(name, wanted.updates[name], found[name])
-        for name in self._due(name for name in wanted.deletes if name in ready):
+        for name in self._due((name for name in wanted.deletes if name in ready), now):
             self._delete(name, found[name])
         self._kept = {classes.name_of_model(model) for model in models} & found.keys()
 
-    def _due(self, names: Iterable[str]) -> list[str]:
-        """The first of these classes that were not written or tried a moment ago."""
-        return list(islice((name for name in names if name not in self._not_before), _AT_ONCE))
+    def _due(self, names: Iterable[str], began: float) -> Iterator[str]:
+        """The first of these classes that were not written or tried a moment ago, while the look that began then has
+        time.
+        """
+        for name in list(islice((name for name in names if name not in self._not_before), _AT_ONCE)):
+            if self._clock.now() - began <= _STEP_LIMIT:
+                yield name
 
     def _used(self, name: str) -> bool:
         """As `in_use`, but not asked again soon after the answer was yes."""

@@ -30,7 +30,7 @@ class _Written:
 
 
 class FairQueueing:
-    """Chooses the next namespace so that each gets the same time: fair queueing by start times.
+    """Chooses the next namespace (or node, or kind) so that each gets the same time: fair queueing by start times.
 
     A namespace whose objects are slow to write, or many, delays only itself. A new namespace starts where the others
     are, without time saved up.
@@ -41,8 +41,8 @@ class FairQueueing:
         self._now = 0.0  # the virtual time of the namespace that was served last
 
     def first(self, waiting: Iterable[str]) -> str:
-        """The namespace that is next, of those that wait; there must be one."""
-        namespace = min(waiting, key=self._stands)
+        """The namespace that is next, of those that wait; there must be one. Of equal ones the one that was idle."""
+        namespace = min(waiting, key=lambda name: (self._stands(name), self._used.get(name, 0.0)))
         self._now = max(self._now, self._stands(namespace))
         return namespace
 
@@ -59,8 +59,8 @@ class FairQueueing:
 
 
 class Schedule:
-    """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns, and so do namespaces
-    (`FairQueueing`); objects without a namespace count as one namespace.
+    """`gaps`: for each kind the least seconds between two writes to one object. Each kind gets the same time, and of a
+    kind each namespace (`FairQueueing`): what stands before a "/" in a key. Keys without one are of one namespace.
 
     Each written object is looked at again: a write that had no effect is repeated, each time later.
     """
@@ -70,7 +70,7 @@ class Schedule:
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
         self._ready: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
-        self._kinds = list(gaps)
+        self._kinds = FairQueueing()
         self._turns = {kind: FairQueueing() for kind in gaps}
         self._given: tuple[Key, float] | None = None  # what is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
@@ -101,21 +101,22 @@ class Schedule:
             if self._put_off.get(key) == at:  # else it was marked for an earlier time
                 del self._put_off[key]
                 self._make_ready(key)
-        for kind in self._kinds:
-            ready = self._ready[kind]
-            if not ready:
-                self._turns[kind].rest()
-                continue
-            self._kinds.remove(kind)
-            self._kinds.append(kind)
-            namespace = self._turns[kind].first(ready)
-            key = next(iter(ready[namespace]))
-            del ready[namespace][key]
-            if not ready[namespace]:
-                del ready[namespace]
-            self._given = key, now
-            return key
-        return None
+        waiting = [kind for kind, ready in self._ready.items() if ready]
+        for kind in self._ready.keys() - waiting:
+            self._turns[kind].rest()
+        if not waiting:
+            self._kinds.rest()
+            return None
+        kind = self._kinds.first(waiting)
+        self._kinds.took(kind, 0.0)
+        ready = self._ready[kind]
+        namespace = self._turns[kind].first(ready)
+        key = next(iter(ready[namespace]))
+        del ready[namespace][key]
+        if not ready[namespace]:
+            del ready[namespace]
+        self._given = key, now
+        return key
 
     def wrote(self, key: Key, what: object, now: float) -> None:
         """The object was written; the watch will show whether that had effect."""
@@ -141,6 +142,7 @@ class Schedule:
     def _took(self, key: Key, now: float) -> None:
         if self._given is not None and self._given[0] == key:
             self._turns[key.kind].took(_namespace(key), now - self._given[1])
+            self._kinds.took(key.kind, now - self._given[1])
             self._given = None
 
     def _later_at(self, key: Key, at: float) -> None:

@@ -3,6 +3,10 @@
 Level-triggered: at each write the status is what it should be at that moment, compared with what the watch shows. So a
 lost write, an edit by somebody or a missed change is corrected; the newest state wins, and states in between are never
 written. The state is locked for a few nodes or namespaces at a time.
+
+Cards get the same time by node, quotas by namespace: a node can make its cards so large that each write takes seconds.
+A write without an answer in time is no reason to let others wait, unless those of several nodes or namespaces in a row
+have none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +50,9 @@ _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
+_SLOW_SECONDS = 30.0  # until one is tried again whose write had no answer in time
+_SLOW_OWNERS = 3  # nodes or namespaces whose writes have no answer, one after the other: the API server may be away
+_AWAY_SECONDS = 2.0  # in which nothing is written then; some of these may be hostile, so it is short
 _CONFLICT_SECONDS = 2.0  # until one is tried again whose object was gone, or has changed since it was read
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
@@ -98,6 +105,7 @@ class StatusWriter:
         self._automatic: set[str] = set()  # as last looked at
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")
+        self._slow: set[tuple[str, str]] = set()  # kinds and owners whose writes failed since the last that did not
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
@@ -139,7 +147,7 @@ class StatusWriter:
             wanted = count.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == wanted:
                 continue
-            self._schedule.mark(Key(CARD, name), now)
+            self._schedule.mark(Key(CARD, f"{node}/{name}"), now)
             if card.status.memory not in (wanted.memory, -1):  # -1: the status has never been written
                 wrong[name, Disagreement.STATUS] = card.status.memory
         self.check.note(node, wrong, now)
@@ -224,15 +232,26 @@ class StatusWriter:
             self._complain(key, error)
             self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)
         except errors.KubeError as error:
-            # The error is not about this object, so all others wait as well.
             self._complain(key, error)
-            pause = self._backoff.next(error.retry_after)
-            self._paused_until = self._clock.now() + pause
-            self._schedule.failed(key, self._clock.now(), pause)
+            self._schedule.failed(key, self._clock.now(), self._pause(key, error))
         else:
             self._backoff.reset()
+            self._slow.clear()
             self._schedule.wrote(key, found.what, self._clock.now())
             found.written()
+
+    def _pause(self, key: Key, error: errors.KubeError) -> float:
+        """The seconds until the object is tried again. All others wait as well if the API server is in trouble."""
+        now = self._clock.now()
+        if errors.is_of_server(error):
+            pause = self._backoff.next(error.retry_after)
+            self._paused_until = now + pause
+            return pause
+        self._slow.add((key.kind, key.key.partition("/")[0]))
+        if len(self._slow) >= _SLOW_OWNERS:
+            self._slow.clear()
+            self._paused_until = now + _AWAY_SECONDS
+        return _SLOW_SECONDS
 
     def _complain(self, key: Key, error: errors.KubeError) -> None:
         """Logs why statuses of this kind cannot be written, not too often."""
@@ -243,9 +262,11 @@ class StatusWriter:
 
     # What to write where; None where nothing is to be written.
 
-    def _card(self, name: str) -> _Write | None:
+    def _card(self, key: str) -> _Write | None:
+        """`key`: node and name of the card."""
+        node, _, name = key.partition("/")
         seen = self._seen.cards.values.get(name)
-        if seen is None:
+        if seen is None or seen.node != node:
             return None
         with self._state.view() as ledger:
             wanted = statuses.count_node(ledger, seen.node).cards.get(name, NOTHING_ALLOCATED)

@@ -30,6 +30,7 @@ ASKED = {
         *writes("core/secrets", "core/configmaps", "coordination.k8s.io/leases", operations="CREATE"),
         "DELETE core/pods",
     },
+    "extendedresources": writes(*RESOURCES),
     "gangs": writes("core/pods", "core/pods/status", operations="UPDATE"),
     "gpumemunit": writes("core/namespaces", "core/namespaces/status", "core/namespaces/finalize"),
     "hostpaths": PODS,

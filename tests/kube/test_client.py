@@ -116,15 +116,17 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody = KubeClient(f"http://127.0.0.1:{unused.getsockname()[1]}")
-        with pytest.raises(errors.Unreachable, match="GET /version"):
+        with pytest.raises(errors.Unreachable, match="GET /version") as told:
             nobody.get("/version")
+        assert errors.is_of_server(told.value)
 
 
 def test_silence_is_unreachable_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = KubeClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(errors.Unreachable):
+        with pytest.raises(errors.TimedOut) as told:
             client.get("/version", timeout=0.1)
+        assert not errors.is_of_server(told.value), "it may be this object alone"
         client.close()
         gc.collect()
 

@@ -334,6 +334,17 @@ def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(
     assert world.api.get(class_path(K80)) is not None
 
 
+def test_classes_that_take_long_to_write_do_not_keep_the_statuses_of_others_waiting(world):
+    """The thread writes those too."""
+    world.api.fault(Fault(seconds=60.0), times=1_000_000)
+    for i in range(8):
+        world.card(f"GPU-{i}", f"Tesla {i}")
+    world.api.show()
+    began = world.clock.now()
+    world.controller.step()
+    assert 0.0 < world.clock.now() - began <= 3.0
+
+
 def test_who_waits_for_a_class_longest_gets_it_first(world):
     for i in range(16):
         world.card(f"GPU-{i}", f"Tesla {i:02}")

@@ -17,6 +17,18 @@ def test_kinds_take_turns_and_marks_within_the_gap_wait_for_it():
     assert schedule.next(9.0) is None
 
 
+def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
+    schedule, now, order = Schedule({"a": 100.0, "b": 100.0}), 0.0, []
+    schedule.mark_all([Key("a", f"x/{i}") for i in range(9)], now)
+    schedule.mark_all([Key("b", f"y/{i}") for i in range(30)], now)
+    for _ in range(31):
+        key = schedule.next(now)
+        now += 2.0 if key.kind == "a" else 0.01
+        schedule.wrote(key, "what", now)
+        order.append(key.kind)
+    assert order.count("a") <= 2
+
+
 def test_the_same_write_without_effect_is_repeated_later_and_later_a_new_one_at_once():
     schedule, key, now = Schedule({"a": 1.0}), Key("a", "x"), 0.0
     for gap in (1, 2, 4, 8):

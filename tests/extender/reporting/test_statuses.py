@@ -389,6 +389,62 @@ def test_an_object_whose_status_is_refused_does_not_keep_the_others_back():
     assert "freeMiB" in world.status(er_path("GPU-A"))
 
 
+def slow_node(world, name, cards=40):
+    """A node whose cards are so large that no write to them has an answer in time."""
+    made = [card(f"GPU-{name}-{i}", i) for i in range(cards)]
+    world.node(name, *made)
+    world.api.fault(Fault(seconds=60.0), path=f"{er_path(f'GPU-{name}-')}*", times=1_000_000)
+
+
+def seconds_until(world, ready):
+    began = world.clock.now()
+    while not ready():
+        assert world.clock.now() - began < 300.0
+        world.run(0.25)
+    return world.clock.now() - began
+
+
+def test_a_node_whose_cards_take_long_to_write_delays_no_others(world):
+    slow_node(world, "slow")
+    world.run(10)
+    for i in range(20):
+        world.node(f"n{i}", card(f"GPU-n{i}"))
+    world.api.put(CLASSES, class_object("k80"))
+    for i in range(20):
+        world.api.put(QUOTAS, quota_object(f"q{i}", {"memoryMiB": 1000}, namespace=f"team{i}"))
+
+    def written():
+        cards = all("freeMiB" in world.status(er_path(f"GPU-n{i}")) for i in range(20))
+        used = all("used" in world.status(quota_path(f"q{i}", f"team{i}")) for i in range(20))
+        return cards and used and world.status(class_path("k80")).get("cards") == 60
+
+    assert seconds_until(world, written) <= 8.0, "two or three writes that have no answer"
+
+
+def test_what_changes_later_is_written_soon_though_a_node_is_slow(world):
+    slow_node(world, "slow")
+    world.node("n", card("GPU-n"))
+    world.run(10)
+    for i in range(5):
+        world.hold(f"p{i}", "n", ("0", "GPU-n", 100, 0))
+        shown = 100 * (i + 1)
+        waited = seconds_until(
+            world, lambda shown=shown: world.status(er_path("GPU-n"))["allocated"]["memoryMiB"] == shown
+        )
+        assert waited <= 5.0
+
+
+def test_nodes_that_are_all_slow_let_the_api_server_rest_and_still_delay_no_others(world):
+    """They may be many, or the API server may be away: who could tell?"""
+    for i in range(5):
+        slow_node(world, f"slow{i}")
+    began = world.clock.now()
+    world.run(30)
+    assert world.clock.now() - began >= 2.5 * len(world.api.requests), "it is let alone between writes of two seconds"
+    world.node("n", card("GPU-n"))
+    assert seconds_until(world, lambda: "freeMiB" in world.status(er_path("GPU-n"))) <= 10.0
+
+
 def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
     world.node("n1", card("GPU-A"))
     world.api.show()

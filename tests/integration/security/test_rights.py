@@ -396,6 +396,75 @@ def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:
             client.create(paths.extendedresources(), of_ours("ExtendedResource", f"gpu-{liar}-0", spec))
 
 
+@contextmanager
+def full_annotations(api: KubeClient, node: str) -> Iterator[None]:
+    """The node's annotations are at the API's limit, 256 KiB in all, so that none can be added."""
+    there = api.get(paths.nodes(node))["metadata"].get("annotations") or {}
+    there.pop(names.NODE_CHANGED, None)
+    filler = "x" * (256 * 1024 - sum(len(key) + len(value) for key, value in there.items()) - len("filler"))
+    api.patch(paths.nodes(node), {"metadata": {"annotations": {names.NODE_CHANGED: None, "filler": filler}}})
+    try:
+        yield
+    finally:
+        api.patch(paths.nodes(node), {"metadata": {"annotations": {"filler": None}}})
+
+
+def test_n06_nodes_that_cannot_be_changed_keep_no_pod_waiting(accounts: Cluster) -> None:
+    api = accounts.api
+    with Space(accounts, "full") as space, ExitStack() as stack:
+        *full, good = space.nodes(3)
+        full += [node["metadata"]["name"] for node in api.get(paths.nodes())["items"]]
+        space.put_quota({"shares": 1})
+        space.put(workload("first", gpu_mem=64))
+        space.create(workload("second", gpu_mem=64))
+        space.wait(lambda: "GPUQuota" in space.reasons("second"), "second waits")
+        for node in dict.fromkeys(full):
+            if node != good:
+                stack.enter_context(full_annotations(api, node))
+
+        def touched() -> str:
+            annotations = api.get(paths.nodes(good))["metadata"].get("annotations") or {}
+            return str(annotations.get(names.NODE_CHANGED, ""))
+
+        before = touched()
+        space.put_quota({"shares": 2})
+        space.wait(lambda: touched() != before, "waiting pods are woken by the node that can be changed")
+        space.placed("second")
+
+
+def test_n07_a_card_is_not_larger_than_cards_need(accounts: Cluster) -> None:
+    def fat(spec: Json, change: Json) -> Json:
+        card = of_ours("ExtendedResource", spec["uuid"].lower(), spec | change.get("spec", {}))
+        return card | {"metadata": card["metadata"] | change.get("metadata", {})}
+
+    changes: list[tuple[str, Json]] = [
+        ("metadata.labels", {"metadata": {"labels": {f"x{i}": "" for i in range(65)}}}),
+        ("metadata.labels", {"metadata": {"labels": {f"x{i}": "" for i in range(60_000)}}}),
+        ("metadata.finalizers", {"metadata": {"finalizers": [f"a.b/x{i}" for i in range(65)]}}),
+        ("metadata", {"metadata": {"annotations": {"x": "x" * 33_000}}}),
+        ("spec.properties", {"spec": {"properties": {"x" * 33_000: ""}}}),
+        ("spec.properties", {"spec": {"properties": {"x" * 1_300_000: ""}}}),
+        ("spec.properties", {"spec": {"properties": {f"x{i}": "x" * 1024 for i in range(40)}}}),
+    ]
+    with Space(accounts, "fat") as space:
+        (liar,) = space.nodes(1)
+        there, api = card_of(space, liar), accounts.api
+        path = paths.extendedresources(there["metadata"]["name"])
+        spec = {"node": liar, "index": 9, "uuid": f"GPU-{liar}-9", "model": "Tesla T4", "memoryMiB": 1024}
+        told = "ValidatingAdmissionPolicy 'extendedresources.cardwise.dev'"
+        for field, change in changes:
+            # Of metadata a device plugin may write little, so here it is an administrator.
+            with pytest.raises(errors.KubeError, match=f"(?s){told}.*{field}.*at most"):
+                api.create(paths.extendedresources(), fat(spec, change))
+            with pytest.raises(errors.KubeError, match=f"(?s){told}.*{field}.*at most"):
+                api.patch(path, change)
+        share = {"podUID": "x" * 36, "namespace": "x" * 63, "name": "x" * 253, "memoryMiB": 1}
+        says(accounts, liar, there, *[share] * 512)  # as many as count
+        with pytest.raises(errors.KubeError, match=f"{told}.*status.held"):
+            says(accounts, liar, there, *[share] * 1024)
+        says(accounts, liar, there)
+
+
 def test_the_page_lists_the_fields() -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
     listed = [row for row in rows if row[0] in WORDS.values()]
