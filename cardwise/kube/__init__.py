@@ -8,7 +8,7 @@ Comes in: credentials. Goes out: objects as structs, changes as they come, who l
     wire         objects as structs; `nesting`: JSON that is nested too deep for them
     watch        lists kept in step with the API server; `watching`: one watch request
     leases       who leads
-    events       a recorder of Events
+    events       a recorder of Events; `fairqueueing`: whose write is next
     pods         what pods take, where they may be, how they are evicted
     survey       all of a cluster, once; `mpsread`: MPS of cards and pods
 """

@@ -1,7 +1,8 @@
 """A recorder of Kubernetes Events on users' objects.
 
 An Event never costs the work it reports on: recording returns at once, repeats are counted in one object, a noisy
-object is cut off, and every failure ends here in a counter and a log line.
+object is cut off, and every failure ends here in a counter and a log line. Namespaces get the same time: one with many
+Events, or whose Events take long to write, loses its own and delays its own.
 """
 
 import threading
@@ -15,12 +16,14 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.fairqueueing import FairQueueing
 
 EventKind = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger(__name__)
 
 _REMEMBERED = 4096  # repeats and buckets kept, the least recent go first
+_TIMEOUT = 5.0  # seconds for one write
 _REPEAT_SECONDS = 600.0  # a repeat later than this is a new Event
 
 
@@ -64,6 +67,7 @@ class Recorder(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Note:
     regarding: ObjectRef
+    namespace: str  # in which the Event is written
     reason: str
     message: str
     type: EventKind
@@ -110,7 +114,9 @@ class EventRecorder:
         self._refill = refill_seconds
         self._clock = clock
         self._capacity = capacity
-        self._notes: deque[_Note] = deque()
+        self._notes: dict[str, deque[_Note]] = {}  # by namespace
+        self._queued = 0
+        self._turns = FairQueueing()
         self._news = threading.Condition()
         self._seen: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
@@ -127,12 +133,15 @@ class EventRecorder:
     ) -> None:
         """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1 KiB."""
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        note = _Note(regarding, reason, wording.message(message), type, at)
+        # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
+        namespace = regarding.namespace or "default"
+        note = _Note(regarding, namespace, reason, wording.message(message), type, at)
         with self._news:
-            if self._stopped or len(self._notes) >= self._capacity:
+            if self._stopped or not self._has_room(namespace):
                 self.dropped += 1
                 return
-            self._notes.append(note)
+            self._notes.setdefault(namespace, deque()).append(note)
+            self._queued += 1
             self._news.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -146,14 +155,38 @@ class EventRecorder:
         if self._thread is not None:
             self._clock.join(self._thread, timeout)
 
+    def _has_room(self, namespace: str) -> bool:
+        """Whether an Event of the namespace may be queued. If the queue is full, the namespace with the most Events
+        loses its last one.
+        """
+        if self._queued < self._capacity:
+            return True
+        largest = max(self._notes, key=lambda name: len(self._notes[name]))
+        if len(self._notes[largest]) <= len(self._notes.get(namespace, ())) + 1:
+            return False
+        self._notes[largest].pop()
+        self._queued -= 1
+        self.dropped += 1
+        return True
+
     def _next(self) -> _Note | None:
         """Waits for one; None when all that had come before `stop` are written."""
         with self._news:
+            if not self._notes:
+                self._turns.rest()
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
-            return self._notes.popleft() if self._notes else None
+            if not self._notes:
+                return None
+            namespace = self._turns.first(self._notes)
+            note = self._notes[namespace].popleft()
+            if not self._notes[namespace]:
+                del self._notes[namespace]
+            self._queued -= 1
+            return note
 
     def _run(self) -> None:
         while (note := self._next()) is not None:
+            began = self._clock.now()
             try:
                 self._write(note)
             except errors.KubeError as error:
@@ -162,6 +195,7 @@ class EventRecorder:
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
                 _log.exception("event not written", reason=note.reason, **_subject(note.regarding))
+            self._turns.took(note.namespace, self._clock.now() - began)
 
     def _write(self, note: _Note) -> None:
         if not self._may(note.regarding):
@@ -181,15 +215,15 @@ class EventRecorder:
 
     def _repeat(self, before: _Written, note: _Note) -> bool:
         try:
-            self._client.patch(before.path, {"count": before.count + 1, "lastTimestamp": note.at}, "merge")
+            change = {"count": before.count + 1, "lastTimestamp": note.at}
+            self._client.patch(before.path, change, "merge", timeout=_TIMEOUT)
         except errors.NotFound:
             return False  # its hour is over and the API server has dropped it
         before.count += 1
         return True
 
     def _create(self, note: _Note, now: float) -> _Written:
-        # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
-        namespace = note.regarding.namespace or "default"
+        namespace = note.namespace
         self._named = max(self._named + 1, self._clock.wall_ns())  # no name twice, though the clock be set back
         name = f"{note.regarding.name[:230]}.{self._named:x}"
         event: dict[str, Any] = {
@@ -207,7 +241,7 @@ class EventRecorder:
             "reportingComponent": self._component,
             "reportingInstance": self._instance,
         }
-        self._client.create(paths.events(namespace), event)
+        self._client.create(paths.events(namespace), event, timeout=_TIMEOUT)
         return _Written(paths.events(namespace, name), 1, now)
 
     def _may(self, regarding: ObjectRef) -> bool:

@@ -25,7 +25,9 @@ _RATE: Final = 400.0  # pods a second, at most
 _AT_ONCE: Final = 64  # pods in one round, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
-_IN_A_ROW: Final = 8  # failed writes, one after the other, after which nothing is written anywhere for so long
+_IN_A_ROW: Final = 8  # writes in a row that failed for the API server's sake: then nothing is written anywhere as long
+_SLOW: Final = 2.0  # seconds that make a write slow
+_SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
 _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells nodes that we named from those of others
 
 
@@ -48,7 +50,8 @@ class AheadWriter:
         self._not_before = float("-inf")
         self._lock = threading.Lock()  # of what threads note of failed writes
         self._resting: dict[str, float] = {}  # until when, by namespace
-        self._failed = 0  # writes, since the last that did not
+        self._slow: dict[str, float] = {}  # until when, by namespace: what was submitted before is not written either
+        self._failed = 0  # writes, since the last that did not, while the API server is in trouble
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
@@ -58,7 +61,8 @@ class AheadWriter:
         now = self._clock.now()
         with self._lock:
             self._resting = {namespace: until for namespace, until in self._resting.items() if until > now}
-            resting = frozenset(self._resting)
+            self._slow = {namespace: until for namespace, until in self._slow.items() if until > now}
+            resting = frozenset(self._resting.keys() | self._slow.keys())
         for stale in self._ahead.stale():
             self._threads().submit(_logged, self.take_back, stale)
         for _ in range(_AT_ONCE):
@@ -81,6 +85,9 @@ class AheadWriter:
         """Writes the node into the pod's status, unless the pod has changed."""
         if not self._ahead.wanted(nominee.pod.uid):
             return  # kube-scheduler was faster; the next pods are still in time
+        if self._is_slow(nominee.pod.namespace):
+            self._ahead.unwritten(nominee.pod.uid)
+            return
         try:
             self._name(nominee.pod, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound, errors.Invalid):
@@ -95,6 +102,9 @@ class AheadWriter:
         kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
         preempt: such a pod would keep others away for as long as it waits.
         """
+        if self._is_slow(stale.pod.namespace):
+            self._ahead.still_named(stale)
+            return
         try:
             pod = self._client.get(paths.pods(stale.pod.namespace, stale.pod.name), timeout=_TIMEOUT)
             metadata = pod["metadata"]
@@ -116,17 +126,30 @@ class AheadWriter:
             "status": {"nominatedNodeName": node},
         }
         path = paths.pods(pod.namespace, pod.name, "status")
-        self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
-        self._failed = 0
+        began = self._clock.now()
+        try:
+            self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
+            self._failed = 0
+        finally:
+            now = self._clock.now()
+            if now - began >= _SLOW:
+                with self._lock:
+                    self._slow[pod.namespace] = now + _SLOW_PAUSE
 
     def _rest(self, what: str, pod: PodRef, error: errors.KubeError) -> None:
         with self._lock:
             self._resting[pod.namespace] = self._clock.now() + _PAUSE
-            self._failed += 1
+            # A tenant can make his pods so large that no write to them has an answer in time.
+            self._failed += errors.is_of_server(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0
                 self._not_before = self._clock.now() + _PAUSE
         _log.warning(what, pod=pod.pod, uid=pod.uid, error=str(error))
+
+    def _is_slow(self, namespace: str) -> bool:
+        """Whether writes to pods of the namespace have taken long a moment ago, and would keep threads from others."""
+        with self._lock:
+            return self._slow.get(namespace, float("-inf")) > self._clock.now()
 
     def _threads(self) -> ThreadPoolExecutor:
         # Made late, in the process that serves: it is a fork of the one that made this object.

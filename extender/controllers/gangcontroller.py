@@ -18,6 +18,7 @@ from cardwise.core.gangs.gangs import Foreign, Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
+from cardwise.kube.fairqueueing import round_robin
 from cardwise.kube.pods.eviction import evict
 from extender.records.podref import PodRef
 from extender.reporting.podgroupwriter import rolled_back
@@ -78,9 +79,11 @@ class GangController:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
-        """Does the writes that are due, the oldest members first. No pod is written again within `again` seconds.
+        """Does the writes that are due, namespaces in turn, and of each the oldest members first. No pod is written
+        again within `again` seconds.
 
-        A tenant can make each write to his pods take seconds (`metadata.managedFields`); others do not wait for that.
+        A tenant can have gangs of thousands of pods, and can make each write to his pods take seconds
+        (`metadata.managedFields`); others do not wait for that.
         """
         now = self._clock.now()
         self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
@@ -90,7 +93,8 @@ class GangController:
             (pod, write)
             for pod, write in writes
             if self._not_before.get(pod.uid, now) <= now and pod.namespace not in self._rests
-        ][:_MOST]
+        ]
+        due = round_robin(due, lambda write: write[0].namespace)[:_MOST]
         if not due:
             return
         if self._pool is None:

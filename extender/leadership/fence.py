@@ -22,6 +22,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
+from cardwise.kube.fairqueueing import round_robin
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 
@@ -110,7 +111,7 @@ class Fence:
         left for the next time.
         """
         backoff, until = Backoff(initial=0.05, cap=1.0), self._clock.now() + _PATIENCE
-        landed, unproven, left = False, set[str](), _in_turns(pods)
+        landed, unproven, left = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
         while still():
             slow = Counter[str]()
             done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, at_once)
@@ -179,15 +180,6 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
     member = bool(labels_of(found).get(names.GANG))
     ours = member or _OURS & annotations_of(found).keys()
     return Fate.BOUND if ours else Fate.TAKEN
-
-
-def _in_turns(pods: Sequence[PodRef]) -> list[PodRef]:
-    """The pods in another order: the first of each namespace, then the second of each, and so on."""
-    turns, before = list[tuple[int, PodRef]](), Counter[str]()
-    for pod in pods:
-        turns.append((before[pod.namespace], pod))
-        before[pod.namespace] += 1
-    return [pod for _, pod in sorted(turns, key=lambda one: one[0])]
 
 
 def in_parallel(do: Callable[[_T], _R], what: Sequence[_T], at_once: int) -> list[_R]:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+from cardwise.kube.fairqueueing import FairQueueing
+
 
 class Key(NamedTuple):
     """An object: its kind, and its key among those of its kind."""
 
     kind: str
     key: str
-
-
-_LEAST = 0.02  # seconds that a write counts for at least: many short writes take a namespace's turn as well
 
 
 @dataclass(slots=True)
@@ -27,35 +26,6 @@ class _Written:
     what: object
     at: float
     again: int = 0
-
-
-class FairQueueing:
-    """Chooses the next namespace (or node, or kind) so that each gets the same time: fair queueing by start times.
-
-    A namespace whose objects are slow to write, or many, delays only itself. A new namespace starts where the others
-    are, without time saved up.
-    """
-
-    def __init__(self) -> None:
-        self._used: dict[str, float] = {}  # the virtual time of each namespace, in seconds of writing
-        self._now = 0.0  # the virtual time of the namespace that was served last
-
-    def first(self, waiting: Iterable[str]) -> str:
-        """The namespace that is next, of those that wait; there must be one. Of equal ones the one that was idle."""
-        namespace = min(waiting, key=lambda name: (self._stands(name), self._used.get(name, 0.0)))
-        self._now = max(self._now, self._stands(namespace))
-        return namespace
-
-    def took(self, namespace: str, seconds: float) -> None:
-        self._used[namespace] = self._stands(namespace) + max(seconds, _LEAST)
-
-    def rest(self) -> None:
-        """No namespace waits."""
-        self._used.clear()
-        self._now = 0.0
-
-    def _stands(self, namespace: str) -> float:
-        return max(self._used.get(namespace, 0.0), self._now)
 
 
 class Schedule:

@@ -1,3 +1,4 @@
+import math
 import threading
 
 import pytest
@@ -68,7 +69,7 @@ def test_noisy_object_is_cut_off_and_others_are_not(api, recorder):
     recorder.record(ObjectRef.node("n1"), "Quiet", "one line")
     recorder.stop()
     assert (recorder.written, recorder.dropped) == (6, 15)
-    assert sent(api)[-1][1] == paths.events("default")
+    assert [path for _, path, _ in sent(api)].count(paths.events("default")) == 1
 
 
 def test_failures_are_counted_and_never_raised(api, recorder, capsys):
@@ -79,6 +80,44 @@ def test_failures_are_counted_and_never_raised(api, recorder, capsys):
     recorder.stop()
     assert (recorder.failed, recorder.written) == (2, 1)
     assert "event not written" in capsys.readouterr().out
+
+
+def events_of(api, namespace):
+    return [request for request in api.sent("create") if request.path == paths.events(namespace)]
+
+
+def test_a_namespace_of_many_events_loses_its_own_and_no_others(api, client, clock):
+    recorder = EventRecorder(client, "x", capacity=10, clock=clock)
+    writing, answered = threading.Event(), threading.Event()
+    api.before(lambda _: (writing.set(), answered.wait(60)))
+    for number in range(100):
+        recorder.record(ObjectRef.pod("many", f"p{number}"), "Some", "text")
+    assert writing.wait(60)
+    for number in range(4):
+        recorder.record(ObjectRef.pod("few", f"p{number}"), "Some", "text")
+    answered.set()
+    recorder.stop()
+    assert len(events_of(api, "few")) == 4
+    assert len(events_of(api, "many")) == 7, "the first, and what has room beside the others"
+    assert recorder.written + recorder.dropped == 104
+
+
+def test_a_namespace_whose_events_take_long_to_write_delays_its_own(api, client, clock):
+    api.before(lambda _: clock.advance(3.0), path=paths.events("slow"), times=math.inf)
+    hold, go_on = threading.Event(), threading.Event()
+    api.before(lambda _: (hold.set(), go_on.wait(60)), path=paths.events("first"))
+    recorder = EventRecorder(client, "x", clock=clock)
+    recorder.record(ObjectRef.pod("first", "p"), "Some", "text")
+    assert hold.wait(60)
+    for number in range(20):
+        recorder.record(ObjectRef.pod("slow", f"p{number}"), "Some", "text")
+    for number in range(20):
+        recorder.record(ObjectRef.pod("quick", f"p{number}"), "Some", "text")
+    go_on.set()
+    recorder.stop()
+    order = [request.path for request in api.sent("create")]
+    before = order[: len(order) - order[::-1].index(paths.events("quick"))]
+    assert before.count(paths.events("slow")) <= 2
 
 
 def test_full_queue_drops_and_returns_at_once(api, client, clock):

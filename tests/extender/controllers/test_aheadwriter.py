@@ -151,6 +151,25 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
     assert writing.api.get(paths.pods("default", "q-default"))["status"]["nominatedNodeName"]
 
 
+def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominated(writing):
+    """They were more than threads, and after eight in a row without an answer nobody was nominated."""
+    writing.round(writes=0)
+    writing.api.fault(Fault(seconds=60.0), path=f"{paths.pods('fat')}/*", times=1_000_000)
+    fat = []
+    for i in range(40):
+        made = writing.world.create(f"f{i}", 100)
+        made["metadata"]["namespace"] = "fat"
+        writing.world.tell(writing.api.put(paths.pods(), made))
+        fat.append(writing.world.state.ahead.decide()[1])
+    began = writing.world.clock.now()
+    for nominee in fat:
+        writing.writer.write(nominee)
+    assert writing.world.clock.now() - began <= 5.0, "the others are not tried"
+    writing.create("q")
+    writing.round(writes=1)
+    assert writing.api.get(paths.pods("default", "q"))["status"]["nominatedNodeName"]
+
+
 def test_where_nothing_can_be_written_all_rest(writing):
     nominee = writing.decided()
     writing.api.fault(Fault(refused=True), times=8)

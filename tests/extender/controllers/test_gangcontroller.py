@@ -119,6 +119,19 @@ def test_gates_that_are_slow_to_take_away_keep_no_other_namespace_waiting(scene)
     assert len(scene.api.sent("patch", path)) > tried, "it has its turn again"
 
 
+def test_the_gates_of_one_namespaces_many_gangs_keep_no_other_waiting(scene):
+    """All of them were written first, 200 in a round, since they came first."""
+    many = (
+        member(f"m{i}-{j}", gang=f"many{i}", minimum=20, namespace="many", created=20 * i + j)
+        for i in range(15)
+        for j in range(20)
+    )
+    scene.create(*many, *(member(f"g{i}", created=1000 + i, gpu_mem=P100) for i in range(3)))
+    scene.controller.step()
+    assert not [name for name in gated(scene) if name.startswith("g")]
+    assert len(gated(scene)) == 103
+
+
 def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
     trio(scene)
     scene.api.remove(paths.pods("default", "g0"))
