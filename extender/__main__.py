@@ -14,6 +14,7 @@ from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.quantity import Unit
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.leases import election
 from cardwise.runtime import logs
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import Shown
@@ -192,7 +193,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 @click.option("--lease-name", default=names.LEASE, help="Name of this Lease, which is created if it does not exist.")
 @click.option(
     "--lease-duration",
-    type=click.FloatRange(min=3),
+    type=click.FloatRange(min=3, max=election.MAX_DURATION),
     default=5.0,
     help="Seconds after which another extender takes over from one that has vanished. The same for all of them.",
 )

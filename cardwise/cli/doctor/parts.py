@@ -11,6 +11,7 @@ from cardwise.core.api import names
 from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
 
@@ -132,7 +133,7 @@ def leader(facts: Facts) -> Iterator[Finding]:
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
     age = (facts.now - renewed).total_seconds() if facts.now is not None else 0.0
-    if age > (spec.get("leaseDurationSeconds") or _LEASE_SECONDS):
+    if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
         yield Finding("extender", Severity.PROBLEM, text, "see whether it runs; a second one would take over by itself")
     else:

@@ -6,6 +6,9 @@ hold at once, whatever is lost, late or done twice:
 - A holder counts from before it sent the renewing write and stops `margin` early. Everybody else counts the whole
   duration from after the news of that write came. Clocks are never compared; a margin of a tenth of the duration
   allows for clocks that run five percent fast or slow.
+- No holder of ours has a Lease for longer than `MAX_DURATION`: `Election` refuses such a setting, and a holder counts
+  its own setting, not what the Lease says. So whoever has waited for that long after the last change has waited long
+  enough, also if somebody has written an hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
 - Who creates the Lease waits for a whole duration first: it may have been deleted under a holder that has not noticed.
 - An answer that was lost is found again by the very times that were written, never by the identity: an earlier
@@ -24,6 +27,7 @@ from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
 
+MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
 _MAX_TRANSITIONS = 2**31 - 1  # the API's limit
 _REMEMBERED = 16  # writes without an answer; one more than these is only found again by waiting
 
@@ -86,6 +90,8 @@ class Election:
             raise ValueError(
                 f"renew_every ({renew_every}) must be positive and less than duration ({duration}) - margin ({margin})"
             )
+        if duration > MAX_DURATION:
+            raise ValueError(f"duration ({duration}) must be at most {MAX_DURATION:.0f}: others wait no longer for us")
         self.claim = LeaseTerm()
         self._metadata = {"name": name, "namespace": namespace}
         self._identity = identity
@@ -212,8 +218,8 @@ class Election:
         return seen.mine or seen.record.holder == "" or now >= self._expires(seen)
 
     def _expires(self, seen: _Seen) -> float:
-        # Another release may run with another duration.
-        return seen.since + max(self._duration, seen.record.seconds)
+        # Another process may run with another duration, and anybody may have written any.
+        return seen.since + max(self._duration, min(seen.record.seconds, MAX_DURATION))
 
     def _claimed(self, call: LeaseCall, now: float) -> LeaseTerm:
         until, claim = call.sent + self._valid, self.claim

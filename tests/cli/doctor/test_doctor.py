@@ -230,6 +230,12 @@ def plant_dead_leader(seen: Facts) -> None:
     seen.leases = [lease(names.LEASE, age=60)]
 
 
+def plant_dead_leader_of_an_hour(seen: Facts) -> None:
+    """Somebody has written into its Lease that it has it for an hour."""
+    seen.leases = [lease(names.LEASE, age=120)]
+    seen.leases[0]["spec"]["leaseDurationSeconds"] = 3600
+
+
 def plant_lease_without_times(seen: Facts) -> None:
     seen.leases = [{"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": "e"}}]
 
@@ -419,6 +425,7 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
         (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
         (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
+        (plant_dead_leader_of_an_hour, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
         (
             plant_lease_without_times,
             Severity.WARNING,

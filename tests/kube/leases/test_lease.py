@@ -80,6 +80,25 @@ def test_a_longer_duration_of_the_holder_is_respected(world: World):
     assert b.leader
 
 
+def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: World):
+    """Somebody has written an hour into it, and is gone."""
+    world.put({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
+    b = world.elector("b")
+    world.run(b, seconds=59)
+    assert not b.leader, "a correct holder may have had it for as long"
+    world.run(b, seconds=3)
+    assert b.leader
+
+
+def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(world: World):
+    """Else those who wait for a correct holder's longest duration would wait too short."""
+    a = leading(world)
+    world.put(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
+    a.step()
+    world.now += DURATION
+    assert not a.leader
+
+
 def test_each_change_of_the_holder_starts_the_wait_anew(world: World):
     a, b = leading(world), world.elector("b")
     for _ in range(10):
@@ -197,6 +216,8 @@ def test_settings_that_cannot_work_are_refused(world: World):
             world.elector("a", **wrong)
     with pytest.raises(ValueError, match="identity"):
         world.elector("")
+    with pytest.raises(ValueError, match="at most 60"):
+        world.elector("a", duration=60.1)
 
 
 def test_identities_are_unique():
