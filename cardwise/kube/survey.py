@@ -29,6 +29,7 @@ from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
+MOST_CARDS = 256  # cards and devices of one node that count: a hostile node may invent more
 MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
 _NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time

@@ -15,11 +15,11 @@ from cardwise.core.api.mpsprofile import UNKNOWN
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.quantity import MiB, Percent
+from cardwise.kube.survey import MOST_CARDS
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, HeldRecord
 
 # The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
-MOST_CARDS = 256  # and devices
 MOST_REPORTED = 4096  # shares, of all its cards
 REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from cardwise.core.api import classes
 from cardwise.core.placement.devices import Device
-from extender.cache.inventory import MOST_CARDS
+from cardwise.kube.survey import MOST_CARDS
 from extender.gangs.podgroups import GroupRecord
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 

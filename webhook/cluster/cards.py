@@ -1,15 +1,23 @@
-"""Sizes of cards, and how many a node has: of all cards, or of a class. Remembered until cards change.
+"""Sizes of cards, and how many a node has: of all cards, or of a class.
 
 Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Final
 
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
+from cardwise.kube.survey import MOST_CARDS
 from webhook.pods.validate import CardSizes
+
+_MOST_CLASSES: Final = 1024  # whose sums are kept
+
+Sizes = tuple[MiB, ...]  # of the cards of one node, in descending order
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +39,125 @@ class CardFacts:
         return resource_class.other == self.other and resource_class.selector.matches(self.labels)
 
 
+@dataclass(slots=True)
+class _ClassSum:
+    """The sum of a class, and of which nodes it is made. `changed`: nodes whose cards are to be looked at again."""
+
+    resource_class: ResourceClass | None
+    changed: set[str]
+    of_node: dict[str, Sizes] = field(default_factory=dict)
+    nodes: Counter[Sizes] = field(default_factory=Counter)  # how many nodes have cards of these sizes
+    total: CardSizes = field(default_factory=CardSizes)
+
+
 class CardSums:
-    """Methods may be called from any thread."""
+    """A handler of the reflector of cards. Methods may be called from any thread.
+
+    The sum of a class is kept. If cards of a node have changed, only the cards of that node are looked at again, of
+    which at most `MOST_CARDS` count: a node may change its cards all the time, and each review asks for sums.
+    """
 
     def __init__(self, kept_back: MiB) -> None:
         """`kept_back`: what the extender keeps back on each card."""
         self._kept_back = kept_back
-        self._known: dict[str, tuple[ResourceClass | None, CardSizes]] = {}
+        self._lock = threading.Lock()
+        self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
+        self._scopes: Counter[str] = Counter()  # of MPS daemons
+        self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, the one that was used last at the end
 
-    def forget(self) -> None:
-        """Cards have changed."""
-        self._known = {}
+    def on_change(self, key: str, old: CardFacts | None, new: CardFacts) -> None:
+        """The card has come or has changed."""
+        with self._lock:
+            if old is not None:
+                self._remove(key, old.node)
+            cards = self._cards.setdefault(new.node, {})
+            if len(cards) < MOST_CARDS:
+                cards[key] = new
+                self._scopes[new.mps] += 1
+            self._mark(new.node)
 
-    def of(self, resource_class: ResourceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> CardSizes:
+    def on_delete(self, key: str, old: CardFacts) -> None:
+        """The card is gone."""
+        with self._lock:
+            self._remove(key, old.node)
+
+    def on_synced(self) -> None:
+        """All have come."""
+
+    def of(self, resource_class: ResourceClass | None) -> CardSizes:
         """The class as it is now: one that was edited is counted anew."""
-        known, key = self._known, resource_class.name if resource_class else ""
-        found = known.get(key)
-        if found is None or found[0] != resource_class:
-            # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
-            found = known[key] = (resource_class, _sum(resource_class, cards(), self._kept_back))
-        return found[1]
+        key = resource_class.name if resource_class else ""
+        with self._lock:
+            known = self._sums.get(key)
+            if known is None or known.resource_class != resource_class:
+                known = self._sums[key] = _ClassSum(resource_class, set(self._cards))
+                if len(self._sums) > _MOST_CLASSES:
+                    self._sums.popitem(last=False)
+            self._sums.move_to_end(key)
+            if known.changed:
+                self._count(known)
+            return known.total
 
-    def of_unknown(self, resource_class: ResourceClass, cards: Mapping[str, CardFacts]) -> CardSizes:
+    def of_unknown(self, resource_class: ResourceClass) -> CardSizes:
         """The same of a class that is only asked about; not remembered, for anybody may ask about any."""
-        return _sum(resource_class, cards, self._kept_back)
+        with self._lock:
+            return _together(self._sizes(node, resource_class) for node in self._cards)
 
-    def on(
-        self, nodes: Collection[str], resource_class: ResourceClass | None, cards: Mapping[str, CardFacts]
-    ) -> CardSizes:
+    def on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
         """The sizes of cards of these nodes only; not remembered."""
-        there = {name: card for name, card in cards.items() if card.node in nodes}
-        return _sum(resource_class, there, self._kept_back)
+        with self._lock:
+            return _together(self._sizes(node, resource_class) for node in nodes)
+
+    def selects(self, resource_class: ResourceClass) -> bool:
+        """Whether a card is of the class."""
+        with self._lock:
+            return any(card.of(resource_class) for cards in self._cards.values() for card in cards.values())
+
+    def mps_scopes(self) -> frozenset[str]:
+        """How many cards the MPS daemons serve: `CardFacts.mps` of all cards."""
+        with self._lock:
+            return frozenset(scope for scope in self._scopes if scope)
+
+    # Everything below runs under the lock.
+
+    def _remove(self, key: str, node: str) -> None:
+        cards = self._cards.get(node, {})
+        card = cards.pop(key, None)
+        if card is None:
+            return
+        self._scopes[card.mps] -= 1
+        if not self._scopes[card.mps]:
+            del self._scopes[card.mps]
+        if not cards:
+            del self._cards[node]
+        self._mark(node)
+
+    def _mark(self, node: str) -> None:
+        for known in self._sums.values():
+            known.changed.add(node)
+
+    def _count(self, known: _ClassSum) -> None:
+        for node in known.changed:
+            before, now = known.of_node.pop(node, ()), self._sizes(node, known.resource_class)
+            if before:
+                known.nodes[before] -= 1
+                if not known.nodes[before]:
+                    del known.nodes[before]
+            if now:
+                known.of_node[node] = now
+                known.nodes[now] += 1
+        known.changed.clear()
+        known.total = _together(known.nodes)
+
+    def _sizes(self, node: str, resource_class: ResourceClass | None) -> Sizes:
+        cards = self._cards.get(node, {}).values()
+        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.of(resource_class))
+        return tuple(sorted(sizes, reverse=True))
 
 
-def _sum(resource_class: ResourceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> CardSizes:
-    of_it = [card for card in cards.values() if card.of(resource_class)]
-    per_node: dict[str, list[MiB]] = {}
-    for card in of_it:
-        per_node.setdefault(card.node, []).append(MiB(max(0, card.memory - kept_back)))
-    descending = [sorted(sizes, reverse=True) for sizes in per_node.values()]
-    each = tuple(max(rank) for rank in zip_longest(*descending, fillvalue=MiB(0)))
-    smallest = min((sizes[-1] for sizes in descending), default=MiB(0))
+def _together(nodes: Iterable[Sizes]) -> CardSizes:
+    """Of the cards of these nodes."""
+    there = {sizes for sizes in nodes if sizes}
+    each = tuple(max(rank) for rank in zip_longest(*there, fillvalue=MiB(0)))
+    smallest = min((sizes[-1] for sizes in there), default=MiB(0))
     return CardSizes(max(each, default=MiB(0)), len(each), smallest, each if any(each) else ())

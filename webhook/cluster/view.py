@@ -67,7 +67,7 @@ class ClusterView:
             client, paths.namespaces(), _project_namespace, Woken(), query=selector, pace=CENTRAL_PACE, clock=clock
         )
         self._cards_known: Reflector[CardFacts] = Reflector(
-            client, paths.extendedresources(), _project_card, Woken(self._sums.forget), pace=CENTRAL_PACE, clock=clock
+            client, paths.extendedresources(), _project_card, self._sums, pace=CENTRAL_PACE, clock=clock
         )
         self._classes_known: Reflector[ResourceClass] = Reflector(
             client,
@@ -136,13 +136,13 @@ class ClusterView:
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self._sums.on(nodes, resource_class, self._cards_known.store.snapshot())
+            return self._sums.on(nodes, resource_class)
         if resource_class is not None and self._classes_known.store.get(resource_class.name) != resource_class:
-            return self._sums.of_unknown(resource_class, self._cards_known.store.snapshot())
-        return self._sums.of(resource_class, self._cards_known.store.snapshot)
+            return self._sums.of_unknown(resource_class)
+        return self._sums.of(resource_class)
 
     def selects(self, resource_class: ResourceClass) -> bool:
-        return any(card.of(resource_class) for card in self._cards_known.store.snapshot().values())
+        return self._sums.selects(resource_class)
 
     def classes(self) -> Mapping[str, ResourceClass]:
         return self._classes_known.store.snapshot()
@@ -168,7 +168,7 @@ class ClusterView:
         return limitranges.together(self._bounds.of(namespace))
 
     def mps_scopes(self) -> frozenset[str]:
-        return frozenset(card.mps for card in self._cards_known.store.snapshot().values() if card.mps)
+        return self._sums.mps_scopes()
 
     def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         return self._numbers.other(namespace, gang, number)

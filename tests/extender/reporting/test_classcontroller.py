@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
-from extender.cache.inventory import MOST_CARDS
+from cardwise.kube.survey import MOST_CARDS
 from extender.records import objects
 from extender.reporting.classcontroller import MOST_WITHOUT_CARDS, Changes, ClassController, automatic, changes
 from extender.reporting.listers import Listers

@@ -1,18 +1,112 @@
 """Sizes of cards, while cards change."""
 
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.core.api import classes
 from cardwise.core.values.quantity import MiB
+from cardwise.kube.survey import MOST_CARDS
+from webhook.cluster import cards as module
 from webhook.cluster.cards import CardFacts, CardSums
+from webhook.pods.validate import CardSizes
+
+KEPT_BACK = MiB(100)
 
 
-def test_a_sum_of_cards_that_changed_meanwhile_is_not_remembered():
-    sums = CardSums(MiB(0))
-    cards = {"gone": CardFacts("n1", MiB(80_000), {}), "stays": CardFacts("n1", MiB(16_000), {})}
+def a_class(model="t4"):
+    return classes.parse({"metadata": {"name": "some"}, "spec": {"selector": {"matchLabels": {"model": model}}}})
 
-    def change() -> dict[str, CardFacts]:
-        before = dict(cards)
-        del cards["gone"]
-        sums.forget()
-        return before
 
-    assert sums.of(None, change).largest == 80_000
-    assert sums.of(None, lambda: cards).largest == 16_000
+def card(node, memory=16_000, model="t4", **more):
+    return CardFacts(node, MiB(memory), {"model": model}, **more)
+
+
+def shown(sums, **found):
+    """These cards have come."""
+    for name, facts in found.items():
+        sums.on_change(name, None, facts)
+    return sums
+
+
+def test_a_card_that_comes_changes_and_goes():
+    sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000), c=card("n2", 4_000))
+    assert sums.of(None) == CardSizes(MiB(15_900), 2, MiB(3_900), (MiB(15_900), MiB(7_900)))
+    sums.on_change("c", card("n2", 4_000), card("n1", 4_000))
+    assert sums.of(None).most == 3
+    sums.on_delete("a", card("n1"))
+    assert sums.of(None) == CardSizes(MiB(7_900), 2, MiB(3_900), (MiB(7_900), MiB(3_900)))
+    assert sums.on({"n2"}, None) == CardSizes()
+
+
+def test_a_class_that_was_edited_is_counted_anew():
+    sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000, "p100"))
+    assert [sums.of(a_class(model)).largest for model in ("t4", "p100", "t4")] == [15_900, 7_900, 15_900]
+
+
+def test_daemons_serve_what_their_cards_say():
+    sums = shown(CardSums(KEPT_BACK), a=card("n1", mps="card"), b=card("n1", mps="node"), c=card("n2", mps="node"))
+    assert sums.mps_scopes() == {"card", "node"}
+    sums.on_delete("a", card("n1", mps="card"))
+    sums.on_change("b", card("n1", mps="node"), card("n1"))
+    assert sums.mps_scopes() == {"node"}
+
+
+def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at_only(monkeypatch):
+    """Each review summed up all cards of the cluster anew."""
+    sums = CardSums(KEPT_BACK)
+    for node in range(500):
+        for i in range(8):
+            sums.on_change(f"{node}-{i}", None, card(f"n{node}"))
+    wanted, looked = a_class(), Counter()
+
+    def of(self, resource_class):
+        looked[self.node] += 1
+        return self.labels["model"] == "t4"
+
+    monkeypatch.setattr(module.CardFacts, "of", of)
+    assert sums.of(wanted).most == 8
+    assert looked.total() == 4000
+    looked.clear()
+    for i in range(10):
+        sums.on_change("0-0", card("n0"), card("n0", model=f"x{i}"))
+        assert sums.of(wanted).most == 8
+    assert looked == {"n0": 80}
+
+
+def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_counts():
+    sums = CardSums(KEPT_BACK)
+    for i in range(2 * MOST_CARDS):
+        sums.on_change(f"c{i}", None, card("n1"))
+    assert sums.of(None).most == MOST_CARDS
+    for i in range(2 * MOST_CARDS):
+        sums.on_delete(f"c{i}", card("n1"))
+    assert sums.of(None) == CardSizes()
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from("abcdef"),
+        st.none()
+        | st.builds(card, st.sampled_from(["n1", "n2", "n3"]), st.integers(1, 4), st.sampled_from(["t4", "p100"])),
+        st.booleans(),
+    )
+)
+
+
+@pytest.mark.parametrize("model", ["t4", ""])
+@given(changes=changes)
+def test_what_is_kept_is_what_is_counted_from_the_beginning(model, changes):
+    kept, there = CardSums(MiB(1)), {}
+    wanted = a_class(model) if model else None
+    for name, new, asked in changes:
+        old = there.pop(name, None)
+        if new is not None:
+            there[name] = new
+            kept.on_change(name, old, new)
+        elif old is not None:
+            kept.on_delete(name, old)
+        if asked:
+            assert kept.of(wanted) == shown(CardSums(MiB(1)), **there).of(wanted)
