@@ -109,6 +109,7 @@ class Publication:
 
     def _tell(self) -> None:
         known = self._reflector.store.snapshot()
+        failed: errors.KubeError | None = None
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
             told = wanted(status, uuid)
@@ -123,4 +124,11 @@ class Publication:
                 self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
             except errors.NotFound:
                 continue
+            except errors.KubeError as error:
+                if errors.is_of_server(error):
+                    raise
+                failed = failed or error  # the other cards are told of first
+                continue
             _log.info("MPS of a card told", card=uuid, state=told["state"], ceiling=told["ceilingMiB"])
+        if failed is not None:
+            raise failed

@@ -1,5 +1,6 @@
 """What the manager tells the cluster, and what it leaves to the device plugin to say."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,16 @@ def test_what_the_api_server_does_not_take_is_said_and_told_again(cluster):
     assert cluster.later().state() is None
     assert cluster.later().state() == "Ready"
     assert not cluster.publication.problem
+
+
+def test_a_card_whose_object_cannot_be_written_does_not_keep_the_others_untold(cluster):
+    """Another node may have taken its name, so that this one may not write it."""
+    cluster.add(1)
+    cluster.api.fault(Fault(status=403), "patch", f"{cluster.path()}/*", times=math.inf)
+    cluster.say(0)
+    cluster.say(1)
+    assert cluster.state(1) == "Ready"
+    assert "403" in cluster.publication.problem
 
 
 def test_its_last_word_is_told_before_it_ends(cluster):
