@@ -141,6 +141,7 @@ class EventRecorder:
                 self.dropped += 1
                 return
             self._notes.setdefault(namespace, deque()).append(note)
+            self._turns.wait(namespace)
             self._queued += 1
             self._news.notify()
             if self._thread is None:
@@ -177,9 +178,11 @@ class EventRecorder:
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             if not self._notes:
                 return None
-            namespace = self._turns.first(self._notes)
+            namespace = self._turns.next()
             note = self._notes[namespace].popleft()
-            if not self._notes[namespace]:
+            if self._notes[namespace]:
+                self._turns.wait(namespace)
+            else:
                 del self._notes[namespace]
             self._queued -= 1
             return note

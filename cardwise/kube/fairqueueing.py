@@ -8,40 +8,56 @@ others are, without time saved up.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from itertools import count
 from typing import TypeVar
 
 _T = TypeVar("_T")
 
-_LEAST = 0.02  # seconds that a write counts for at least: many short writes take a namespace's turn as well
+_LEAST = 0.02  # seconds that a write counts for at least: many short writes take an owner's time as well
 
 
 class FairQueueing:
-    """Chooses the next namespace (or node, or kind) so that each gets the same time: fair queueing by start times.
+    """Chooses the next owner (a namespace, a node or a kind) so that each gets the same time.
 
-    A namespace whose objects are slow to write, or many, delays only itself. A new namespace starts where the others
-    are, without time saved up.
+    An owner whose objects are slow to write, or many, delays only itself.
     """
 
     def __init__(self) -> None:
-        self._used: dict[str, float] = {}  # the virtual time of each namespace, in seconds of writing
-        self._now = 0.0  # the virtual time of the namespace that was served last
+        self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
+        self._now = 0.0  # the virtual time of the owner that was served last
+        self._waiting: set[str] = set()
+        self._heap: list[tuple[float, float, int, str]] = []  # of these: since when, what they had used, in which order
+        self._order = count()
 
-    def first(self, waiting: Iterable[str]) -> str:
-        """The namespace that is next, of those that wait; there must be one. Of equal ones the one that was idle."""
-        namespace = min(waiting, key=lambda name: (self._stands(name), self._used.get(name, 0.0)))
-        self._now = max(self._now, self._stands(namespace))
-        return namespace
+    def wait(self, owner: str) -> None:
+        """The owner has something to write."""
+        if owner not in self._waiting:
+            self._waiting.add(owner)
+            used = self._used.get(owner, 0.0)
+            heappush(self._heap, (max(used, self._now), used, next(self._order), owner))
 
-    def took(self, namespace: str, seconds: float) -> None:
-        self._used[namespace] = self._stands(namespace) + max(seconds, _LEAST)
+    def next(self) -> str:
+        """Chooses the next owner, which waits no more; there must be one. Among equal ones, one that was idle."""
+        while True:
+            since, _, _, owner = heappop(self._heap)
+            used = self._used.get(owner, 0.0)
+            if used <= since:
+                break
+            heappush(self._heap, (used, used, next(self._order), owner))  # it has used time since it waits
+        self._waiting.remove(owner)
+        self._now = since
+        self._used[owner] = since + _LEAST
+        return owner
+
+    def took(self, owner: str, seconds: float) -> None:
+        """A write of the owner that was chosen took so long."""
+        self._used[owner] = self._used.get(owner, 0.0) + max(0.0, seconds - _LEAST)
 
     def rest(self) -> None:
-        """No namespace waits."""
+        """Nobody waits."""
         self._used.clear()
         self._now = 0.0
-
-    def _stands(self, namespace: str) -> float:
-        return max(self._used.get(namespace, 0.0), self._now)
 
 
 def round_robin(items: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:

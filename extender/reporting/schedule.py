@@ -71,20 +71,23 @@ class Schedule:
             if self._put_off.get(key) == at:  # else it was marked for an earlier time
                 del self._put_off[key]
                 self._make_ready(key)
-        waiting = [kind for kind, ready in self._ready.items() if ready]
-        for kind in self._ready.keys() - waiting:
-            self._turns[kind].rest()
-        if not waiting:
+        for kind, ready in self._ready.items():
+            if not ready:
+                self._turns[kind].rest()
+        if not any(self._ready.values()):
             self._kinds.rest()
             return None
-        kind = self._kinds.first(waiting)
-        self._kinds.took(kind, 0.0)
+        kind = self._kinds.next()
         ready = self._ready[kind]
-        namespace = self._turns[kind].first(ready)
+        namespace = self._turns[kind].next()
         key = next(iter(ready[namespace]))
         del ready[namespace][key]
-        if not ready[namespace]:
+        if ready[namespace]:
+            self._turns[kind].wait(namespace)
+        else:
             del ready[namespace]
+        if ready:
+            self._kinds.wait(kind)
         self._given = key, now
         return key
 
@@ -108,6 +111,8 @@ class Schedule:
 
     def _make_ready(self, key: Key) -> None:
         self._ready[key.kind].setdefault(_namespace(key), {})[key] = None
+        self._turns[key.kind].wait(_namespace(key))
+        self._kinds.wait(key.kind)
 
     def _took(self, key: Key, now: float) -> None:
         if self._given is not None and self._given[0] == key:
