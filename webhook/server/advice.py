@@ -78,7 +78,7 @@ def namespace(obj: Json) -> tuple[str, ...]:
     opted_in = labels.get(names.DEFAULTS_LABEL)
     if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
-        told.append(f"{field}: {wording.shortened(opted_in)!r} gives no defaults; write {defaults.ENABLED}")
+        told.append(f"{field}: {wording.quoted(opted_in)} gives no defaults; write {defaults.ENABLED}")
     elif opted_in is None:
         told += [
             f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={defaults.ENABLED}"
