@@ -76,7 +76,7 @@ class Publication:
             paths.extendedresources(),
             _project,
             Woken(self._loop.wake),
-            query={"labelSelector": f"{names.NODE_LABEL}={node}"},
+            query=paths.with_label(names.NODE_LABEL, node),
             name="extendedresources",
             clock=clock,
         )

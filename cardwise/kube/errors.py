@@ -36,6 +36,13 @@ class BadRequest(KubeError):
     """400: the request is malformed; repeating it cannot help."""
 
 
+class InvalidName(BadRequest):
+    """No object can have this name, so nothing was sent; the message quotes it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, "InvalidName", message)
+
+
 class Unauthorized(KubeError):
     """401: the credentials are missing or no longer valid."""
 

@@ -1,42 +1,48 @@
-"""URL paths of the objects that Cardwise reads and writes.
+"""URL paths of the objects that Cardwise reads and writes, and the selectors of lists.
 
-A typo in a path is made once and found once. Names come from the API server or are validated there; they are DNS names,
-so nothing needs escaping.
+A path has exactly the segments that were given, whatever their text: each is quoted, and a text that could be no
+segment of a path raises `errors.InvalidName`. So no name can add a segment, a query or a fragment, or make the path of
+an object that of a list. The same holds for the values in selectors.
+
+A function without a name gives the path of the list, and without a namespace that of all namespaces.
 """
 
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
 from cardwise.core.api import names
+from cardwise.core.values import objectnames
+from cardwise.core.values.wording import quoted
+from cardwise.kube.errors import InvalidName
 
-_CORE = "/api/v1"
-_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-_CARDWISE = f"/apis/{names.API_VERSION}"
-
-
-def _join(base: str, *parts: str) -> str:
-    return "/".join((base, *(part for part in parts if part)))
-
-
-def namespaces(name: str = "") -> str:
-    return _join(f"{_CORE}/namespaces", name)
+_CORE: Final = "/api/v1"
+_ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
+_CARDWISE: Final = f"/apis/{names.API_VERSION}"
 
 
-def pods(namespace: str = "", name: str = "", sub: str = "") -> str:
+def namespaces(name: str | None = None) -> str:
+    return _cluster(_CORE, "namespaces", name)
+
+
+def pods(namespace: str = "", name: str | None = None, *sub: str) -> str:
     """All pods, those of a namespace, one pod, or its subresource ("binding", "status", "eviction", ...)."""
-    return namespaced(_CORE, "pods", namespace, name, sub)
+    return namespaced(_CORE, "pods", namespace, name, *sub)
 
 
-def nodes(name: str = "", sub: str = "") -> str:
-    return _join(f"{_CORE}/nodes", name, sub)
+def nodes(name: str | None = None, *sub: str) -> str:
+    return _cluster(_CORE, "nodes", name, *sub)
 
 
-def secrets(namespace: str = "", name: str = "") -> str:
+def secrets(namespace: str = "", name: str | None = None) -> str:
     return namespaced(_CORE, "secrets", namespace, name)
 
 
-def configmaps(namespace: str = "", name: str = "") -> str:
+def configmaps(namespace: str = "", name: str | None = None) -> str:
     return namespaced(_CORE, "configmaps", namespace, name)
 
 
-def events(namespace: str = "", name: str = "") -> str:
+def events(namespace: str = "", name: str | None = None) -> str:
     return namespaced(_CORE, "events", namespace, name)
 
 
@@ -44,46 +50,87 @@ def selfsubjectreviews() -> str:
     return "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
-def extendedresources(name: str = "", sub: str = "") -> str:
-    return _join(f"{_CARDWISE}/extendedresources", name, sub)
+def extendedresources(name: str | None = None, *sub: str) -> str:
+    return _cluster(_CARDWISE, "extendedresources", name, *sub)
 
 
-def resourceclasses(name: str = "", sub: str = "") -> str:
-    return _join(f"{_CARDWISE}/resourceclasses", name, sub)
+def resourceclasses(name: str | None = None, *sub: str) -> str:
+    return _cluster(_CARDWISE, "resourceclasses", name, *sub)
 
 
-def gpuquotas(namespace: str = "", name: str = "", sub: str = "") -> str:
-    return namespaced(_CARDWISE, "gpuquotas", namespace, name, sub)
+def gpuquotas(namespace: str = "", name: str | None = None, *sub: str) -> str:
+    return namespaced(_CARDWISE, "gpuquotas", namespace, name, *sub)
 
 
-def podgroups(namespace: str = "", name: str = "", sub: str = "") -> str:
-    return namespaced(_CARDWISE, "podgroups", namespace, name, sub)
+def podgroups(namespace: str = "", name: str | None = None, *sub: str) -> str:
+    return namespaced(_CARDWISE, "podgroups", namespace, name, *sub)
 
 
-def poddisruptionbudgets(namespace: str = "", name: str = "") -> str:
+def poddisruptionbudgets(namespace: str = "", name: str | None = None) -> str:
     return namespaced("/apis/policy/v1", "poddisruptionbudgets", namespace, name)
 
 
-def jobs(namespace: str = "", name: str = "") -> str:
+def jobs(namespace: str = "", name: str | None = None) -> str:
     return namespaced("/apis/batch/v1", "jobs", namespace, name)
 
 
-def leases(namespace: str = "", name: str = "") -> str:
+def leases(namespace: str = "", name: str | None = None) -> str:
     return namespaced("/apis/coordination.k8s.io/v1", "leases", namespace, name)
 
 
-def mutatingwebhookconfigurations(name: str = "") -> str:
-    return _join(f"{_ADMISSION}/mutatingwebhookconfigurations", name)
+def mutatingwebhookconfigurations(name: str | None = None) -> str:
+    return _cluster(_ADMISSION, "mutatingwebhookconfigurations", name)
 
 
-def validatingwebhookconfigurations(name: str = "") -> str:
-    return _join(f"{_ADMISSION}/validatingwebhookconfigurations", name)
+def validatingwebhookconfigurations(name: str | None = None) -> str:
+    return _cluster(_ADMISSION, "validatingwebhookconfigurations", name)
 
 
-def namespaced(base: str, resource: str, namespace: str = "", name: str = "", sub: str = "") -> str:
+def namespaced(base: str, resource: str, namespace: str = "", name: str | None = None, *sub: str) -> str:
     """For any namespaced kind: `base` is "/api/v1" or "/apis/<group>/<version>", `resource` the plural."""
     if namespace:
-        return _join(base, "namespaces", namespace, resource, name, sub)
-    if name:
-        raise ValueError(f"{resource} are namespaced: give the namespace of {name!r}")
-    return _join(base, resource)
+        return _cluster(f"{base}/namespaces/{_segment(namespace)}", resource, name, *sub)
+    if name is not None:
+        raise InvalidName(f"{resource} are namespaced: give the namespace of {quoted(name)}")
+    return _cluster(base, resource, None, *sub)
+
+
+def with_label(key: str, value: str) -> dict[str, str]:
+    """The query of a list whose objects have this label with this value."""
+    return {"labelSelector": f"{key}={_label_value(key, value)}"}
+
+
+def with_label_in(key: str, values: Iterable[str]) -> dict[str, str]:
+    """The query of a list whose objects have this label with one of the values."""
+    return {"labelSelector": f"{key} in ({','.join(_label_value(key, value) for value in values)})"}
+
+
+def with_field(field: str, value: str) -> dict[str, str]:
+    """The query of a list whose objects have this value in a field, such as spec.nodeName."""
+    escaped = value.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+    return {"fieldSelector": f"{field}={escaped}"}
+
+
+def _label_value(key: str, value: str) -> str:
+    if not objectnames.is_label_value(value):
+        raise InvalidName(f"no object has the label {key}={quoted(value)}: it is no value of a label")
+    return value
+
+
+def _cluster(base: str, resource: str, name: str | None, *sub: str) -> str:
+    if name is None:
+        if sub:
+            raise InvalidName(f"{'/'.join(sub)} is of an object: give the name of one of {resource}")
+        return f"{base}/{resource}"
+    return "/".join((base, resource, *map(_segment, (name, *sub))))
+
+
+def _segment(text: str) -> str:
+    """The text as a segment of a path. Raises InvalidName."""
+    problem = objectnames.path_segment_problem(text)
+    if problem:
+        raise InvalidName(f"{quoted(text)} is no name of an object of Kubernetes: it {problem}")
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise InvalidName(f"{quoted(text)} is no name of an object of Kubernetes: {error.reason}") from error

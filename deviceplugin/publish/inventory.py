@@ -111,7 +111,7 @@ class NodePublisher:
             paths.extendedresources(),
             _project_resource,
             Woken(self._loop.wake),
-            query={"labelSelector": f"{names.NODE_LABEL}={node}"},
+            query=paths.with_label(names.NODE_LABEL, node),
             name="extendedresources",
             clock=clock,
         )

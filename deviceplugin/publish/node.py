@@ -114,7 +114,7 @@ class OwnNode:
             paths.nodes(),
             _project,
             self,
-            query={"fieldSelector": f"metadata.name={name}"},
+            query=paths.with_field("metadata.name", name),
             name="node",
             clock=clock,
         )

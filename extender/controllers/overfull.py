@@ -103,7 +103,7 @@ class Overfull:
     def _read(self, pod: PodRef, node: str, uuid_of: Mapping[int, str]) -> _Holder | None:
         try:
             found = self._client.get(paths.pods(pod.namespace, pod.name))
-        except errors.NotFound:
+        except (errors.NotFound, errors.InvalidName):  # a node may report a name that no pod has
             return None
         metadata = found["metadata"]
         annotations = annotations_of(found)

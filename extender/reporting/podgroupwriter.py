@@ -120,7 +120,6 @@ class PodGroupWriter:
     def _what(self, key: str) -> tuple[object, Callable[[], object]] | None:
         view, seen = self._views.get(key), self._seen.values.get(key)
         namespace, _, name = key.partition("/")
-        path = paths.podgroups(namespace, name)
         if seen is None:
             if view is None or view.minimum < 1 or not (view.numbered or view.foreign):
                 return None
@@ -128,17 +127,22 @@ class PodGroupWriter:
             return "made", lambda: self._client.create(paths.podgroups(namespace), made, timeout=_WRITE_TIMEOUT)
         if seen.auto and view is None:
             options = {"preconditions": {"uid": seen.uid}}
-            return "deleted", lambda: self._client.delete(path, options, timeout=_WRITE_TIMEOUT)
+            return "deleted", lambda: self._client.delete(
+                paths.podgroups(namespace, name), options, timeout=_WRITE_TIMEOUT
+            )
         if seen.auto and view is not None and view.minimum not in (0, seen.minimum):
             spec = {"spec": {"minMember": view.minimum}}
-            return spec, lambda: self._client.patch(path, spec, "merge", timeout=_WRITE_TIMEOUT)
+            return spec, lambda: self._client.patch(
+                paths.podgroups(namespace, name), spec, "merge", timeout=_WRITE_TIMEOUT
+            )
         now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         wanted = podgroups.status(seen, view, now)
         if statuses.same(wanted, seen.status):
             return None
         patch = {"status": statuses.patch(wanted, seen.status, now)}
-        target = paths.podgroups(namespace, name, "status")
-        return wanted, lambda: self._client.patch(target, patch, "merge", timeout=_WRITE_TIMEOUT)
+        return wanted, lambda: self._client.patch(
+            paths.podgroups(namespace, name, "status"), patch, "merge", timeout=_WRITE_TIMEOUT
+        )
 
     # Events.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from email.utils import format_datetime
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -73,13 +73,14 @@ class Request:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "get")
-        target = Target.of(parts.path)
+        path = unquote(parts.path)  # as kube-apiserver does, before it looks for segments
+        target = Target.of(path)
         if verb == "get" and not target.name and target.collection in KINDS:
             verb = "watch" if "watch" in query else "list"
         obj = None
         with suppress(msgspec.DecodeError):
             obj = decoded(body) if body else None
-        return cls(verb, parts.path, query, obj, headers, timeout, body or b"")
+        return cls(verb, path, query, obj, headers, timeout, body or b"")
 
 
 @dataclass(slots=True)

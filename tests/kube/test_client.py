@@ -371,7 +371,7 @@ def test_paths():
     assert paths.pods("ns", "p", "binding") == "/api/v1/namespaces/ns/pods/p/binding"
     assert paths.nodes("n", "status") == "/api/v1/nodes/n/status"
     assert paths.extendedresources("gpu-1", "status") == "/apis/cardwise.dev/v1alpha1/extendedresources/gpu-1/status"
-    with pytest.raises(ValueError, match="namespaced"):
+    with pytest.raises(errors.InvalidName, match="namespaced"):
         paths.pods("", "p")
 
 

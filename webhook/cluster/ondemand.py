@@ -134,14 +134,9 @@ class GangNumbers:
 
     def _said(self, namespace: str, gang: str) -> dict[str, int]:
         """The numbers by the names of the pods. Nothing where the API server does not answer."""
-        query = {
-            "labelSelector": f"{names.GANG}={gang}",
-            "fieldSelector": "status.phase!=Failed",
-            "resourceVersion": "0",
-            "limit": str(_FEW),
-        }
+        query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_FEW)}
         try:
-            path = paths.pods(namespace)
+            path, query = paths.pods(namespace), query | paths.with_label(names.GANG, gang)
             found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
             pods = _decode(found).items or ()
         except (errors.KubeError, msgspec.DecodeError) as error:

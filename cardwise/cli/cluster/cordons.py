@@ -32,9 +32,9 @@ _CARDS = wire.ListOf[ExtendedResource]
 def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """For a shell that completes: NODE/INDEX of the first cards; none where they cannot be read at once."""
     node = begun.partition("/")[0] if "/" in begun else ""
-    query = {"labelSelector": f"{names.NODE_LABEL}={node}"} if node else None
     try:
         client = options.client(context)
+        query = paths.with_label(names.NODE_LABEL, node) if node else None
         found = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
         cards = list(islice(found, _SUGGESTED))
     except (errors.KubeError, errors.KubeConfigError):
@@ -95,7 +95,7 @@ def find(client: KubeClient, text: str) -> ExtendedResource:
 
 def _at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
-    there = _resources(client, {"labelSelector": f"{names.NODE_LABEL}={node}"})
+    there = _resources(client, paths.with_label(names.NODE_LABEL, node))
     cards = {str(card.spec.index): card for card in there if card.spec.kind == classes.KIND}
     if not cards:
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares")

@@ -129,7 +129,7 @@ class Carrying:
             return
         owner = workloads.controller(pod)
         # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
-        named = {"fieldSelector": f"metadata.name={owner['name']}"}
+        named = paths.with_field("metadata.name", owner["name"])
         jobs = self.client.objects(paths.jobs(move.before.namespace), named)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
         if movables.failures_left(job) == 0:

@@ -57,7 +57,7 @@ def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangV
     """The gangs of a namespace or of all, or the one of that name. Raises `KubeError`."""
     groups = {_key(group): group for group in _groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
-    selector = {"labelSelector": f"{names.GANG}={name}" if name else names.GANG}
+    selector = paths.with_label(names.GANG, name) if name else {"labelSelector": names.GANG}
     for pod in client.objects(paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
     found = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})

@@ -139,7 +139,7 @@ def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
     """All, or those of the nodes. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
     if nodes:
-        query["labelSelector"] = f"{names.NODE_LABEL} in ({','.join(sorted(nodes))})"
+        query |= paths.with_label_in(names.NODE_LABEL, sorted(nodes))
     found = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
     return [_card(one) for one in found if one.spec.kind == classes.KIND]
 
@@ -221,7 +221,7 @@ def _asked(nodes: Sequence[str]) -> Sequence[str]:
 
 def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """The pods of the node; "": of all nodes."""
-    query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
+    query = _FROM_CACHE | (paths.with_field("spec.nodeName", node) if node else {})
     return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
@@ -295,7 +295,7 @@ def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
 
 def _ask(client: KubeClient, installed: str, name: str) -> dict[tuple[str, str, str], int] | errors.KubeError:
     """Through the API server's proxy, which takes the right to get `pods/proxy`."""
-    path = paths.pods(installed, f"{name}:{_METRICS_PORT}", "proxy/metrics")
+    path = paths.pods(installed, f"{name}:{_METRICS_PORT}", "proxy", "metrics")
     try:
         return measured(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
     except errors.KubeError as error:

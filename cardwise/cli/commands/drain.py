@@ -192,7 +192,7 @@ class Drain:
 
     def _on_card(self) -> list[_Pod]:
         """The pods that hold something of the card."""
-        query = {"fieldSelector": f"spec.nodeName={self.card.spec.node}"}
+        query = paths.with_field("spec.nodeName", self.card.spec.node)
         return [pod for pod in self.client.items(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
 
     def _holds(self, pod: _Pod) -> bool:

@@ -118,7 +118,7 @@ def configz(client: KubeClient, pod: Json) -> Json | None:
     """
     name = pod["metadata"]["name"]
     try:
-        answer = client.get(paths.pods(SYSTEM, f"https:{name}:10259", "proxy/configz"), timeout=5.0)
+        answer = client.get(paths.pods(SYSTEM, f"https:{name}:10259", "proxy", "configz"), timeout=5.0)
     except errors.KubeError:
         return None
     found = answer.get("componentconfig")

@@ -7,5 +7,6 @@ Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest
     refusals  why a node takes no pod: the closed set of texts
     invalid   the error for bad input
     wording   numbers and lists in a sentence
+    objectnames  what the API server takes for names of objects
     decoded   the type of decoded JSON
 """

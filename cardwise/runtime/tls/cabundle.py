@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.runtime.loops import Loop
@@ -128,7 +128,7 @@ class CaBundle:
             collection,
             _version,
             Woken(self._loop.wake),
-            query={"fieldSelector": f"metadata.name={name}"},
+            query=paths.with_field("metadata.name", name),
             name=f"ca-bundle-{name}",
             clock=self._clock,
         )

@@ -267,7 +267,8 @@ def facts(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[
         nonlocal why
         why = "look at its pods"
         try:
-            service.update(client.get(f"{paths.namespaces(arguments.namespace)}/services/cardwise-extender"))
+            path = paths.namespaced("/api/v1", "services", arguments.namespace, "cardwise-extender")
+            service.update(client.get(path))
             secret.update(client.get(paths.secrets(arguments.namespace, arguments.secret)).get("data") or {})
         except errors.NotFound:
             return False

@@ -1,0 +1,48 @@
+"""Rules for names of Kubernetes objects, as the API server has them (k8s.io/apimachinery, `validation.go`).
+
+A name that comes from outside is compared with these before it is used. Lengths are in characters.
+"""
+
+import re
+from typing import Final
+
+MOST_LABEL: Final = 63
+MOST_SUBDOMAIN: Final = 253
+
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_DOTS: Final = (".", "..")
+_SEPARATORS: Final = ("/", "%")
+
+
+def is_label(text: str) -> bool:
+    """Whether it is a DNS label, such as the name of a namespace or a gang (RFC 1123)."""
+    return len(text) <= MOST_LABEL and _LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """Whether it is a DNS subdomain, such as the name of a pod or a node (RFC 1123)."""
+    return len(text) <= MOST_SUBDOMAIN and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_name_prefix(text: str) -> bool:
+    """Whether it is a `generateName` of an object whose name is a DNS subdomain: it may end with `-`."""
+    return is_subdomain(f"{text[:-1]}a" if text.endswith("-") else text)
+
+
+def is_label_value(text: str) -> bool:
+    """Whether a label may have this value."""
+    return len(text) <= MOST_LABEL and _LABEL_VALUE.fullmatch(text) is not None
+
+
+def path_segment_problem(text: str) -> str:
+    """Why an object of no kind may have this name, since it could not stand in a URL of the API server; "" where it
+    may. As `IsValidPathSegmentName` of the API server, which refuses an empty name elsewhere.
+    """
+    if not text:
+        return "is empty"
+    if text in _DOTS:
+        return f"is {text!r}"
+    found = next((separator for separator in _SEPARATORS if separator in text), "")
+    return f"contains {found!r}" if found else ""
