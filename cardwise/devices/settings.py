@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import yaml
 
+from cardwise.core.values import objectnames
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
 from cardwise.devices.protocol import RDMA
 
 _GPU = "nvidia-gpu"  # the kind of cards, which come from their driver
 _PCI_FIELDS = ("vendor", "device", "class")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ID = re.compile(r"[0-9a-f]{4}")
 _CLASS = re.compile(r"[0-9a-f]{1,6}")
 _EXAMPLE = '{kind: nic, pci: {vendor: "15b3", device: "1018"}}'
@@ -78,7 +78,7 @@ def _offer(entry: object, field: str) -> DeviceRule:
         raise InvalidRequest(field, f"{quoted(entry)} is no entry", f"write a map such as {_EXAMPLE}")
     _only(entry, ("kind", "pci"), f"{field}.")
     kind = entry.get("kind")
-    if not isinstance(kind, str) or not _LABEL.fullmatch(kind):
+    if not isinstance(kind, str) or not objectnames.is_label(kind):
         problem = "is missing" if kind is None else f"{quoted(kind)} is no DNS label"
         raise InvalidRequest(f"{field}.kind", problem, "write rdma, or a word of your own such as nic or fpga")
     if kind == _GPU:

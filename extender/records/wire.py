@@ -5,12 +5,14 @@ So the keys are the Go field names, and Go reads them in upper or lower case: gp
 Source: k8s.io/kube-scheduler `extender/v1/types.go`.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from cardwise.core.values import objectnames
 from extender.records.pod import Pod
 
 
@@ -58,7 +60,14 @@ class _Container(Struct, rename="camel"):
 
 
 class _PodMeta(Struct):
+    name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
     annotations: dict[str, str] | None = None
+
+
+class _SchedulingGroup(Struct, rename="camel"):
+    pod_group_name: str | None = None
 
 
 class _PodSpec(Struct, rename="camel"):
@@ -66,6 +75,7 @@ class _PodSpec(Struct, rename="camel"):
     init_containers: list[_Container] | None = None
     security_context: _Security | None = None
     host_users: bool | None = None
+    scheduling_group: _SchedulingGroup | None = None
 
 
 class _PodShape(Struct):
@@ -197,7 +207,7 @@ def filter_args(body: bytes) -> FilterArgs:
             raise Malformed("arg or pod is nil")  # gpushare's text, as the next
         if args.names() is None:
             raise Malformed("cannot get node names")
-        msgspec.convert(args.pod, _PodShape)
+        _check_pod(args.pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(_what(body, error)) from error
     return args
@@ -211,7 +221,7 @@ def preempt_args(body: bytes) -> PreemptArgs:
             args = _decode_preempt(_as_go_reads(body, PreemptArgs))
         if args.pod is None:
             raise Malformed("arg or pod is nil")
-        msgspec.convert(args.pod, _PodShape)
+        _check_pod(args.pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(_what(body, error)) from error
     return args
@@ -228,18 +238,31 @@ def bind_args(body: bytes) -> BindArgs:
     missing = [name for name in ("PodName", "PodNamespace", "PodUID", "Node") if not getattr(args, _FIELDS[name])]
     if missing:
         raise Malformed(f"{' and '.join(missing)} missing in the bind call")
-    for name in ("PodName", "PodNamespace", "Node"):
-        if not _is_name(getattr(args, _FIELDS[name])):
-            raise Malformed(f"{name} is no Kubernetes name")
+    _check_names(
+        ("PodName", args.pod_name, objectnames.is_subdomain),
+        ("PodNamespace", args.pod_namespace, objectnames.is_label),
+        ("Node", args.node, objectnames.is_subdomain),
+    )
     return args
 
 
 _FIELDS = {"PodName": "pod_name", "PodNamespace": "pod_namespace", "PodUID": "pod_uid", "Node": "node"}
 
 
-def _is_name(text: str) -> bool:
-    """Whether it is safe in a URL path: names of the API server always are."""
-    return len(text) <= 253 and all(c.isascii() and (c.isalnum() or c in "-.") for c in text) and text[0].isalnum()
+def _check_pod(pod: dict[str, Any]) -> None:
+    """Raises Malformed, and msgspec.ValidationError."""
+    metadata = msgspec.convert(pod, _PodShape).metadata or _PodMeta()
+    _check_names(
+        ("Pod.metadata.name", metadata.name, objectnames.is_subdomain),
+        ("Pod.metadata.namespace", metadata.namespace, objectnames.is_label),
+    )
+
+
+def _check_names(*given: tuple[str, str | None, Callable[[str], bool]]) -> None:
+    """Fields, their texts, and what these must be. An empty text is none. Raises Malformed."""
+    for name, text, is_valid in given:
+        if text and not is_valid(text):
+            raise Malformed(f"{name} is no Kubernetes name")
 
 
 def _as_go_reads(body: bytes, kind: type[Struct]) -> bytes:

@@ -12,6 +12,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Foreign, Membership
+from cardwise.core.values import objectnames
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
@@ -61,7 +62,8 @@ def native(pod: Json, schedulers: Collection[str], served: Callable[[], bool]) -
     if not served():
         return None, (_NOT_SERVED,)
     if not _SHORT.fullmatch(said.name):
-        problem = f"{quoted(said.name)} is too long for the name of a gang"
+        fault = "is too long for" if objectnames.is_subdomain(said.name) else "cannot be"
+        problem = f"{quoted(said.name)} {fault} the name of a gang"
         raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
     return said, ()
 

@@ -1,7 +1,8 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-Everything after it may rely on shapes: what is no AdmissionReview, or holds an object that is not shaped like its kind,
-ends here as `BadReview`. Only the API server should call us, but anybody who reaches the port can.
+Everything after it may rely on shapes and names: what is no AdmissionReview, holds an object that is not shaped like
+its kind, or has a name that no object has, ends here as `BadReview`. Only the API server should call us, but anybody
+who reaches the port can.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from cardwise.core.values import wording
+from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.wording import quoted
 from cardwise.kube.nesting import shallow
@@ -44,8 +45,11 @@ class Unreadable(BadReview):
         self.uid = uid
 
 
+_Word = Annotated[str, Meta(max_length=objectnames.MOST_SUBDOMAIN)]  # of the API server's own, such as a resource
+
+
 class _Resource(Struct):
-    resource: str
+    resource: _Word
     group: str = ""
 
 
@@ -56,8 +60,8 @@ class _UserInfo(Struct):
 class _Request(Struct, rename="camel"):
     uid: Annotated[str, Meta(min_length=1, max_length=256)]
     resource: _Resource
-    operation: str = ""
-    sub_resource: str = ""
+    operation: _Word = ""
+    sub_resource: _Word = ""
     namespace: str = ""
     name: str = ""
     user_info: _UserInfo = msgspec.field(default_factory=_UserInfo)
@@ -82,6 +86,8 @@ class _Fields(Struct, rename="camel"):
 
 class _ObjectMeta(Struct, rename="camel"):
     name: str | None = None
+    generate_name: str | None = None
+    namespace: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
     owner_references: list[_Owner] | None = None
@@ -141,6 +147,10 @@ class _Gate(Struct):
     name: str = ""
 
 
+class _SchedulingGroup(Struct, rename="camel"):
+    pod_group_name: str | None = None
+
+
 class _Toleration(Struct):
     key: str | None = None
     operator: str | None = None
@@ -183,6 +193,7 @@ class _PodSpec(Struct, rename="camel"):
     runtime_class_name: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None
+    scheduling_group: _SchedulingGroup | None = None
     tolerations: list[_Toleration] | None = None
     security_context: _SecurityContext | None = None
 
@@ -270,6 +281,9 @@ _SHAPES: dict[str, type[Struct]] = {
     "gpuquotas": _Ours,
 }
 _TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
+# Of these kinds, those that are in no namespace.
+_OF_THE_CLUSTER = frozenset({"namespaces", "resourceclasses"})
+_IN_NAMESPACES = frozenset({*_SHAPES, "bindings"}) - _OF_THE_CLUSTER
 # Where the decision needs the stored object too.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_whose = msgspec.json.Decoder(_Whose).decode
@@ -341,6 +355,7 @@ def decode(body: bytes) -> Review:
     obj = _object(request, "object", request.object)
     compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
     old = _object(request, "oldObject", request.old_object) if compared else None
+    _check_names(request, obj)
     sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
         uid=request.uid,
@@ -376,6 +391,26 @@ def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
         kind = wording.message(resource, 80)
         problem = f"{field} is not shaped like one of {kind}: {error}; correct the field that is named"
         raise Unreadable(asked.uid, problem) from error
+
+
+def _check_names(request: _Request, obj: Json) -> None:
+    """Raises Unreadable where a name is one that the API server gives no object of the kind. "" is none: an object that
+    is being created may have a `generateName` only. Kinds that may have other names, such as roles, are not reviewed.
+    """
+    kind, metadata = request.resource.resource, obj.get("metadata") or {}
+    is_name = objectnames.is_label if kind == "namespaces" else objectnames.is_subdomain
+    for path, text, is_valid in (
+        ("request.namespace", request.namespace, objectnames.is_label),
+        ("request.name", request.name, is_name),
+        ("metadata.namespace", metadata.get("namespace"), objectnames.is_label),
+        ("metadata.name", metadata.get("name"), is_name),
+        ("metadata.generateName", metadata.get("generateName"), objectnames.is_name_prefix),
+    ):
+        if text and not is_valid(text):
+            rule = "63 of a-z, 0-9 and '-'" if is_valid is objectnames.is_label else "253 of a-z, 0-9, '-' and '.'"
+            raise Unreadable(request.uid, f"{path}: {quoted(text)} is no name in Kubernetes; write at most {rule}")
+    if kind in _IN_NAMESPACES and not request.namespace:
+        raise Unreadable(request.uid, "request.namespace: is empty; name the namespace of the object")
 
 
 def shaped_like_pod(template: Json) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from cardwise.core.api import names, selectors
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.selectors import Expression, Selector
-from cardwise.core.values import amounts, quantity
+from cardwise.core.values import amounts, objectnames, quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
 from cardwise.core.values.wording import quoted
@@ -30,7 +30,6 @@ _SPEC_FIELDS = (*_SELECTORS, "share", "priority")
 _SHARE_FIELDS = ("memoryMiB", "corePercent")
 _LONGEST = 48  # of a name: it must fit into names of resources and of metrics
 _LONGEST_LABEL = 63  # Kubernetes: of a label's value
-_DNS = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _TAKEN = frozenset(
     {
         "cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps",
@@ -189,7 +188,7 @@ def parse(obj: Mapping[str, Any]) -> ResourceClass:
 
 def check_name(name: str, field: str = "metadata.name") -> None:
     """Raises InvalidRequest where a class may not have this name."""
-    if len(name) > _LONGEST or not _DNS.fullmatch(name):
+    if len(name) > _LONGEST or not objectnames.is_subdomain(name):
         raise InvalidRequest(
             field,
             f"{quoted(name)} is no name of a class",

@@ -11,14 +11,13 @@ from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.values import quantity
+from cardwise.core.values import objectnames, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
 MOST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
@@ -116,7 +115,7 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
 
 
 def _name(text: object, field_name: str) -> str:
-    if not isinstance(text, str) or not _LABEL.fullmatch(text):
+    if not isinstance(text, str) or not objectnames.is_label(text):
         raise InvalidRequest(
             field_name,
             f"{quoted(text)} is no name of a gang",

@@ -86,6 +86,10 @@ def test_filter_answers_nodes_as_they_came_when_the_scheduler_sends_nodes(client
         ({"Pod": {"spec": {"containers": [5]}}, "NodeNames": ["n1"]}, "$.spec.containers[0]"),
         ({"Pod": {"spec": {"containers": [{"resources": "a"}]}}, "NodeNames": ["n1"]}, "resources"),
         ({"Pod": {"metadata": []}, "NodeNames": ["n1"]}, "$.metadata"),
+        ({"Pod": {"metadata": {"namespace": "?a=b&"}}, "NodeNames": ["n1"]}, "Pod.metadata.namespace is no Kubernetes"),
+        ({"Pod": {"metadata": {"name": "a/b"}}, "NodeNames": ["n1"]}, "Pod.metadata.name is no Kubernetes name"),
+        ({"Pod": {"metadata": {"name": 7}}, "NodeNames": ["n1"]}, "$.metadata.name"),
+        ({"Pod": {"spec": {"schedulingGroup": []}}, "NodeNames": ["n1"]}, "$.spec.schedulingGroup"),
     ],
 )
 def test_malformed_filter_calls_get_gpushares_errors(client, body, error):
@@ -97,7 +101,13 @@ def test_prioritize_and_bind_in_gos_spelling(client):
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
     assert post(client, "bind", call) == {"Error": ""}
     assert "missing" in post(client, "bind", {"PodName": "p"})["Error"]
-    assert "no Kubernetes name" in post(client, "bind", call | {"PodName": "../../secrets"})["Error"]
+    for field, text in (
+        ("PodName", "../../secrets"),
+        ("PodNamespace", "a?x="),
+        ("PodNamespace", "a.b"),
+        ("Node", "n#"),
+    ):
+        assert post(client, "bind", call | {field: text})["Error"] == f"{field} is no Kubernetes name"
 
 
 def test_before_the_lists_are_complete_nothing_is_decided():

@@ -1,0 +1,152 @@
+"""What a review names is a name of Kubernetes, or the review is refused before anybody is asked about it."""
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import names
+from cardwise.kube import paths
+from tests import build
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
+from tests.webhook.reviews import review
+from webhook.cluster.view import ClusterView
+from webhook.server import app as shell
+from webhook.server.decisions import WebhookSettings
+
+ATTACKS = (
+    "?watch=true&x=",
+    "/pods?limit=0&x=",
+    "a/../b",
+    "a%2Fb",
+    "..",
+    "a#",
+    "a b",
+    "a\r\nb",
+    "A",
+    "\u0430",
+    "a_b",
+    "-a",
+)
+GANG = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
+POD = build.pod(gpu_mem="1Gi", annotations=GANG)
+BINDING = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}}
+PLACES = ("request.namespace", "request.name", "metadata.namespace", "metadata.name", "metadata.generateName")
+
+
+class World:
+    def __init__(self) -> None:
+        clock = FakeClock()
+        self.api = ApiServer(clock)
+        view = ClusterView(self.api.client(clock=clock), clock)
+        self.app: FlaskClient = shell.create_app(view, WebhookSettings()).test_client()
+
+    def post(self, path: str, asked: Any) -> Any:
+        return self.app.post(path, data=json.dumps(asked), content_type="application/json")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def named(place: str, text: str, obj: Any = BINDING, resource: str = "pods", sub: str = "binding") -> Any:
+    """A review of a Binding that has the text in that place."""
+    asked = review(json.loads(json.dumps(obj)), resource, sub=sub, name="p")
+    where, field = place.split(".")
+    at = asked["request"] if where == "request" else asked["request"]["object"]["metadata"]
+    at[field] = text
+    return asked
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", ATTACKS)
+def test_a_binding_of_what_is_no_name_is_asked_about_nowhere(world: World, place: str, text: str) -> None:
+    answer = world.post(shell.BINDINGS, named(place, text)).get_json()["response"]
+    assert not answer["allowed"]
+    assert answer["status"]["message"].startswith(f"{place}: {text!r} is no name in Kubernetes; write at most")
+    assert world.api.requests == []
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+@pytest.mark.parametrize("path", sorted(shell.PATHS))
+def test_a_pod_in_what_is_no_namespace_is_asked_about_nowhere(world: World, path: str, text: str) -> None:
+    answer = world.post(path, named("request.namespace", text, POD, sub="")).get_json()["response"]
+    assert answer["allowed"] == (path == "/advise")
+    assert world.api.requests == []
+
+
+def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
+    asked = named("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
+    asked["request"]["name"] = ""
+    assert not world.post(shell.BINDINGS, asked).get_json()["response"]["allowed"]
+    asked["request"]["object"]["metadata"]["name"] = ""
+    world.post(shell.BINDINGS, asked)
+    assert world.api.requests == []  # in particular, no list
+
+
+@pytest.mark.parametrize("resource", ["pods", "bindings", "deployments", "resourcequotas", "gpuquotas"])
+def test_without_a_namespace_none_is_asked_about_all_namespaces(world: World, resource: str) -> None:
+    for path in shell.PATHS:
+        answer = world.post(path, named("request.namespace", "", POD, resource, "")).get_json()["response"]
+        assert answer["allowed"] == (path == "/advise"), answer
+    assert world.api.requests == []
+
+
+def test_a_message_quotes_the_beginning_and_the_end_only(world: World) -> None:
+    for place in PLACES:
+        answer = world.post(shell.BINDINGS, named(place, "x/" * 100_000)).get_json()["response"]
+        assert len(answer["status"]["message"]) < 200
+
+
+@pytest.mark.parametrize("field", ["resource", "subResource", "operation"])
+def test_a_word_of_the_api_server_has_an_end(world: World, field: str) -> None:
+    asked = named("request.name", "p")
+    if field == "resource":
+        asked["request"]["resource"]["resource"] = "x" * 300
+    else:
+        asked["request"][field] = "x" * 300
+    answer = world.post("/mutate", asked)
+    assert answer.status_code == 400
+    assert len(answer.text) < 300
+
+
+LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+@settings(max_examples=50)
+@given(namespace=LABELS, name=st.lists(LABELS, min_size=1, max_size=4).map(".".join))
+def test_names_that_the_api_server_has_are_asked_for(namespace: str, name: str) -> None:
+    world = World()
+    asked = review(BINDING | {"metadata": {"name": name, "namespace": namespace}}, "pods", sub="binding", name=name)
+    asked["request"]["namespace"] = namespace
+    assert world.post(shell.BINDINGS, asked).get_json()["response"]["allowed"]
+    assert [one.path for one in world.api.sent("get")] == [paths.pods(namespace, name)]
+
+
+@settings(max_examples=50)
+@given(place=st.sampled_from(PLACES), text=st.text(max_size=300))
+def test_whatever_the_text_nothing_but_a_get_of_one_pod_is_sent(place: str, text: str) -> None:
+    world = World()
+    assert world.post(shell.BINDINGS, named(place, text)).status_code == 200
+    for request in world.api.requests:
+        assert (request.verb, request.query) == ("get", {})
+        assert request.path.startswith("/api/v1/namespaces/")
+        assert request.path.count("/") == 6
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [("pods", "web-0.a"), ("namespaces", "team-a"), ("resourceclasses", "nvidia.a100"), ("widgets", "w.x")],
+)
+@pytest.mark.parametrize("generated", ["web-", "web", "w.x-", ""])
+def test_what_the_api_server_takes_is_taken(world: World, resource: str, name: str, generated: str) -> None:
+    metadata = {"name": name} if not generated else {"generateName": generated}
+    namespace = "" if resource in ("namespaces", "resourceclasses") else "team-a"
+    asked = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)
+    answer = world.post("/mutate", asked).get_json()["response"]
+    assert "is no name" not in str(answer)
