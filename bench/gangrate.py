@@ -102,7 +102,7 @@ class _Bench:
             list(pool.map(lambda each: self._cluster.api.create(paths.pods(NAMESPACE), each, timeout=60), pods))
 
     def _gated(self) -> bool:
-        found = self._cluster.api.get(paths.pods(NAMESPACE), timeout=60)["items"]
+        found = list(self._cluster.api.objects(paths.pods(NAMESPACE)))
         return any(each["spec"].get("schedulingGates") for each in found)
 
     def _version(self) -> str:

@@ -25,7 +25,7 @@ from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import credentials, errors, wire
+from cardwise.kube import credentials, errors, transport, wire
 from cardwise.kube.credentials import Authorization
 from cardwise.kube.nesting import bounded, following
 from cardwise.kube.recovery import Recovery
@@ -33,6 +33,8 @@ from cardwise.kube.watching import Watch
 
 JSON = "application/json"
 CONNECT_TIMEOUT = 5.0
+MOST_BYTES = 64 << 20  # of an answer, and of a page of a list; one object has some MiB at most
+MOST_BYTES_WHOLE = 2 << 30  # of a list in one answer: 60,000 pods of 10 KiB have 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -49,6 +51,10 @@ _T = TypeVar("_T")
 _TOKEN_SECONDS = 10.0
 _PIECE = 65_536  # bytes
 _WATCH_HEADERS_SECONDS = 15.0  # an API server sends them at once, or after the request has waited in its queues
+_WATCH_SPARE = 60.0  # seconds after which a watch is over that the API server should have ended
+_MOST_ERROR_BYTES = 1 << 20  # of an answer that is no success
+_WHOLE = 5  # times the time of a page, for a list in one answer
+_FEWER = 4  # of so many objects one is in the next try of a page that was too large
 _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
 
 _encode = msgspec.json.Encoder().encode
@@ -62,8 +68,9 @@ class KubeClient:
     """One API server. Thread-safe; survives a fork (the child gets connections of its own).
 
     All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
-    when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds each
-    wait for bytes, None waits for ever.
+    when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds the
+    whole answer, None waits for ever. `most` is in bytes: of a larger answer the rest is not read, and
+    `errors.TooLarge` is raised.
     """
 
     def __init__(
@@ -128,24 +135,24 @@ class KubeClient:
         query: Query | None = None,
         content_type: str = JSON,
         timeout: float | None = 10.0,
-        most: int | None = None,
+        most: int = MOST_BYTES,
     ) -> bytes:
-        """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON. An answer of more than `most`
-        bytes is none, and is not read to its end.
-        """
+        """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = _encode(body)
-        response = self._ask(
-            method, path, body=body, query=query, content_type=content_type, timeout=timeout, stream=most is not None
-        )
-        return response.data if most is None else _at_most(response, most, f"{method} {path}")
+        response = self._ask(method, path, body=body, query=query, content_type=content_type, timeout=timeout)
+        return _read(response, most, f"{method} {path}")
 
-    def get(self, path: str, query: Query | None = None, *, timeout: float | None = 10.0) -> dict[str, Any]:
-        return _object(self.request("GET", path, query=query, timeout=timeout))
+    def get(
+        self, path: str, query: Query | None = None, *, timeout: float | None = 10.0, most: int = MOST_BYTES
+    ) -> dict[str, Any]:
+        return _object(self.request("GET", path, query=query, timeout=timeout, most=most))
 
     def clock(self) -> datetime | None:
         """The time of who answers for the API server, to the second; None where it does not tell."""
-        said = self._ask("GET", "/version", timeout=10.0).headers.get("Date")
+        response = self._ask("GET", "/version", timeout=10.0)
+        _read(response, MOST_BYTES, "GET /version")
+        said = response.headers.get("Date")
         try:
             return parsedate_to_datetime(said).replace(tzinfo=UTC) if said else None  # always GMT in HTTP
         except ValueError:
@@ -196,13 +203,23 @@ class KubeClient:
     ) -> Iterator[bytes]:
         """A consistent list (never from a stale cache), page by page, each page one List object of the API.
 
-        `limit` is objects in a page, 0 for all in one. `Gone` while paging: the snapshot expired, start over.
+        `limit` is objects in a page, 0 for all in one, which may take five times as long. A page of more than
+        `MOST_BYTES` is asked for again with fewer objects. `Gone` while paging: the snapshot expired, start over.
         """
         params = dict(query or {})
-        if limit:
-            params["limit"] = str(limit)
+        most = MOST_BYTES if limit else MOST_BYTES_WHOLE
+        if not limit and timeout is not None:
+            timeout *= _WHOLE
         while True:
-            page = self.request("GET", path, query=params, timeout=timeout)
+            if limit:
+                params["limit"] = str(limit)
+            try:
+                page = self.request("GET", path, query=params, timeout=timeout, most=most)
+            except errors.TooLarge:
+                if limit <= 1:
+                    raise
+                limit = max(1, limit // _FEWER)
+                continue
             yield page
             try:
                 token = _list_meta(page).continue_
@@ -241,7 +258,8 @@ class KubeClient:
         """Starts a watch with bookmarks after `resource_version`; iterate it for raw event lines (bytes).
 
         The server ends it after `timeout_seconds` and iteration stops. A silence of `read_timeout` seconds (default
-        `timeout_seconds` + 30) or a cut raises `Unreachable`. `close()`, from any thread, ends it at once.
+        `timeout_seconds` + 30), a cut, or a server that does not end it raises `Unreachable`. `close()`, from any
+        thread, ends it at once.
         """
         params = dict(query or {})
         params |= {
@@ -253,7 +271,9 @@ class KubeClient:
         if read_timeout is None:
             read_timeout = timeout_seconds + 30.0
         # Until the headers are here nobody can end the wait from outside, so it is bounded on its own.
-        response = self._ask("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout), stream=True)
+        response = self._ask("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
+        seconds = max(timeout_seconds, read_timeout) + _WATCH_SPARE
+        transport.prolong(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:
@@ -269,8 +289,8 @@ class KubeClient:
         query: Query | None = None,
         content_type: str = JSON,
         timeout: float | None,
-        stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
+        """The answer, of which nothing but the head has been read."""
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
         began = self._clock.now()
         headers = self._headers_for(content_type if body is not None else "")
@@ -291,7 +311,7 @@ class KubeClient:
                 redirect=False,
                 assert_same_host=False,
                 timeout=self._timeout(timeout),
-                preload_content=not stream,
+                preload_content=False,
             )
         except (ReadTimeoutError, TimeoutError) as error:
             raise errors.TimedOut(f"{method} {path}: {error}") from error
@@ -306,10 +326,12 @@ class KubeClient:
             # The next request asks the loader again; the token may have been rotated early.
             self._headers_until = 0.0
         try:
-            # A no-op for a whole answer; reads the error body of a refused watch and frees its connection.
-            return errors.from_response(response.status, response.data, response.headers)
-        except (HTTPError, OSError) as error:
-            return errors.Unreachable(f"{method} {path}: {error}")
+            body = _read(response, _MOST_ERROR_BYTES, f"{method} {path}")
+        except errors.TooLarge:
+            body = b""
+        except errors.Unreachable as error:
+            return error
+        return errors.from_response(response.status, body, response.headers)
 
     def _headers_for(self, content_type: str) -> dict[str, str]:
         if self._authorization is not None and self._clock.now() >= self._headers_until:
@@ -355,7 +377,9 @@ class KubeClient:
                 options["cert_reqs"] = "CERT_NONE"
         manager: urllib3.PoolManager
         manager = urllib3.ProxyManager(self._proxy, **options) if self._proxy else urllib3.PoolManager(**options)
-        return manager, manager.connection_from_url(self.host)
+        pool = manager.connection_from_url(self.host)
+        pool.ConnectionCls = transport.timed(pool.ConnectionCls, self._clock)
+        return manager, pool
 
     def _pooled(self) -> HTTPConnectionPool:
         if os.getpid() != self._pid:
@@ -378,17 +402,27 @@ def _list_meta(page: bytes) -> wire.ListMeta:
     return _decode_list_head(page).metadata
 
 
-def _at_most(response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
-    found = bytearray()
+def _read(response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
+    """The rest of the answer. Raises Unreachable, and TooLarge where it has more than `most` bytes."""
     try:
-        for piece in response.stream(_PIECE):
-            found += piece
-            if len(found) > most:
-                response.close()
-                raise errors.Unreachable(f"{what}: the answer has more than {most} bytes")
+        length = response.length_remaining
+        if length is not None and length <= most and "Content-Encoding" not in response.headers:
+            return response.data
+        pieces, size = [], 0
+        if length is None or length <= most:
+            for piece in response.stream(_PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                if size > most:
+                    break
+            else:
+                return b"".join(pieces)
+        response.close()
+    except (ReadTimeoutError, TimeoutError) as error:
+        raise errors.TimedOut(f"{what}: {error}") from error
     except (HTTPError, OSError) as error:
         raise errors.Unreachable(f"{what}: {error}") from error
-    return bytes(found)
+    raise errors.TooLarge(f"{what}: the answer has more than {most} bytes")
 
 
 def _object(body: bytes) -> dict[str, Any]:

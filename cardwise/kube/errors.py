@@ -100,6 +100,10 @@ class TimedOut(Unreachable):
     """
 
 
+class TooLarge(Unreachable):
+    """The answer has more bytes than the caller takes; the rest was not read."""
+
+
 class KubeConfigError(Exception):
     """There are no usable credentials; the message says where they were looked for."""
 

@@ -12,6 +12,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.kube import errors
 
 _READ_BYTES = 65536
+_MOST_BYTES = 64 << 20  # of an event: one object, as large as an answer may be
 
 
 class Watch:
@@ -28,17 +29,19 @@ class Watch:
     def __iter__(self) -> Generator[bytes]:
         """Yields until the server ends the watch or `close` is called.
 
-        Raises `errors.WatchSilent` when nothing came for the read timeout, `errors.Unreachable` on a cut.
+        Raises `errors.WatchSilent` when nothing came for the read timeout, `errors.TooLarge` for an event that is no
+        object's, `errors.Unreachable` on a cut.
         """
         rest = bytearray()  # of a line whose end has not come; it grows without being copied for each piece
         try:
             for chunk in self._response.stream(_READ_BYTES, decode_content=False):
                 head, newline, tail = chunk.rpartition(b"\n")
-                if not newline:
-                    rest += chunk
-                    continue
-                yield from (line for line in (bytes(rest) + head).split(b"\n") if line)
-                rest[:] = tail
+                if newline:
+                    yield from (line for line in (bytes(rest) + head).split(b"\n") if line)
+                    rest.clear()
+                rest += tail
+                if len(rest) > _MOST_BYTES:
+                    raise errors.TooLarge(f"watch of {self._path}: an event has more than {_MOST_BYTES} bytes")
         except (ReadTimeoutError, TimeoutError) as error:
             if not self._closed:
                 raise errors.WatchSilent(f"watch of {self._path}: {error}") from error

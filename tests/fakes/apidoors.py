@@ -41,6 +41,7 @@ class _Response:
         self.status = answer.status
         self.headers = answer.headers
         self.data = answer.body
+        self.length_remaining = len(answer.body) if answer.stream is None else None
         self._stream = answer.stream
         self.connection = self.sock = self  # where a Watch finds `settimeout`
 

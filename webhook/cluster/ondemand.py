@@ -29,6 +29,7 @@ _MOST: Final = 10_000  # gangs that are remembered
 _MOST_LOOKS: Final = 50  # a second
 _FEW: Final = 50  # members that are looked at, where the API server's cache counts them
 _MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
+_MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
 PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
 _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
@@ -75,12 +76,12 @@ class FreshList:
 
     def _list(self) -> dict[str, Json] | errors.KubeError:
         try:
-            items = self._client.get(self._path, self._query, timeout=_LIST_SECONDS).get("items") or ()
+            found = self._client.get(self._path, self._query, timeout=_LIST_SECONDS, most=_MOST_LIST_BYTES)
         except errors.NotFound:
             return {}  # their CRD is not installed
         except errors.KubeError as error:
             return error
-        return {item["metadata"]["name"]: item for item in items}
+        return {item["metadata"]["name"]: item for item in found.get("items") or ()}
 
 
 class _Meta(Struct, rename="camel"):
@@ -177,7 +178,7 @@ class PodGroups:
 
     def _ask(self) -> bool:
         try:
-            resources = self._client.get(PODGROUPS, timeout=2.0).get("resources") or ()
+            resources = self._client.get(PODGROUPS, timeout=2.0, most=_MOST_BYTES).get("resources") or ()
         except errors.NotFound:
             return False
         return any(one.get("name") == "podgroups" for one in resources)

@@ -37,6 +37,7 @@ _PATIENCE = 3
 
 # For the pod of a Binding. The API server waits a second for the answer (the chart's timeoutSeconds).
 BINDING_SECONDS: Final = 0.6
+_MOST_POD_BYTES: Final = 8 << 20  # as JSON; etcd takes 1.5 MiB of an object, and JSON writes some letters as six
 
 T = TypeVar("T")
 
@@ -178,7 +179,7 @@ class ClusterView:
 
     def pod(self, namespace: str, name: str) -> Json | None:
         try:
-            return self._client.get(paths.pods(namespace, name), timeout=BINDING_SECONDS)
+            return self._client.get(paths.pods(namespace, name), timeout=BINDING_SECONDS, most=_MOST_POD_BYTES)
         except errors.NotFound:
             return None
         except errors.KubeError as error:

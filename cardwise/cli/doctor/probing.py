@@ -143,7 +143,7 @@ def _bound(pod: Json, node: str) -> Finding:
 def _barring(client: KubeClient, pod: Json) -> Collection[str]:
     """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
     with suppress(errors.KubeError):
-        nodes = client.get(paths.nodes())["items"]
+        nodes = client.objects(paths.nodes())
         tolerations = pod["spec"].get("tolerations") or ()
         offering = [one for one in nodes if names.SHARE in (one.get("status", {}).get("capacity") or {})]
         found = [eligible.untolerated(node, tolerations) for node in offering]

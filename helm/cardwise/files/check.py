@@ -70,7 +70,7 @@ def scheduler(client: KubeClient, namespace: str, installed: str) -> str:
 
 def cards(client: KubeClient) -> str:
     """What the device plugins have reported."""
-    found = client.get(paths.extendedresources())["items"]
+    found = list(client.objects(paths.extendedresources()))
     if not found:
         raise LookupError(
             "no device plugin has reported a card; look at its pods (label app.kubernetes.io/component=deviceplugin), "
