@@ -96,6 +96,7 @@ KINDS: dict[str, Kind] = {
     "/apis/batch/v1/jobs": Kind("Job", status=True),
     "/apis/batch/v1/cronjobs": Kind("CronJob", status=True),
     "/apis/coordination.k8s.io/v1/leases": Kind("Lease"),
+    "/apis/networking.k8s.io/v1/networkpolicies": Kind("NetworkPolicy"),
     "/apis/node.k8s.io/v1/runtimeclasses": Kind("RuntimeClass", namespaced=False),
     "/apis/policy/v1/poddisruptionbudgets": Kind("PodDisruptionBudget", status=True),
     f"{_ADMISSION}/mutatingwebhookconfigurations": Kind("MutatingWebhookConfiguration", namespaced=False),

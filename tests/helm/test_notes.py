@@ -66,6 +66,20 @@ def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
     assert "https://ADDRESS:12345" in notes()
 
 
+CERTIFICATE = "webhook.clientCA=-----BEGIN CERTIFICATE-----"
+
+
+def test_they_say_who_can_connect_to_the_webhook(notes: Notes) -> None:
+    named = ("networkPolicies.enabled=true", "networkPolicies.sources.apiServer[0].ipBlock.cidr=10.0.0.0/28")
+    for sets in ((), named[:1], named[1:], (*named, "webhook.hostNetwork=true")):
+        said = notes(*sets)
+        assert "The webhook is open to pods" in said
+        assert "webhook.clientCA" in said
+        assert ("networkPolicies.enabled=true" in said) == ("webhook.hostNetwork=true" not in sets)
+    for sets in (named, (CERTIFICATE,), (CERTIFICATE, "webhook.hostNetwork=true")):
+        assert "open to pods" not in notes(*sets)
+
+
 def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None:
     said = notes()
     assert f"helm test gpu --namespace {names.NAMESPACE}\n" in said

@@ -201,6 +201,15 @@ def test_network_policies_let_in_only_who_is_named(render: Render) -> None:
         assert found == {cidrs[who]: numbers for who, numbers in ports.items()}
 
 
+@pytest.mark.parametrize("who", ["apiServer", "scheduler"])
+def test_a_policy_without_names_lets_everybody_in(render: Render, who: str) -> None:
+    """An API server on the nodes' network, where no podSelector finds it, must reach the webhook by default."""
+    objects = render(*ALL, "networkPolicies.sources.metrics[0].ipBlock.cidr=10.0.0.3/32")
+    part, ports = {"apiServer": ("webhook", {8443}), "scheduler": ("extender", {12345, 12346})}[who]
+    rules = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]["ingress"]
+    assert [{each["port"] for each in rule["ports"]} for rule in rules if "from" not in rule] == [ports]
+
+
 def test_on_the_node_s_network_the_webhook_has_ports_of_the_node_and_no_policy(render: Render) -> None:
     ports = {"https": 10443, "metrics": 10444}
     objects = render(*ALL, "webhook.hostNetwork=true", "webhook.port=10443", "webhook.metricsPort=10444")

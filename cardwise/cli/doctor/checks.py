@@ -11,6 +11,7 @@ _CHECKS = (
     cluster.version,
     parts.definitions,
     parts.webhooks,
+    parts.open_webhook,
     parts.policies,
     parts.leader,
     scheduler.stranded,

@@ -11,6 +11,7 @@ from cardwise.kube.client import KubeClient
 
 _APPS = "/apis/apps/v1"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_NETWORKING = "/apis/networking.k8s.io/v1"
 _RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
@@ -41,6 +42,7 @@ class Facts:
     runtimeclasses: Sequence[Json] = ()
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
+    networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
@@ -65,6 +67,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
+        "networkpolicies": (paths.namespaced(_NETWORKING, "networkpolicies", namespace), ""),
         "runtimeclasses": (_RUNTIME_CLASSES, ""),
         "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),
         "gpuquotas": (paths.gpuquotas(), ""),

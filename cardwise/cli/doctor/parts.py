@@ -1,6 +1,6 @@
 """Checks of Cardwise's own parts, by what they have written into the cluster."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -23,6 +23,7 @@ _UPGRADE: Final = (
     "let the chart write it again, with webhook.enabled: helm upgrade cardwise helm/cardwise -n cardwise-system "
     "--reset-then-reuse-values"
 )
+_WEBHOOK: Final = "cardwise-webhook"
 _PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _USABLE: Final = ("Ready", "Off")
@@ -92,6 +93,42 @@ def _changes_new_pods(hook: Json) -> bool:
         and set(rule.get("resources") or ()) & {"pods", "*", "*/*"}
         for rule in hook.get("rules") or ()
     )
+
+
+def open_webhook(facts: Facts) -> Iterator[Finding]:
+    """Whether pods can connect to the webhook: it asks for no certificate, and no NetworkPolicy names who may come."""
+    webhook = next((one for one in facts.deployments if one["metadata"]["name"] == _WEBHOOK), None)
+    if webhook is None or "networkpolicies" in facts.unread:
+        return
+    template = webhook["spec"]["template"]
+    spec = template["spec"]
+    if any(arg.startswith("--client-ca=") for one in spec["containers"] for arg in one.get("args") or ()):
+        return
+    served = [port for one in spec["containers"] for port in one.get("ports") or () if port.get("name") == "https"]
+    ports = {"https", *(port["containerPort"] for port in served)}
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
+    if spec.get("hostNetwork"):
+        why = "it is on the nodes' network, where no NetworkPolicy holds"
+    elif _names_callers(facts.networkpolicies, labels, ports):
+        return
+    else:
+        why = "it asks for no certificate, and no NetworkPolicy says who may connect"
+        remedy += ", or networkPolicies.enabled and networkPolicies.sources.apiServer"
+    yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {why}", remedy)
+
+
+def _names_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
+    """Whether NetworkPolicies select the pods of these labels, and all that opens these ports says for whom."""
+    chosen = [
+        one["spec"]
+        for one in policies
+        if ((one["spec"].get("podSelector") or {}).get("matchLabels") or {}).items() <= labels.items()
+        and "Ingress" in (one["spec"].get("policyTypes") or ("Ingress",))
+    ]
+    rules = [rule for spec in chosen for rule in spec.get("ingress") or ()]
+    opened = (rule for rule in rules if not rule.get("ports") or any(one.get("port") in ports for one in rule["ports"]))
+    return bool(chosen) and all(rule.get("from") for rule in opened)
 
 
 def policies(facts: Facts) -> Iterator[Finding]:

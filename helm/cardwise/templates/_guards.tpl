@@ -25,6 +25,12 @@ spec:
     matchLabels: {{- include "cardwise.selector" . | nindent 6 }}
 {{- end }}
 
+{{/* Whether pods can connect to the webhook: nobody has to show a certificate, and no NetworkPolicy names the API servers. */}}
+{{- define "cardwise.webhook.open" -}}
+{{- $named := and .Values.networkPolicies.enabled (not .Values.webhook.hostNetwork) .Values.networkPolicies.sources.apiServer -}}
+{{- if and .Values.webhook.enabled (not .Values.webhook.clientCA) (not $named) }}true{{ end -}}
+{{- end }}
+
 {{/* By these ports and no others: `ports` by who is to reach them, as networkPolicies.sources names them. */}}
 {{- define "cardwise.reached" }}
 apiVersion: networking.k8s.io/v1

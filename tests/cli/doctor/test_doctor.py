@@ -142,6 +142,56 @@ def said_of_units(seen: Facts) -> Finding:
     return found
 
 
+LABELS = {"app.kubernetes.io/component": "webhook"}
+EVERYBODY = {"ports": [{"protocol": "TCP", "port": 8443}]}
+API_SERVERS = EVERYBODY | {"from": [{"ipBlock": {"cidr": "10.0.0.0/28"}}]}
+
+
+def webhook_of(*args: str, **spec: object) -> Json:
+    """Its Deployment, as the chart writes it."""
+    container = {"args": ["--bind=:8443", *args], "ports": [{"name": "https", "containerPort": 8443}]}
+    template = {"metadata": {"labels": LABELS}, "spec": {"containers": [container]} | spec}
+    return {"metadata": {"namespace": names.NAMESPACE, "name": "cardwise-webhook"}, "spec": {"template": template}}
+
+
+def network_policy(*rules: Json, **labels: str) -> Json:
+    return {"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": labels or LABELS}, "ingress": [*rules]}}
+
+
+@pytest.mark.parametrize(
+    ("policies", "is_open"),
+    [
+        pytest.param([], True, id="no policy"),
+        pytest.param([network_policy(EVERYBODY)], True, id="for everybody, as the chart's without sources"),
+        pytest.param([network_policy({})], True, id="all ports for everybody"),
+        pytest.param([network_policy(API_SERVERS), network_policy({"ports": [{"port": "https"}]})], True, id="both"),
+        pytest.param([network_policy(API_SERVERS, part="extender")], True, id="of other pods"),
+        pytest.param([network_policy(API_SERVERS, {"ports": [{"port": 9400}]})], False, id="for API servers alone"),
+        pytest.param([network_policy()], False, id="for nobody"),
+    ],
+)
+def test_a_webhook_that_pods_can_connect_to_is_said_to_be_open(
+    sound: Facts, policies: list[Json], is_open: bool
+) -> None:
+    sound.deployments, sound.networkpolicies = [webhook_of()], policies
+    said = troubles(sound)
+    assert [one.text.partition(":")[0] for one in said] == ["the webhook is open to pods"] * is_open
+    assert all("webhook.clientCA" in one.remedy and one.level is Severity.NOTE for one in said)
+    sound.unread["networkpolicies"] = ""
+    assert "open to pods" not in str(troubles(sound))
+
+
+def test_on_the_nodes_network_no_policy_closes_the_webhook_and_a_certificate_does(sound: Facts) -> None:
+    sound.networkpolicies = [network_policy(API_SERVERS)]
+    sound.deployments = [webhook_of(hostNetwork=True)]
+    (said,) = troubles(sound)
+    assert said.text.startswith("the webhook is open to pods: it is on the nodes' network")
+    assert "networkPolicies" not in said.remedy
+    for spec in ({}, {"hostNetwork": True}):
+        sound.deployments = [webhook_of("--client-ca=/etc/cardwise/client-ca/ca.crt", **spec)]
+        assert troubles(sound) == []
+
+
 @pytest.mark.parametrize(
     ("words", "unit"),
     [
