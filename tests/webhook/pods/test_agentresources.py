@@ -87,6 +87,10 @@ def test_an_ordinary_init_container_takes_no_request_away() -> None:
     main = with_resources(build.container(gpu_mem=1), requests=cpu_memory("1", "1Gi"))
     after, _ = admitted(build.pod(init=[build.container("loads")], containers=[main]))
     assert agent(after)["resources"]["requests"] == cpu_memory("50m", "64Mi")
+    raised, _ = admitted(
+        build.pod(init=[build.container("loads")], containers=[main]), known(item("Container", min={"cpu": "60m"}))
+    )
+    assert agent(raised)["resources"]["requests"] == cpu_memory("60m", "64Mi"), "a LimitRange holds for it too"
 
 
 def test_where_the_pod_as_a_whole_names_them_it_names_none() -> None:
