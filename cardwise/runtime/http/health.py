@@ -101,7 +101,10 @@ class HealthServer:
         return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
-        encoder, content_type = exposition.choose_encoder(accept)
+        try:
+            encoder, content_type = exposition.choose_encoder(accept)
+        except (TypeError, ValueError):  # it fails on a version that is no number; such a header says nothing
+            encoder, content_type = exposition.choose_encoder("")
         try:
             return HTTPStatus.OK, encoder(self._registry), content_type
         except Exception:  # noqa: BLE001 - a collector is foreign code; logged and answered

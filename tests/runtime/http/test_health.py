@@ -1,6 +1,7 @@
 import http.client
 import socket
 import threading
+import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -66,6 +67,17 @@ def test_metrics(healthy):
     status, text = ask(server, "/metrics")[0]
     assert status == 200
     assert "cardwise_test_things_total 1.0" in text
+
+
+@pytest.mark.parametrize("version", ["x", "1.x", "..", "1" * 5000])
+def test_a_version_that_is_no_number_fills_no_log(healthy, capsys, version):
+    """Prometheus' own reader of the header fails on it, and each request would be a traceback in the log."""
+    server = healthy(registry=CollectorRegistry())
+    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
+    asked.add_header("Accept", f"application/openmetrics-text;version={version}")
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+    assert "Traceback" not in "".join(capsys.readouterr())
 
 
 def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
