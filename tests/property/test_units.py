@@ -24,7 +24,7 @@ from webhook.server.decisions import WebhookSettings
 AMOUNTS = {
     "2": (2, 2048), "16276": (16276, 16666624), "8k": (8000, 8192000), "1": (1, 1024), "80": (80, 81920),
     "8Gi": (8192, 8192), "8138Mi": (8138, 8138), "1Ti": (1048576, 1048576), "500m": (None, 512), "1500m": (None, 1536),
-    "300m": (None, None), "0": (None, None), "-2": (None, None), "1025Ki": (None, None), "3G": (None, None),
+    "300m": (None, 308), "0": (None, None), "-2": (None, None), "1025Ki": (2, 2), "3G": (None, None),
 }  # fmt: skip
 UNITS = st.sampled_from(list(Unit))
 AGENT = AgentSettings(image="registry.example/agent")
