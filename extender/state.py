@@ -425,15 +425,18 @@ class State:
             return self._cache.room.take_changed()
 
     def take_overfull(self) -> set[str]:
-        """Those nodes whose cards or devices are given out twice (`holders`), of nodes with new bound pods."""
+        """The nodes whose cards or devices are given out twice (`holders`), among those with new bound pods and those
+        between which cards have moved.
+        """
         with self._lock:
             self._cache.count_cards()
-            nodes, self._bound_on = self._bound_on, set()
+            nodes, self._bound_on = self._bound_on | self._cache.room.take_moved(), set()
             return {node for node in nodes if self._overfull(node)}
 
-    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[PodRef]]:
+    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
         """The cards and devices of the node that are given out beyond what they have, with what they have (MiB, or 1);
-        the UUIDs of its cards by index; and the bound pods that hold something there.
+        the UUIDs of its cards by index; and the bound pods that hold something there, each with the node that it is
+        bound to: the node may have had another name then.
         """
         with self._lock:
             self._cache.count_cards()
@@ -442,9 +445,9 @@ class State:
                 self._overfull(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
-                    PodRef(each.uid, each.namespace, each.name)
+                    (PodRef(each.uid, each.namespace, each.name), each.node)
                     for each in self._ledger.holdings(node)
-                    if self._reservations.is_bound(each.uid, node)
+                    if self._reservations.is_bound(each.uid, each.node)
                 ],
             )
 
@@ -497,8 +500,9 @@ class State:
             self._reservations.left(pod.uid, ended=pod.ended)
         else:
             self._reservations.bound(pod)
-            if pod.assignment is not None:
-                self._bound_on.add(pod.node)
+            holding = self._ledger.holding(pod.uid)
+            if pod.assignment is not None and holding is not None:
+                self._bound_on |= self._ledger.nodes_of(holding)
         self.ahead.over(pod.uid)
 
     def _choose(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:

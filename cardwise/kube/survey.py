@@ -386,10 +386,14 @@ def _add_held(survey: Survey) -> None:
         there = survey.ledger.holding(uid)
         if there is not None and there.node == node:
             continue
-        assigned = assignment.Assignment(
+        reported = assignment.Assignment(
             {"held": tuple(shares[key])} if key in shares else {},
             {"held": tuple(devices[key])} if key in devices else {},
         )
+        # A pod of the node's former name holds its cards already.
+        assigned = reported.without(there.assignment.uuids()) if there is not None else reported
+        if assigned is None:
+            continue
         sure = key in known and there is None
         name = uid if sure else f"{node}/{uid}"
         survey.ledger.hold(Holding(name, held.namespace, held.name, node, assigned, "held", UNKNOWN, charged=sure))
@@ -402,9 +406,11 @@ def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
     for holding in survey.ledger.holdings():
         node = survey.ledger.node(holding.node)
         for share in holding.assignment.shares():
-            position = node.position(share) if node is not None else None
+            position = node.position(share) if node is not None and not share.uuid else None
             if node is not None and position is not None:
                 known.setdefault(node.cards[position].uuid, []).append(share)
+            elif share.uuid:
+                known.setdefault(share.uuid, []).append(share)  # on whichever node the card is now
         taken |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated

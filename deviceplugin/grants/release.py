@@ -1,5 +1,7 @@
 """Frees a grant when the API server says that the pod has ended, and the runtime has none of its containers.
 
+A pod that is bound to another node has ended here, too: this machine had that node's name before (docs/design/0031).
+
 Both are needed. The API server alone forgets a force-deleted pod while its containers still use the card; the runtime
 alone cannot tell a container between two restarts from one that will never come back. And both together always free:
 also a pod whose containers never started. A share whose pod is gone but whose containers run is published as `held`.
@@ -126,7 +128,7 @@ class Releaser:
         except errors.KubeError as error:
             _log.warning("is the pod gone? the API server does not say", pod=grants[0].pod, uid=uid, error=str(error))
             return None
-        return found is None or found.finished
+        return found is None or found.finished or self._pods.has_left(found)
 
     def _keep(self, uid: str, alive: set[str]) -> None:
         # A ready sandbox without containers is mostly about to end, so it is told of only if it is still there at the

@@ -34,7 +34,9 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePod:
-    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours and each class."""
+    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours and each class.
+    `node`: the node that it is bound to, "" while it waits.
+    """
 
     uid: str
     namespace: str
@@ -43,6 +45,7 @@ class NodePod:
     annotations: Mapping[str, str]
     keys: Mapping[str, str]
     requests: Mapping[str, int]
+    node: str = ""
 
     @property
     def pod(self) -> str:
@@ -76,6 +79,7 @@ def view(pod: Json) -> NodePod:
         annotations={key: annotations[key] for key in _KEPT if key in annotations},
         keys=keys,
         requests=asked,
+        node=pod["spec"].get("nodeName") or "",
     )
 
 
@@ -107,6 +111,13 @@ class Pods(NodePods[NodePod]):
     def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None], clock: Clock = SYSTEM) -> None:
         super().__init__(client, node, _project, _Gone(on_gone), clock)
         self._client = client
+        self._node = node
+
+    def has_left(self, pod: NodePod) -> bool:
+        """Whether the pod is bound to another node. It may have run here all the same: a machine that comes back under
+        another name has the containers of its former name, and no kubelet starts further ones here.
+        """
+        return pod.node not in ("", self._node)
 
     def find(self, namespace: str, name: str, uid: str) -> NodePod | None:
         """The pod, None when it is certain that none of this UID exists. Raises KubeError."""

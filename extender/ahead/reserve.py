@@ -247,7 +247,8 @@ class _Draft:
             if holding.uid in gang.members:
                 self._empty.hold(holding)
             else:
-                self._free.give_back(state.name, holding.uid)
+                if holding.node == state.name:
+                    self._free.give_back(state.name, holding.uid)
                 held = sum(share.mem for share in holding.assignment.shares())
                 self._busy[state.name] = self._busy.get(state.name, 0) + held
         made = self._empty.node(state.name)

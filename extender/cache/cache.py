@@ -87,6 +87,5 @@ class Cache:
     def count_cards(self) -> None:
         """Tells the ledger of changed cards. Late, because at the start cards come one by one, by thousands."""
         for node, cards, devices in self.inventory.changes():
-            self.ledger.set_cards(node, cards)
-            self.ledger.set_devices(node, devices)
-            self.room.changes(node)
+            others = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
+            self.room.changes(node, others)

@@ -32,8 +32,8 @@ class Report(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What has changed in a card's report: new or different shares, shares that it reports no more, and what in it is
-    not believed.
+    """What has changed in a card's report: shares to look at again, because they are new or different, or because the
+    card has left the node that had reported them; shares that its node reports no more; and what in it is not believed.
     """
 
     reported: Collection[Report]
@@ -66,12 +66,13 @@ class Inventory:
     def set_card(self, name: str, card: CardRecord) -> Heard:
         """The card is so now."""
         before = self._cards.get(name)
-        silent: Collection[Report] = ()
+        former: Collection[Report] = ()
         if before is not None and before.node != card.node:
-            silent, before = self.remove_card(name), None
+            # The former node says nothing of this card any more. That does not prove that the containers are gone.
+            former, before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
         if before is None and len(names) >= MOST_CARDS:
-            return Heard((), silent, f"the node has more than {MOST_CARDS} cards and devices; the others do not count")
+            return Heard(former, (), f"the node has more than {MOST_CARDS} cards and devices; the others do not count")
         room, problem = MOST_REPORTED - sum(len(self._cards[each].held) for each in names if each != name), ""
         if len(card.held) > room:
             card = card._replace(held=card.held[:room])
@@ -86,7 +87,8 @@ class Inventory:
         last = before.status.terminating if before is not None else ()
         self._noted.put(name, card.node, last, card.status.terminating)
         # Of a card that is another one now, or has another size, all shares are looked at again.
-        return Heard(reported if same else {Report(held.uid, card.node) for held in card.held}, silent or gone, problem)
+        again = reported if same else {Report(held.uid, card.node) for held in card.held}
+        return Heard({*former, *again}, gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
         """The card is no more. Returns what it had reported."""
@@ -142,7 +144,7 @@ class Inventory:
             yield node, cards, devices
         self._changed.clear()
 
-    def held(self) -> Mapping[str, Collection[str]]:
+    def held(self) -> Mapping[str, Mapping[str, object]]:
         """The pods that cards report, by UID, each with the nodes of these cards."""
         return self._held.by_uid
 

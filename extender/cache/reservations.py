@@ -22,7 +22,8 @@ docs/architecture.md). A row in TERMINATING ends when its node, which had report
 
 A node's report is believed for pods that were bound to that node. What it reports of other pods fills its own cards
 and nobody's quota (`stray`): it may be right, since nobody remembers pods that vanished while no extender ran. A report
-says nothing about shares on other nodes.
+says nothing about shares on other nodes. It adds nothing to a card that the pod holds already under the node's former
+name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
@@ -212,12 +213,17 @@ class Reservations:
         return one.holding
 
     def stray(self, report: Report) -> Holding | None:
-        """What a node's report adds to its cards: nothing if the pod is known to be, or to have been, on the node."""
+        """What a node's report adds to its cards: nothing if the pod is known to be, or to have been, on the node; and
+        nothing of cards that the pod holds under another name of the node.
+        """
         known = self.holding(report.uid)
         if known is not None and known.node == report.node:
             return None
         found = self._reports.reported(*report)
-        return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
+        if found is None:
+            return None
+        rest = found.assignment.without(known.assignment.uuids()) if known is not None else found.assignment
+        return replace(found, uid=stray_uid(report), assignment=rest, charged=False) if rest is not None else None
 
     def is_bound(self, uid: str, node: str) -> bool:
         """Whether the watch shows the pod bound to the node and not finished."""
@@ -246,7 +252,10 @@ class Reservations:
         strays = 0  # as `stray` says, without a call for each of tens of thousands of pods
         for uid, nodes in self._reports.held().items():
             one = self._of.get(uid)
-            strays += len(nodes) - (one is not None and one.holding is not None and one.node in nodes)
+            if one is None or one.holding is None:
+                strays += len(nodes)
+            elif nodes.keys() != {one.node}:
+                strays += sum(self.stray(Report(uid, node)) is not None for node in nodes)
         counts[REPORTED] += strays
         return counts
 

@@ -5,6 +5,8 @@ that run and the nodes themselves are counted as `State` hears of them, cards by
 ledger and sums for a moment and takes that back. Not thread-safe: the state locks.
 """
 
+from collections.abc import Collection
+
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
@@ -20,6 +22,7 @@ class Room:
         self.queue = queue
         self.freed = 0
         self._changed: set[str] = set()
+        self._moved: set[str] = set()
 
     def hold(self, uid: str, now: Holding | None, *, seen: bool) -> None:
         """The pod holds this now. `seen`: kube-scheduler sees the cause itself."""
@@ -29,9 +32,13 @@ class Room:
         elif now != before:
             self.ledger.hold(now)
         if now != before:
-            self._changed.update(holding.node for holding in (before, now) if holding is not None)
+            for holding in (before, now):
+                if holding is not None:
+                    self._changed |= self.ledger.nodes_of(holding)
         if before is not None and (now is None or not now.counts_like(before)):
             self.free(before.node, seen=seen)
+            for node in self.ledger.nodes_of(before) - {before.node}:
+                self.free(node, seen=seen)  # the pod's card is on another node than the pod
 
     def plan(self, uid: str, planned: Placed | None) -> None:
         """What the pod will take of cpu and memory counts there; None: no more, where it was planned."""
@@ -45,10 +52,18 @@ class Room:
         self.queue.move_all(node, seen=seen)
         self.freed += 1
 
-    def changes(self, node: str) -> None:
-        """The node's cards have changed."""
+    def changes(self, node: str, others: Collection[str] = ()) -> None:
+        """The node's cards have changed. `others`: nodes on which pods count otherwise by that: a card has moved."""
         self._changed.add(node)
+        if others:
+            self._changed.update(others)
+            self._moved |= {node, *others}
         self.free(node)
+
+    def take_moved(self) -> set[str]:
+        """The nodes between which cards have moved since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     def take_changed(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""

@@ -1,7 +1,9 @@
 """Evicts the later of two pods that were given the same room, if it has not started yet.
 
 Two Bindings of ours never do that (design 0011); a Binding of somebody else may, or one that a wrong clock or a person
-let through. The node starts nothing beyond what the card has, so the later pod would wait there for ever. The state
+let through. Pods that were bound to its node under another name hold a card, too. They are not
+evicted, so that a node which was taken over cannot get the pods of another node evicted by what it reports. The node
+starts nothing beyond what the card has, so the later pod would wait there for ever. The state
 suspects a node as soon as the watch shows both pods. Some seconds later the pods are read anew, since it takes a moment
 until a started pod is marked as started; the eviction names the version of the pod.
 """
@@ -38,6 +40,7 @@ class _Holder(NamedTuple):
     held: dict[str, int]  # MiB of a card, 1 of a device, by UUID
     started: bool
     leaving: bool
+    here: bool  # bound to the node that reports the card
 
 
 class Overfull:
@@ -87,20 +90,24 @@ class Overfull:
         sizes, uuid_of, pods = self._state.holders(node)
         if not sizes:
             return  # a pod has gone already
-        found = [self._read(pod, node, uuid_of) for pod in pods]
+        found = [
+            self._read(pod, bound_to, uuid_of if bound_to == node else {}, here=bound_to == node)
+            for pod, bound_to in pods
+        ]
         holders = [each for each in found if each is not None]
         for uuid, size in sizes.items():
             # A pod that is being deleted and has not started holds nothing there.
             there = [each for each in holders if uuid in each.held and (each.started or not each.leaving)]
             too_much = sum(each.held[uuid] for each in there) - size
-            for victim in sorted((each for each in there if not each.started), key=lambda each: each.since)[::-1]:
+            victims = [each for each in there if each.here and not each.started]
+            for victim in sorted(victims, key=lambda each: each.since)[::-1]:
                 if too_much <= 0:
                     break
                 too_much -= victim.held[uuid]
                 self._evict(victim, node, uuid)
                 holders.remove(victim)
 
-    def _read(self, pod: PodRef, node: str, uuid_of: Mapping[int, str]) -> _Holder | None:
+    def _read(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, here: bool) -> _Holder | None:
         try:
             found = self._client.get(paths.pods(pod.namespace, pod.name))
         except (errors.NotFound, errors.InvalidName):  # a node may report a name that no pod has
@@ -123,6 +130,7 @@ class Overfull:
             _held(made, uuid_of),
             annotations.get(names.ASSIGNED) == "true" or _started(found),
             bool(metadata.get("deletionTimestamp")),
+            here,
         )
 
     def _evict(self, victim: _Holder, node: str, uuid: str) -> None:

@@ -119,10 +119,11 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _H
     found: dict[str, _Held] = defaultdict(_Held)
     for holding in ledger.holdings(node):
         counted = set()
+        own_uuid_of = uuid_of if holding.node == node else {}
         for share in holding.assignment.shares():
-            uuid = share.uuid_by(uuid_of)
-            if not uuid:
-                continue  # a pod of gpushare, on a card that no node reports
+            uuid = share.uuid_by(own_uuid_of)
+            if not uuid or not ledger.counts_on(node, holding, uuid):
+                continue  # a pod of gpushare, on a card that no node reports; or a card that is on another node now
             one = found[uuid]
             one.memory += share.mem
             one.core += share.core
@@ -131,13 +132,16 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _H
             one.pods += uuid not in counted
             counted.add(uuid)
         for device in holding.assignment.device_shares():
+            if not ledger.counts_on(node, holding, device.uuid):
+                continue
             one = found[device.uuid]
             one.shares += 1
             one.whole = True
             one.pods += 1
         if holding.mark in _OF_THE_GONE and holding.charged:
-            for uuid, record in _terminating(holding, uuid_of):
-                found[uuid].terminating += (record,)
+            for uuid, record in _terminating(holding, own_uuid_of):
+                if ledger.counts_on(node, holding, uuid):
+                    found[uuid].terminating += (record,)
     return found
 
 

@@ -87,6 +87,22 @@ def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
     assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
 
 
+def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
+    moved = card("n1", 0)
+    moved["spec"]["node"] = "n9"
+    before = survey.take(lists().kube).ledger
+    held = sum(before.node("n1").used[:1])
+    assert held
+    moved["status"]["held"] = [
+        {"podUID": one.uid, "namespace": one.namespace, "name": one.name, "memoryMiB": 64, "container": "0"}
+        for one in before.holdings("n1")
+        if moved["spec"]["uuid"] in one.assignment.uuids()
+    ]
+    others = [one for one in lists().of("extendedresources") if one["spec"]["uuid"] != moved["spec"]["uuid"]]
+    ledger = survey.take(lists(extendedresources=[*others, moved]).kube).ledger
+    assert ledger.node("n9").used == [held]
+
+
 def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
     ((_, _, asked),) = survey.take(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting

@@ -176,7 +176,8 @@ def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
     state = survey.ledger.node(node)
     position = state.position(share) if state is not None else None
     if state is None or position is None:
-        return "; this card is not on the node any more"
+        now = next((one.spec.node for one in survey.resources if share.uuid and one.spec.uuid == share.uuid), "")
+        return f"; this card is on node {now} now" if now else "; this card is not on the node any more"
     card = state.cards[position]
     sick = f"; this card is unhealthy{_reason(survey, card.uuid)}" * (not card.healthy)
     return sick + "; this card is cordoned" * card.cordoned

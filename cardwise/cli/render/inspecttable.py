@@ -56,7 +56,8 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
             position = node.position(share)
             if position is not None:
                 held[position] += share.mem
-        rows.append([holding.marked_name, holding.namespace, *map(str, held)])
+        of_node = f" (of node {holding.node})" if holding.node != node.name else ""
+        rows.append([holding.marked_name + of_node, holding.namespace, *map(str, held)])
     sums = [
         ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
         ["Total :", str(_total(node))],

@@ -6,7 +6,7 @@ reads them here. gpushare's own five are written beside ours and read alone for 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from types import MappingProxyType
@@ -78,6 +78,21 @@ class Assignment:
     def device_shares(self) -> list[DeviceShare]:
         """All devices that are no GPUs, container by container."""
         return [share for shares in self.devices.values() for share in shares]
+
+    def uuids(self) -> set[str]:
+        """The UUIDs of its cards and devices. Those of gpushare's pods are not known."""
+        cards = {share.uuid for share in self.shares() if share.uuid}
+        return cards.union(share.uuid for share in self.device_shares())
+
+    def without(self, uuids: Collection[str]) -> "Assignment | None":
+        """The assignment without these cards and devices; None if nothing remains."""
+        cards = {key: tuple(one for one in shares if one.uuid not in uuids) for key, shares in self.containers.items()}
+        devices = {key: tuple(one for one in shares if one.uuid not in uuids) for key, shares in self.devices.items()}
+        rest = Assignment(
+            {key: shares for key, shares in cards.items() if shares},
+            {key: shares for key, shares in devices.items() if shares},
+        )
+        return rest if rest.containers or rest.devices else None
 
     @property
     def mem(self) -> MiB:

@@ -7,6 +7,7 @@ Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: 
     searching    all claims of a pod on one node
     ledger       who holds what
     nodestate    what is left on the cards of one node
+    locations    which nodes report a card or device, by UUID
     cardindex    open cards by free memory, so that not every node is asked
     memoryindex  nodes by memory: why none of thousands has so much
     kinds        one small integer for cards with the same classes, model and priority

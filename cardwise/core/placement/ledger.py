@@ -2,11 +2,16 @@
 
 What is left on each node is counted in `nodestate`. Not thread-safe: its owner locks.
 
+A share counts on the card that its UUID names, on whichever node that is now: a machine that comes back under another
+name has its cards with it, and the pods of its former name go on holding them (docs/design/0031). If two nodes report
+one UUID, its shares count on both. A share whose card no node reports counts on the pod's own node, on no card. Shares
+of gpushare's pods name an index and count on the pod's own node.
+
 Holdings stay when cards change: if the cards of a node become known, change or go, the node's lists are counted again
 from its holdings, so the order of events does not matter. What a namespace holds on each kind of card, for quotas, is
 kept in the same way: a card that is gone keeps its kind while something is held on it, because its node or its
 ExtendedResource may be missing for a moment while its pods go on running. Devices that are no GPUs are counted by UUID,
-whether the node has them or not.
+whether a node has them or not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +27,7 @@ from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
 from cardwise.core.placement.devices import Device, in_order
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
+from cardwise.core.placement.locations import Locations
 from cardwise.core.placement.memoryindex import MemoryIndex
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
@@ -77,6 +83,7 @@ class Ledger:
         self._nodes: dict[str, NodeState] = {}
         self._holdings: dict[str, Holding] = {}
         self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
+        self._cards, self._devices = Locations(), Locations()
 
     def like(self) -> "Ledger":
         """An empty ledger with the same settings."""
@@ -120,11 +127,28 @@ class Ledger:
         return watched
 
     def holdings(self, node: str | None = None) -> list[Holding]:
-        """All holdings, or those on one node."""
+        """All holdings, or those of one node: its pods', and those of other nodes' pods that hold a card or device of
+        it.
+        """
         if node is None:
             return list(self._holdings.values())
         state = self._nodes.get(node)
-        return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
+        return [self._holdings[uid] for uid in sorted({*state.uids, *state.foreign})] if state else []
+
+    def nodes_of(self, holding: Holding) -> set[str]:
+        """The nodes on which the holding counts: that of its pod, and those that have one of its cards or devices."""
+        cards = (self._cards.nodes(share.uuid) for share in holding.assignment.shares())
+        devices = (self._devices.nodes(device.uuid) for device in holding.assignment.device_shares())
+        return {holding.node}.union(*cards, *devices)
+
+    def counts_on(self, node: str, holding: Holding, uuid: str) -> bool:
+        """Whether what the holding has of this card or device counts on the node."""
+        nodes = self._cards.nodes(uuid) or self._devices.nodes(uuid)
+        return node in nodes if nodes else node == holding.node
+
+    def shared_uuids(self) -> dict[str, tuple[str, ...]]:
+        """The cards and devices that several nodes report, by UUID, and these nodes."""
+        return {**self._cards.shared(), **self._devices.shared()}
 
     def namespaces(self) -> Iterable[str]:
         """The namespaces that hold something. Not to be kept."""
@@ -135,12 +159,16 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind by which quotas count a share on the node: that of its card, also if the card is gone now.
+        """The kind by which quotas count a share of a pod on the node: that of its card, also if the node does not have
+        the card any more. What another node reports of the card counts only if the pod's own node has reported nothing:
+        else a node that was taken over could change what other nodes' pods are charged for.
 
         `UNKNOWN` if the card was never seen while something was held on it.
         """
         state = self._nodes.get(node)
-        return state.kind(share) if state is not None else UNKNOWN
+        kind = state.kind(share) if state is not None else UNKNOWN
+        homes = self._cards.nodes(share.uuid) if kind == UNKNOWN else ()
+        return self._nodes[homes[0]].kind(share) if homes else kind
 
     def used(self, namespace: str, entry: quotas.Entry) -> Charge:
         """What the namespace holds on the cards that the entry of a quota covers."""
@@ -150,27 +178,49 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._holdings)
 
-    def set_cards(self, node: str, cards: Iterable[Card]) -> None:
-        """The node has these cards now, and no others. An empty node without holdings is forgotten."""
+    def set_cards(self, node: str, cards: Iterable[Card]) -> set[str]:
+        """The node has these cards now, and no others. An empty node without holdings is forgotten. Returns the other
+        nodes whose counts have changed by that.
+        """
         cards = list(cards)
         state = self._state(node)
         if state.cards == sorted(cards, key=lambda card: card.index):
             self._forget_if_empty(state)
-            return
+            return set()
         self._touch(node)
-        for uid in state.uids:
-            self._count(state, self._holdings[uid], -1)
+        before, now = {card.uuid for card in state.cards}, {card.uuid for card in cards}
+        recounted = self._recounted(state, self._cards, before, now)
+        former = self._kinds_elsewhere(recounted)
+        for holding in recounted:
+            self._count(holding, -1)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
+        self._cards.put(node, before, now)
         state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
-        for uid in state.uids:
-            self._count(state, self._holdings[uid], 1)
+        for name, share, kind in former:
+            if not self._cards.nodes(share.uuid):
+                self._nodes[name].remember(share, kind)
+        for holding in recounted:
+            self._count(holding, 1)
         self._forget_if_empty(state)
+        return self._other_nodes(state, recounted)
 
-    def set_devices(self, node: str, devices: Iterable[Device]) -> None:
+    def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
         """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
         state = self._state(node)
+        before = {device.uuid for device in state.devices}
         state.devices = in_order(devices)
+        now = {device.uuid for device in state.devices}
+        others: set[str] = set()
+        if before != now:
+            recounted = self._recounted(state, self._devices, before, now)
+            for holding in recounted:
+                self._count_devices(holding, -1)
+            self._devices.put(node, before, now)
+            for holding in recounted:
+                self._count_devices(holding, 1)
+            others = self._other_nodes(state, recounted)
         self._forget_if_empty(state)
+        return others
 
     def hold(self, holding: Holding) -> Undo:
         """Puts the holding in place of what its pod held before. Returns a function that undoes it."""
@@ -248,6 +298,31 @@ class Ledger:
             self._nodes[name] = state
         return state
 
+    def _recounted(
+        self, state: NodeState, located: Locations, before: Iterable[str], now: Iterable[str]
+    ) -> list[Holding]:
+        """The holdings that may count otherwise once the node has the UUIDs `now` in place of those `before`."""
+        uids = dict.fromkeys((*state.uids, *state.foreign))
+        for uuid in set(now).difference(before):
+            uids |= dict.fromkeys(located.holders_elsewhere(uuid))
+            for name in located.nodes(uuid):  # two nodes report it
+                uids |= dict.fromkeys((*self._nodes[name].uids, *self._nodes[name].foreign))
+        return [self._holdings[uid] for uid in uids]
+
+    def _other_nodes(self, state: NodeState, recounted: Iterable[Holding]) -> set[str]:
+        """The nodes, besides this one, on which a holding that is not this node's own counts."""
+        foreign = (holding for holding in recounted if holding.node != state.name)
+        return set().union(*map(self.nodes_of, foreign)) - {state.name}
+
+    def _kinds_elsewhere(self, holdings: Iterable[Holding]) -> list[tuple[str, CardShare, CardKind]]:
+        """The kinds of cards that are on another node than the pod that holds them: by the pod's node and its share."""
+        return [
+            (holding.node, share, self.kinds.get(self.kind(holding.node, share)))
+            for holding in holdings
+            for share in holding.assignment.shares()
+            if (homes := self._cards.nodes(share.uuid)) and holding.node not in homes
+        ]
+
     def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
         """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""
         state = self._state(holding.node)
@@ -258,9 +333,8 @@ class Ledger:
             kind = gone.get((holding.node, card_of(share)))
             if kind is not None:
                 state.remember(share, kind)
-        self._count(state, holding, 1)
-        for device in holding.assignment.device_shares():
-            state.count_device(device.uuid, 1)
+        self._count(holding, 1)
+        self._count_devices(holding, 1)
 
     def _take_out(self, holding: Holding) -> FormerKinds:
         """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
@@ -268,9 +342,8 @@ class Ledger:
         del self._holdings[holding.uid]
         state.uids.pop(holding.uid, None)
         self._touch(holding.node)
-        self._count(state, holding, -1)
-        for device in holding.assignment.device_shares():
-            state.count_device(device.uuid, -1)
+        self._count(holding, -1)
+        self._count_devices(holding, -1)
         gone = self._forget_gone(state, holding) if state.gone else {}
         self._forget_if_empty(state)
         return gone
@@ -286,10 +359,20 @@ class Ledger:
             state.forget(card)
         return known
 
-    def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
+    def _count(self, holding: Holding, sign: int) -> None:
+        """Adds (sign 1) or removes (sign -1) the holding's cards, where they are, and its charge, once."""
+        own = self._nodes[holding.node]
         usage = self._usage.setdefault(holding.namespace, {})
         for share in holding.assignment.shares():
-            kind = state.count(share, sign, holding.mps_client)
+            homes = self._cards.nodes(share.uuid)
+            if not homes or homes == own.alone:
+                kind = own.count(share, sign, holding.mps_client)
+            else:
+                kind = self.kind(own.name, share)
+                for name in homes:
+                    self._nodes[name].count(share, sign, holding.mps_client)
+            if homes != own.alone:
+                self._count_elsewhere(self._cards, own, holding.uid, share.uuid, sign)
             if not holding.charged:
                 continue
             charge = quotas.charge(share)
@@ -299,6 +382,28 @@ class Ledger:
                 del usage[kind]
         if not usage:
             del self._usage[holding.namespace]
+
+    def _count_devices(self, holding: Holding, sign: int) -> None:
+        """As `_count`, the holding's devices that are no GPUs."""
+        own = self._nodes[holding.node]
+        for device in holding.assignment.device_shares():
+            homes = self._devices.nodes(device.uuid)
+            for name in homes or own.alone:
+                self._nodes[name].count_device(device.uuid, sign)
+            if homes != own.alone:
+                self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
+
+    def _count_elsewhere(self, located: Locations, own: NodeState, uid: str, uuid: str, sign: int) -> None:
+        """The pod on the node `own` holds what that node does not have, or other nodes have as well."""
+        if not uuid:
+            return
+        homes = located.nodes(uuid)
+        if own.name not in homes:
+            located.hold_elsewhere(uuid, uid, sign)
+        for name in homes:
+            if name != own.name:
+                self._nodes[name].count_foreign(uid, sign)
+                self._touch(name)
 
     def _forget_if_empty(self, state: NodeState) -> None:
         if not state.cards and not state.devices and not state.uids:

@@ -24,11 +24,13 @@ class NodeState:
 
     __slots__ = (
         "_empties",
+        "alone",
         "cards",
         "clients",
         "codes",
         "core",
         "devices",
+        "foreign",
         "free",
         "free_core",
         "gone",
@@ -51,6 +53,7 @@ class NodeState:
         self, name: str, registry: CardKinds, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE
     ) -> None:
         self.name = name
+        self.alone = (name,)  # as `Locations.nodes` has a UUID that only this node reports
         self.registry = registry
         self.kept_back = kept_back
         self.core = core  # percent of the SMs that are given of each card
@@ -67,7 +70,8 @@ class NodeState:
         self.most: list[int] = []  # clients
         self.mps = CardTaints(())
         self.used: list[int] = []  # MiB
-        self.uids: dict[str, None] = {}  # of those who hold something; a dict takes two thirds of a set
+        self.uids: dict[str, None] = {}  # of its pods that hold something; a dict takes two thirds of a set
+        self.foreign: dict[str, int] = {}  # of other nodes' pods that hold its cards or devices, how many of them
         self.devices: list[Device] = []  # those that are no GPUs
         self.taken: dict[str, int] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
         # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
@@ -149,6 +153,14 @@ class NodeState:
         else:
             del self.taken[uuid]
 
+    def count_foreign(self, uid: str, sign: int) -> None:
+        """Adds (sign 1) or removes (sign -1) a card or device that a pod of another node holds here."""
+        held = self.foreign.get(uid, 0) + sign
+        if held:
+            self.foreign[uid] = held
+        else:
+            del self.foreign[uid]
+
     def is_free(self, device: Device) -> bool:
         """Whether a pod could get this device of the node now."""
         return devices.is_free(device, self.taken)
@@ -168,7 +180,7 @@ class NodeState:
         twin.free, twin.used = self.free.copy(), self.used.copy()
         twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
         twin.most, twin.mps = self.most, self.mps.copy()
-        twin.uids = self.uids.copy()
+        twin.uids, twin.foreign = self.uids.copy(), self.foreign.copy()
         twin.devices, twin.taken = self.devices, self.taken.copy()
         return twin
 

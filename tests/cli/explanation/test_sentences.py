@@ -1,3 +1,5 @@
+import msgspec
+
 from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import Published
@@ -10,9 +12,9 @@ from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube import survey
+from cardwise.kube import survey, wire
 from cardwise.kube.survey import Survey
-from tests.build import asking, cards, container, holding, ledger_with_free, pod, shares
+from tests.build import asking, cards, container, holding, ledger_with_free, pod, resource, shares
 from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
 
 
@@ -113,6 +115,9 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     assert "pod default/p is on node n1" in sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
     gone = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[])))
     assert "this card is not on the node any more" in gone
+    on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, wire.ExtendedResource)
+    moved = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
+    assert "; this card is on node n2 now" in moved
 
 
 def test_what_has_failed_says_why():

@@ -2,7 +2,7 @@
 
 from cardwise.cli.render import inspecttable
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.ledger import Holding, Ledger
 from tests.build import cards, holding, ledger_with_free
 
 ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
@@ -42,6 +42,15 @@ def test_details_name_the_pods():
     assert "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)\nweb   default    0                8138\n" in text
     assert "Allocated :  8138 (25%)\nTotal :      32552\n" in text
     assert text.endswith("Allocated/Total GPU Memory In Cluster:  8138/32552 (25%)\n")
+
+
+def test_pods_of_the_former_name_of_a_node_are_shown_at_its_card():
+    ledger = ledger_with_free(n1=[16276])
+    ledger.hold(Holding("old", "default", "old", "former", holding("old", 8138, 0).assignment))
+    text = inspecttable.details(ledger, ADDRESSES, "n1")
+    assert "old (of node former)  default    8138\n" in text
+    (node,) = inspecttable.as_json(ledger, ADDRESSES, "n1")["nodes"]
+    assert [pod["name"] for pod in node["cards"][0]["pods"]] == ["old"]
 
 
 def test_an_empty_cluster_has_a_table_too():

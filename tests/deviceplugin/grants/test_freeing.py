@@ -70,6 +70,23 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     assert changed_at(rig) != before
 
 
+def test_a_pod_of_the_former_name_of_the_node_holds_its_card_until_its_containers_end(rig):
+    """The machine has come back under another name, with the containers that it had."""
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    rig.api.edit(f"{PODS_HERE}/first", spec={"nodeName": "former"})
+    rig.settle()
+    assert [one["name"] for one in rig.status(0)["held"]] == ["first"]
+    second = rig.bind("second", [(0, P100)])
+    assert "first" in refusal(lambda: rig.run(second))[1]
+    rig.runtime.kill(first["metadata"]["uid"])
+    rig.settle()
+    assert rig.status(0)["held"] == []
+    rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
+    assert rig.held_on_disk(0) == P100
+    assert rig.api.get(f"{PODS_HERE}/first"), "its object is still there"
+
+
 @pytest.mark.parametrize("alive", ["container", "sandbox"])
 def test_a_restart_never_says_that_a_share_in_use_is_free(rig, alive):
     pod = rig.bind("a", [(0, P100)])

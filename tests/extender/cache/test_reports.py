@@ -255,11 +255,27 @@ def test_a_card_that_moves_takes_its_words_along(world):
     assert sorted(free(world)) == [P100 - 4069, P100, P100]
 
 
-def test_a_card_that_moves_is_silent_on_its_former_node(world):
-    says(world, "n1", held("uid-a", 4069), index=1)
+def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, clock):
+    """Its machine may have come back under another name, with the containers on it."""
     name, card = as_card(resource(1))
+    says(world, "n1", held("uid-a", 4069), index=1)
     world.set_card(name, card._replace(node="n2"))
-    assert mark(world, "uid-a") is None, "the object is gone, and no card of its node reports it"
+    assert mark(world, "uid-a") == "ghost"
+    assert sorted(free(world, "n2")) == [P100 - 4069, P100], "and it counts where the card is now"
+    clock.advance(21)
+    world.tick()
+    assert free(world, "n2") == [P100, P100]
+
+
+def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
+    name, card = as_card(resource(1, held=[held("uid-a", 4069)]))
+    world.set_card(name, card._replace(node="n2"))
+    assert sorted(free(world, "n2")) == [P100 - 4069, P100]
+    clock.advance(21)
+    world.tick()
+    assert sorted(free(world, "n2")) == [P100 - 4069, P100], "its time is over, and the new name still reports it"
+    world.set_card(name, card._replace(node="n2", held=()))
+    assert free(world, "n2") == [P100, P100]
 
 
 @pytest.fixture

@@ -28,14 +28,26 @@ class World:
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 
-    def put(self, name, mem=P100, *, at=0, phase="Pending", containers="waiting", index=0, seen=True, devices=()):
+    def put(
+        self,
+        name,
+        mem=P100,
+        *,
+        at=0,
+        phase="Pending",
+        containers="waiting",
+        index=0,
+        seen=True,
+        devices=(),
+        node="n1",
+    ):
         """Bound in the second `at`."""
         made = Assignment(
             {"main": (CardShare(index, f"GPU-n1-{index}", mem, 0, P100),)} if mem else {},
             {"main": tuple(DeviceShare("nic", uuid) for uuid in devices)} if devices else {},
         )
         pod = asking(name, gpu_mem=mem, annotations=assignment.encode(made, assume_time_ns=at))
-        pod["spec"]["nodeName"] = "n1"
+        pod["spec"]["nodeName"] = node
         condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": f"2026-11-22T10:00:{at:02}Z"}
         containers = [{"name": "main", "state": {containers: {}}}]
         pod["status"] = {"phase": phase, "conditions": [condition], "containerStatuses": containers}
@@ -188,6 +200,32 @@ def test_what_a_node_says_of_others_is_no_address(world, who):
     world.state.set_card(*as_card(resource(0, node="n1", held=[stray])))
     world.step()
     assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
+
+
+@pytest.mark.parametrize("card_comes_last", [False, True])
+def test_pods_of_the_former_name_of_a_node_hold_its_cards(world, card_comes_last):
+    world.state.set_node("former")
+    if card_comes_last:
+        name, card = as_card(resource(0))
+        world.state.set_card(name, card._replace(node="n2"))
+    world.put("early", at=1, node="former", phase="Running", containers="running")
+    world.put("late", at=2)
+    if card_comes_last:
+        world.step()
+        assert world.left() == ["early", "late"]
+        world.state.set_card(name, card)
+    world.step()
+    assert world.left() == ["early"]
+
+
+def test_no_node_gets_pods_of_another_node_evicted_by_what_it_reports(world):
+    world.state.set_node("n2")
+    world.put("early", P100 // 2, at=1)
+    world.put("late", P100 // 2, at=2)
+    world.state.remove_card(as_card(resource(0))[0])
+    world.state.set_card(*as_card(resource(0, mem=1) | {"spec": resource(0, mem=1)["spec"] | {"node": "n2"}}))
+    world.step()
+    assert world.left() == ["early", "late"]
 
 
 def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):

@@ -1,0 +1,53 @@
+"""Which nodes report each card or device, by UUID, and which pods hold one that their own node does not report."""
+
+from collections.abc import Collection, Iterable
+
+_NOWHERE: tuple[str, ...] = ()
+
+
+class Locations:
+    """Of all cards, or of all devices that are no GPUs. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._elsewhere: dict[str, dict[str, int]] = {}  # by UUID, then by pod: how many shares
+
+    def nodes(self, uuid: str) -> tuple[str, ...]:
+        """The nodes that report the UUID, in the order of their names; mostly one."""
+        return self._nodes.get(uuid, _NOWHERE)
+
+    def shared(self) -> dict[str, tuple[str, ...]]:
+        """The UUIDs that several nodes report, and these nodes."""
+        return {uuid: nodes for uuid, nodes in self._nodes.items() if len(nodes) > 1}
+
+    def put(self, node: str, before: Collection[str], now: Collection[str]) -> None:
+        """The node reports the UUIDs `now`, and no longer the others of those `before`."""
+        alone = (node,)
+        for uuid in before:
+            if uuid not in now:
+                self._set(uuid, tuple(name for name in self._nodes[uuid] if name != node))
+        for uuid in now:
+            if uuid not in before:
+                others = self._nodes.get(uuid)
+                self._set(uuid, tuple(sorted((*others, node))) if others else alone)
+
+    def holders_elsewhere(self, uuid: str) -> Iterable[str]:
+        """The UIDs of the pods that hold it, while their own node does not report it."""
+        return self._elsewhere.get(uuid, ())
+
+    def hold_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
+        """Adds (sign 1) or removes (sign -1) a share of the pod, whose own node does not report the UUID."""
+        holders = self._elsewhere.setdefault(uuid, {})
+        shares = holders.get(uid, 0) + sign
+        if shares:
+            holders[uid] = shares
+        else:
+            del holders[uid]
+            if not holders:
+                del self._elsewhere[uuid]
+
+    def _set(self, uuid: str, nodes: tuple[str, ...]) -> None:
+        if nodes:
+            self._nodes[uuid] = nodes
+        else:
+            del self._nodes[uuid]

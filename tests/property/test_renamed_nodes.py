@@ -1,0 +1,217 @@
+"""Rules 1, 3 and 5 of docs/architecture.md, for the extender's state, while machines come back under other names.
+
+A card has one ExtendedResource, named by its UUID. It goes with its Node, is deleted by a person, or is written anew in
+place; the pods of the machine's former name are in any phase meanwhile.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cardwise.core.api import assignment, quotas, request
+from cardwise.core.placement.placement import Placement
+from extender.cache.placing import PlacementRequest
+from extender.cache.reservations import Begun, Phase
+from extender.records.podref import PodRef
+from extender.reporting import statuses
+from tests.build import asking, resource
+from tests.examples import examples
+from tests.extender.worlds import as_card, as_pod, state
+from tests.fakes.clock import FakeClock
+
+NODES = ["n1", "n2", "n3"]
+CARDS = ["GPU-a", "GPU-b"]
+SIZE = 100
+NAMESPACES = ["d", "e"]
+GONE_AFTER, PLANS_END_AFTER = 21, 31
+
+cards = st.sampled_from(CARDS)
+nodes = st.sampled_from(NODES)
+some_phases = st.sampled_from([Phase.RESERVED, Phase.BINDING, Phase.ASSUMED, Phase.BOUND, Phase.BOUND, Phase.BOUND])
+
+
+class Pod:
+    """What must count of a pod."""
+
+    def __init__(self, name, namespace, node, assigned, *, phase, since):
+        self.name, self.namespace, self.node, self.assigned = name, namespace, node, assigned
+        self.phase, self.since = phase, since
+        (self.share,) = assigned.shares()
+        self.uid = f"uid-{name}"
+
+    def as_bound(self):
+        made = asking(self.name, namespace=self.namespace, gpu_mem=self.share.mem)
+        made["spec"]["nodeName"] = self.node
+        made["metadata"]["annotations"] = assignment.encode(self.assigned, assume_time_ns=1)
+        made["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+        return as_pod(made)
+
+
+class RenamedNodes(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.clock = FakeClock()
+        self.state = state(self.clock)
+        self.pods = {}  # by UID
+        self.where = dict.fromkeys(CARDS, "")  # the node in each card's ExtendedResource; "": there is none
+        self.reports = {card: set() for card in CARDS}  # the UIDs in its status.held
+        self.made = 0
+
+    @initialize()
+    def start(self):
+        for node in NODES:
+            self.state.set_node(node)
+        for card in CARDS:
+            self.write(card, "n1")
+
+    def write(self, card, node, reported=()):
+        self.where[card], self.reports[card] = node, set(reported)
+        made = resource(CARDS.index(card), node=node, mem=SIZE)
+        made["metadata"]["name"], made["spec"]["uuid"] = card.lower(), card
+        made["status"]["held"] = [
+            {"podUID": one.uid, "namespace": one.namespace, "name": one.name, "memoryMiB": one.share.mem}
+            for one in (self.pods[uid] for uid in sorted(reported))
+        ]
+        self.state.set_card(*as_card(made))
+
+    def delete(self, card):
+        if self.where[card]:
+            self.state.remove_card(card.lower())
+            self.where[card], self.reports[card] = "", set()
+
+    @rule(mem=st.integers(1, SIZE), namespace=st.sampled_from(NAMESPACES), phase=some_phases)
+    def pod_is_placed(self, mem, namespace, phase):
+        self.made += 1
+        name = f"p{self.made}"
+        ref, asked = PodRef(f"uid-{name}", namespace, name), request.parse(asking(name, gpu_mem=mem))
+        placed = self.state.plan(PlacementRequest(ref, asked, NODES, "binpack"))
+        fits = [card for card in CARDS if self.where[card] and self.used(card) + mem <= SIZE]
+        assert isinstance(placed, Placement) == bool(fits)
+        if not fits:
+            return
+        self.pods[ref.uid] = pod = Pod(
+            name, namespace, placed.node, placed.assignment, phase=phase, since=self.clock.now()
+        )
+        if phase is Phase.RESERVED:
+            return
+        begun = self.state.begin_bind(ref, asked, placed.node, "binpack", term=0)
+        assert isinstance(begun, Begun)
+        assert begun.assignment == placed.assignment
+        if phase is not Phase.BINDING:
+            self.state.finish_bind(ref.uid, Phase.ASSUMED)
+        if phase is Phase.BOUND:
+            self.state.set_pod(pod.as_bound())
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(pod.phase is Phase.BOUND for pod in self.pods.values()))
+    def pod_is_deleted(self, data):
+        uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod.phase is Phase.BOUND)))
+        pod = self.pods[uid]
+        self.state.remove_pod(pod.as_bound())
+        pod.phase, pod.since = Phase.TERMINATING, self.clock.now()
+
+    @rule(seconds=st.sampled_from([1, GONE_AFTER, PLANS_END_AFTER]))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+        self.state.tick()
+        for uid, pod in list(self.pods.items()):
+            age = self.clock.now() - pod.since
+            if pod.phase is Phase.TERMINATING and age > GONE_AFTER - 1 and not self.is_reported_at_home(pod):
+                pod.phase = Phase.LAPSED
+            if pod.phase is Phase.RESERVED and age > PLANS_END_AFTER - 1:
+                del self.pods[uid]
+
+    @rule(card=cards, data=st.data())
+    def node_reports(self, card, data):
+        """A node is honest: it reports pods whose object is gone, before their time is over, or again."""
+        if not self.where[card]:
+            return
+        may = {
+            uid
+            for uid, pod in self.pods.items()
+            if pod.share.uuid == card and (pod.phase is Phase.TERMINATING or uid in self.reports[card])
+        }
+        reported = data.draw(st.sets(st.sampled_from(sorted(may)))) if may else set()
+        silent = self.reports[card] - reported
+        self.write(card, self.where[card], reported)
+        for uid in silent:
+            if self.pods[uid].node == self.where[card]:
+                del self.pods[uid]  # its containers are gone, by the node where it was
+
+    @rule(card=cards, new=nodes, how=st.sampled_from(["deleted", "in place", "without report"]))
+    def card_moves(self, card, new, how):
+        if new == self.where[card]:
+            return
+        reported = self.reports[card] & self.pods.keys()
+        if how == "deleted":
+            self.delete(card)
+        self.write(card, new, reported if how == "in place" else ())
+
+    @rule(card=cards)
+    def card_is_deleted(self, card):
+        self.delete(card)
+
+    @rule(node=nodes)
+    def node_is_deleted(self, node):
+        """The garbage collector deletes its ExtendedResources; which the watch shows first is by chance."""
+        self.state.remove_node(node)
+        for card in CARDS:
+            if self.where[card] == node:
+                self.delete(card)
+        self.state.set_node(node)
+
+    def is_reported_at_home(self, pod):
+        return any(self.where[card] == pod.node and pod.uid in self.reports[card] for card in CARDS)
+
+    def counts(self, pod):
+        return pod.phase is not Phase.LAPSED or self.is_reported_at_home(pod)
+
+    def used(self, card):
+        """MiB of all that holds the card, whatever its node is called; and what its node reports beyond."""
+        held = [
+            pod
+            for uid, pod in self.pods.items()
+            if pod.share.uuid == card and (self.counts(pod) or uid in self.reports[card])
+        ]
+        return sum(pod.share.mem for pod in held)
+
+    @invariant()
+    def each_card_counts_all_its_holders_and_is_never_over_full(self):
+        with self.state.view() as ledger:
+            for card in CARDS:
+                if self.where[card]:
+                    node = ledger.node(self.where[card])
+                    used = node.used[[one.uuid for one in node.cards].index(card)]
+                    assert used == self.used(card)
+                    assert used <= SIZE
+            assert not ledger.violations()
+            assert not ledger.shared_uuids()
+
+    @invariant()
+    def each_pod_is_charged_once(self):
+        with self.state.view() as ledger:
+            for namespace in NAMESPACES:
+                charged = quotas.total(ledger.usage(namespace).values())
+                of_pods = [pod for pod in self.pods.values() if pod.namespace == namespace and self.counts(pod)]
+                assert (charged.memory, charged.shares) == (sum(one.share.mem for one in of_pods), len(of_pods))
+
+    @invariant()
+    def statuses_say_the_same(self):
+        with self.state.view() as ledger:
+            for card in CARDS:
+                if self.where[card]:
+                    counted = statuses.count_node(ledger, self.where[card])
+                    assert counted.cards[card.lower()].memory == self.used(card)
+            for node in NODES:
+                missing = [uuid for uuid, _ in statuses.count_node(ledger, node).wrong]
+                assert not {card.lower() for card in CARDS if self.where[card]}.intersection(missing)
+
+    @invariant()
+    def marks_count_what_is_held(self):
+        with self.state.view() as ledger:
+            held = sum(1 for one in ledger.holdings())
+        assert sum(self.state.marks().values()) == held
+
+
+TestRenamedNodes = RenamedNodes.TestCase
+TestRenamedNodes.settings = settings(max_examples=examples(60, soak=2000), stateful_step_count=25, deadline=None)
