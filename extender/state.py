@@ -349,7 +349,10 @@ class State:
             else:
                 mps_client = request.mps_client if request is not None else COMMON
                 self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
-            return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
+            if isinstance(chosen, Refusal):
+                return chosen
+            env_access = chosen is not None and self._inventory.has_env_access(node, chosen)
+            return Begun(assignment=chosen, unsure=unsure, env_access=env_access)
 
     def finish_bind(self, uid: str, phase: Phase | None) -> None:
         """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""

@@ -26,7 +26,7 @@ def of(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
     return {
         # The devices come by CDI; this keeps NVIDIA's own runtime, where it is the default, from adding cards, also to
         # a container that has none.
-        names.ENV_VISIBLE_DEVICES: "void",
+        names.ENV_VISIBLE_DEVICES: names.NO_CARDS,
         **(_of_cards(grant) if grant.shares else {}),
         **(_of_agent(grant) if grant.is_agent else {}),
         **_of_devices(grant, devices),

@@ -14,7 +14,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
-from cardwise.core.api import mps, shareagent
+from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.wording import quoted
 from cardwise.devices.protocol import OtherDevice
@@ -145,6 +145,12 @@ def check_devices(given: Sequence[GrantedDevice], devices: Mapping[str, OtherDev
         seen.add(one.uuid)
 
 
+def _opens_nothing(pod: NodePod, grant: Grant) -> bool:
+    """Whether the container has a card that its environment does not name. Pure."""
+    visible = pod.annotations.get(names.DEVICES_OF + pod.keys[grant.container])
+    return bool(grant.shares) and visible == names.NO_CARDS
+
+
 class PreStart:
     """The verb. `release` frees the shares of pods of which nothing is alive; `granted` hears of each grant."""
 
@@ -194,6 +200,11 @@ class PreStart:
         access = self._access()
         if grant.devices and access is Access.ENV:
             raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
+        if pod is not None and access is Access.ENV and _opens_nothing(pod, grant):
+            raise StartRefused(
+                f"pod {grant.pod} was bound while this node gave cards by CDI, so its environment names none; "
+                "create it again"
+            )
         hardware = self._hardware()
         check_cards(grant.pod_shares, hardware.cards)
         check_devices(grant.pod_devices, hardware.devices)

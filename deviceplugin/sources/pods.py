@@ -18,15 +18,17 @@ from cardwise.kube.watch.nodepods import NodePods
 _log = structlog.get_logger(__name__)
 
 _GET_TIMEOUT = 3.0  # seconds; PreStartContainer has 30
-_KEPT = (
-    names.ASSIGNMENT,
-    names.ASSIGNED,
-    names.IDX,
-    names.POD_MEM,
-    names.DEV_MEM,
-    names.GPUSHARE_ALLOCATION,
-    mps.MODE,
-    mps.SM_PERCENT,
+_KEPT = frozenset(
+    (
+        names.ASSIGNMENT,
+        names.ASSIGNED,
+        names.IDX,
+        names.POD_MEM,
+        names.DEV_MEM,
+        names.GPUSHARE_ALLOCATION,
+        mps.MODE,
+        mps.SM_PERCENT,
+    )
 )
 
 _decode = msgspec.json.Decoder().decode
@@ -76,7 +78,9 @@ def view(pod: Json) -> NodePod:
         namespace=metadata["namespace"],
         name=metadata["name"],
         phase=status.get("phase") or "",
-        annotations={key: annotations[key] for key in _KEPT if key in annotations},
+        annotations={
+            key: text for key, text in annotations.items() if key in _KEPT or key.startswith(names.DEVICES_OF)
+        },
         keys=keys,
         requests=asked,
         node=pod["spec"].get("nodeName") or "",

@@ -22,7 +22,7 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding.permit import Connection, WaitingBinds
 from extender.binding.throttle import BindThrottle
-from extender.cache.reservations import Decided, Phase
+from extender.cache.reservations import Begun, Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
 from extender.leadership.leadership import Leadership
 from extender.records.pod import Pod
@@ -166,7 +166,7 @@ class Binder:
             raise Failed("refused", begun.text)
         phase: Phase | None = Phase.UNCONFIRMED  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, begun.assignment, version, term), deadline, term, unsure=begun.unsure)
+            self._post(self._binding(args, begun, version, term), deadline, term, unsure=begun.unsure)
             phase = Phase.ASSUMED
         except Failed as failed:
             phase = Phase.UNCONFIRMED if failed.unsure else None
@@ -190,8 +190,11 @@ class Binder:
         except InvalidRequest as error:
             raise Failed("invalid", str(error)) from error
 
-    def _binding(self, args: BindArgs, chosen: Assignment | None, version: str, term: int) -> _Binding:
-        annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._clock.wall_ns())
+    def _binding(self, args: BindArgs, begun: Begun, version: str, term: int) -> _Binding:
+        chosen, annotations = begun.assignment, {}
+        if chosen is not None:
+            now = self._clock.wall_ns()
+            annotations = assignment.encode(chosen, assume_time_ns=now, env_access=begun.env_access)
         if word := self._leadership.word(term):
             annotations[names.TERM] = word
         return _Binding(args, chosen, version, annotations)

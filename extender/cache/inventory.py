@@ -12,6 +12,7 @@ from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import UNKNOWN
+from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.quantity import MiB, Percent
@@ -102,6 +103,11 @@ class Inventory:
     def knows(self, name: str) -> bool:
         """Whether the watch has shown the card."""
         return name in self._cards
+
+    def has_env_access(self, node: str, assignment: Assignment) -> bool:
+        """Whether the node gives these cards by environment only, without CDI."""
+        records = (self._cards.get(extended_resource_name(share.uuid)) for share in assignment.shares())
+        return any(record is not None and record.node == node and record.env_access for record in records)
 
     def set_class(self, one: ResourceClass) -> bool:
         """The class is so now. Returns whether cards may be in other classes now; `changes` says which."""

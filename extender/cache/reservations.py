@@ -136,10 +136,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What to post. `unsure`: an earlier call may have posted it already, and its Binding may still land."""
+    """What to post. `unsure`: an earlier call may have posted it already, and its Binding may still land. `env_access`:
+    the node gives cards by environment only, without CDI.
+    """
 
     assignment: Assignment | None
     unsure: bool
+    env_access: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ _PASSED_OVER = (
     f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
     f"{survey.MOST_HELD} entries"
 )
+_ENV_ACCESS = "env"  # in status.cardAccess
 _SHARED = 4096  # different sets of labels; each is kept once for all cards that have it
 
 
@@ -65,6 +66,7 @@ class CardStatus(NamedTuple):
 class CardRecord(NamedTuple):
     """An ExtendedResource: the card or device, its node, and what vanished pods still hold on it by the node's report.
 
+    `env_access`: the node gives cards by environment only, without CDI.
     `labels`: those for selectors that do not follow from the other fields; the keys are in lower case. `status`: what
     the extender has written; only its `terminating` is read for decisions, when the card is seen first. `problem`: what
     of `held` is ignored, and why.
@@ -76,6 +78,7 @@ class CardRecord(NamedTuple):
     labels: Mapping[str, str] = {}
     status: CardStatus = CardStatus()
     problem: str = ""
+    env_access: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
         _labels(read),
         _card_status(status, spec),
         "" if whole and len(held) == len(status.held or ()) else _PASSED_OVER,
+        status.card_access == _ENV_ACCESS,
     )
 
 

@@ -186,12 +186,13 @@ class Rig:
         **annotations: str,
     ) -> dict:
         """A bound pod with the limits of each of its containers, by name."""
+        by_env = self.status(0).get("cardAccess") == "env"  # as the extender reads it
         pod = {
             "metadata": {
                 "name": name,
                 "namespace": "default",
                 "uid": str(uuid.uuid4()),
-                "annotations": codec.encode(assignment, assume_time_ns=1) | annotations,
+                "annotations": codec.encode(assignment, assume_time_ns=1, env_access=by_env) | annotations,
             },
             "spec": {
                 "nodeName": NODE,

@@ -16,7 +16,7 @@ _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
 _OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # expanded by Kubernetes to the UUIDs of these cards
 # What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
-_NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
+_NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
 def from_annotation(name: str, annotation: str) -> Json:

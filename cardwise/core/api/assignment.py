@@ -116,8 +116,14 @@ def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
     return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)
 
 
-def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
-    """The annotations of a Binding. `assume_time_ns` is UnixNano, as gpushare's."""
+def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = False) -> dict[str, str]:
+    """The annotations of a Binding.
+
+    `assume_time_ns`: UnixNano, as gpushare's.
+    `env_access`: the node gives cards by NVIDIA_VISIBLE_DEVICES, which the container reads from these annotations.
+    With CDI the variable must open nothing: a container may be started without its CDI device (the kubelet forgets the
+    devices of a pod that was deleted by force), and NVIDIA's runtime would give it the whole card.
+    """
     truth: dict[str, Any] = {
         "v": _VERSION,
         "containers": {
@@ -143,7 +149,8 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
         annotations[names.GPUSHARE_ALLOCATION] = _framework(assignment)
     for key, shares_of in assignment.containers.items():
         limit, part = per_card_limit(shares_of)
-        annotations[names.DEVICES_OF + key] = ",".join(share.uuid for share in shares_of)
+        visible = ",".join(share.uuid for share in shares_of) if env_access else names.NO_CARDS
+        annotations[names.DEVICES_OF + key] = visible
         annotations[names.LIMIT_MIB_OF + key] = str(limit)
         annotations[names.FRACTION_OF + key] = part
         annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)

@@ -42,7 +42,7 @@ GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibab
 
 # Annotations of ours, written by bind; users may not set them.
 ASSIGNMENT: Final = "cardwise.dev/assignment"
-DEVICES_OF: Final = "cardwise.dev/devices."  # + container key: card UUIDs by comma
+DEVICES_OF: Final = "cardwise.dev/devices."  # + container key: NO_CARDS; without CDI the card UUIDs by comma
 LIMIT_MIB_OF: Final = "cardwise.dev/mem-limit-mib."
 FRACTION_OF: Final = "cardwise.dev/mem-fraction."
 LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
@@ -101,6 +101,7 @@ NODE_CHANGED: Final = "cardwise.dev/changed"
 
 # Environment of the container.
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+NO_CARDS: Final = "void"  # its value that keeps NVIDIA's runtime from adding cards
 ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
 ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
 ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # limit / card total, rounded down to 4 digits

@@ -24,10 +24,20 @@ def test_several_cards_and_containers():
     written = assignment.encode(both, assume_time_ns=1)
     assert written[names.IDX] == "0,2"
     assert written[names.POD_MEM] == "8100"
-    assert written[names.DEVICES_OF + "0"] == "GPU-n1-0,GPU-n1-2"
+    assert written[names.DEVICES_OF + "0"] == "void"
     assert written[names.LIMIT_MIB_OF + "0"] == "4000"
     assert written[names.GPUSHARE_ALLOCATION] == '{"0":{"2":100},"1":{"0":4000,"2":4000}}'
     assert assignment.decode(written) == both
+
+
+def test_the_environment_names_the_cards_only_where_they_are_given_by_it():
+    both = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
+    by_env = assignment.encode(both, assume_time_ns=1, env_access=True)
+    assert (by_env[names.DEVICES_OF + "0"], by_env[names.DEVICES_OF + "init-0"]) == ("GPU-n1-0,GPU-n1-2", "GPU-n1-2")
+    by_cdi = assignment.encode(both, assume_time_ns=1)
+    differs = {key for key in by_env if by_cdi[key] != by_env[key]}
+    assert differs == {names.DEVICES_OF + "0", names.DEVICES_OF + "init-0"}
+    assert "GPU-n1-0" not in "".join(by_cdi[key] for key in differs)
 
 
 def test_a_whole_card_says_so_and_other_shares_are_written_as_before():

@@ -29,6 +29,15 @@ def test_open_access_asks_for_no_device(idle_rig):
     assert idle_rig.status(1).get("health") == "Healthy"
 
 
+def test_a_pod_that_was_bound_for_cdi_is_not_started_without_its_card(idle_rig):
+    """Its environment, which would name the card here, says "void"."""
+    pod = idle_rig.bind("a", [(1, 8138)])
+    idle_rig.access = Access.ENV
+    idle_rig.start()
+    assert "was bound while this node gave cards by CDI" in refusal(lambda: idle_rig.run(pod))[1]
+    assert idle_rig.held_on_disk(1) == 0
+
+
 def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
     rig = idle_rig
     device, rig.cards[1]["device"] = rig.cards[1]["device"], str(rig.folder / "later")

@@ -13,7 +13,19 @@ from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.extender.worlds import P100, as_pod, asking, bound, comes, free, mark, state, with_cards
+from tests.extender.worlds import (
+    P100,
+    as_card,
+    as_pod,
+    asking,
+    bound,
+    comes,
+    free,
+    mark,
+    resource,
+    state,
+    with_cards,
+)
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock
 
@@ -85,6 +97,18 @@ def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
     assert written[names.ASSUME_TIME] == str(began)
     assert assignment.decode(written).shares()[0].uuid == "GPU-n1-0"
     assert mark(world.state, "uid-p") == "bound"
+
+
+@pytest.mark.parametrize(("access", "visible"), [("cdi", "void"), ("", "void"), ("env", "GPU-n1-0")])
+def test_what_the_environment_reads_opens_no_card_unless_the_node_gives_cards_by_it(access, visible):
+    world = World()
+    for index in range(2):
+        card = resource(index)
+        card["status"]["cardAccess"] = access
+        world.state.set_card(*as_card(card))
+    world.bind()
+    ((_, body),) = world.posts
+    assert body["metadata"]["annotations"][names.DEVICES_OF + "0"] == visible
 
 
 def test_bind_reads_the_pod_only_when_no_filter_call_has_shown_it():

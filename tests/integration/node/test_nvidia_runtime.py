@@ -189,6 +189,22 @@ def test_devices_by_annotation_need_no_runtime_of_nvidia(
     assert f"metadata.annotations[{key}]" in str(refused.value)
 
 
+def test_a_share_whose_container_starts_without_its_device_opens_no_card(
+    cluster: Cluster, team: Space, infrastructure: Space, settings: Path
+) -> None:
+    """The kubelet forgets the devices of a pod that is deleted by force, and may start its container all the same. Such
+    a container has nothing but its environment.
+    """
+    main = looking(cluster, "main", {"resources": {"limits": {names.GPU_MEM: "64"}}})
+    team.create(with_runtime("share", [main], volumes=[]))
+    ended(team, "share")
+    visible = team.get("share")["metadata"]["annotations"][names.DEVICES_OF + "0"]
+    alone = looking(cluster, "main", {"env": [{"name": DEVICES, "value": visible}]})
+    infrastructure.create(with_runtime("alone", [alone], nodeName="n1"))
+    ended(infrastructure, "alone")
+    assert said(infrastructure, "alone")["main"] == closed(cluster)
+
+
 @pytest.mark.parametrize("mode", ["auto", "cdi", "legacy"])
 def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
     cluster: Cluster, team: Space, settings: Path, mode: str
