@@ -248,10 +248,16 @@ class NodePublisher:
                 )
             except errors.AlreadyExists:
                 # Without our label: the card came from another node, or somebody took the label away.
+                other = self._other_node(path)
+                if other and self._is_ready(other):
+                    # Where no policy forbids it, two live nodes with the same UUID would take it from each other.
+                    self._tell_of_the_other_node(wanted["metadata"]["name"], other)
+                    return False
                 try:
                     self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
                 except errors.Forbidden:
-                    self._tell_of_the_other_node(path, wanted["metadata"]["name"])
+                    if other:
+                        self._tell_of_the_other_node(wanted["metadata"]["name"], other)
                     raise
         else:
             # A merge patch keeps map keys that it does not name.
@@ -259,15 +265,28 @@ class NodePublisher:
             self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec | {"properties": old}}, "merge")
         return False
 
-    def _tell_of_the_other_node(self, path: str, name: str) -> None:
-        """A card's name is its UUID. A node that was taken over can have it first, and this one may not write it."""
-        node = self._client.get(path).get("spec", {}).get("node")
-        if node != self._node:
-            remedy = f"if the card is not there, kubectl delete extendedresource {name}"
-            text = (
-                f"ExtendedResource {name} is about a card of node {node}, so this node cannot offer its own; {remedy}"
-            )
-            self._events.record(ObjectRef.node(self._node), "CardOfAnotherNode", text, "Warning")
+    def _other_node(self, path: str) -> str:
+        """The node of which an ExtendedResource says that it has the card, "" if that is this node or nobody says."""
+        try:
+            node = str(self._client.get(path).get("spec", {}).get("node") or "")
+        except errors.NotFound:
+            return ""
+        return "" if node == self._node else node
+
+    def _is_ready(self, node: str) -> bool:
+        try:
+            conditions = self._client.get(paths.nodes(node)).get("status", {}).get("conditions") or ()
+        except errors.NotFound:
+            return False
+        return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
+
+    def _tell_of_the_other_node(self, name: str, node: str) -> None:
+        """A card's name is its UUID. Another node can have it first: one that reports the same UUID, this machine's
+        former name, or one that was taken over. This node may not write it then.
+        """
+        remedy = f"if the card is not there, kubectl delete extendedresource {name}"
+        text = f"ExtendedResource {name} is about a card of node {node}, so this node cannot offer its own; {remedy}"
+        self._events.record(ObjectRef.node(self._node), names.CARD_OF_ANOTHER_NODE, text, "Warning")
 
     def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
         found = known.get(name)

@@ -96,6 +96,9 @@ GROUP_NUM: Final = "scheduling.k8s.io/group-pod-num"
 COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of that project's PodGroup
 GANG: Final = "cardwise.dev/gang"
 
+# Reason of an event on a node: another node has the ExtendedResource of its card.
+CARD_OF_ANOTHER_NODE: Final = "CardOfAnotherNode"
+
 # Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
 NODE_CHANGED: Final = "cardwise.dev/changed"
 

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from prometheus_client import REGISTRY
 
 from cardwise.core.api import names
@@ -121,6 +122,24 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     (told,) = set(idle_rig.events("CardOfAnotherNode"))
     assert told.startswith(f"ExtendedResource {name} is about a card of node n9, so this node cannot offer its own")
     assert f"kubectl delete extendedresource {name}" in told
+    assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
+
+
+@pytest.mark.parametrize("ready", ["True", "Unknown"])
+def test_no_live_node_loses_its_card_to_another_that_reports_the_same_uuid(idle_rig, ready):
+    """No policy forbids it here: two clones of a machine would take the object from each other for ever."""
+    name = card_uuid(0).lower()
+    spec = {"uuid": card_uuid(0), "node": "n9"}
+    conditions = [{"type": "Ready", "status": ready}]
+    idle_rig.api.put(NODES, {"metadata": {"name": "n9", "uid": "uid-n9"}, "status": {"conditions": conditions}})
+    idle_rig.api.put(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
+    idle_rig.start()
+    for _ in range(5):
+        idle_rig.pass_second()
+    live = ready == "True"
+    assert idle_rig.card(0)["spec"]["node"] == ("n9" if live else NODE)
+    assert len(idle_rig.api.sent("patch", f"{RESOURCES}/{name}")) == (0 if live else 1)
+    assert bool(idle_rig.events("CardOfAnotherNode")) == live
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 
 
