@@ -43,6 +43,7 @@ class Facts:
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
     networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
+    node_events: Sequence[Json] = ()  # of nodes whose card is another node's by its ExtendedResource
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
@@ -77,6 +78,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         kind: (path, {"labelSelector": selector} if selector else {}) for kind, (path, selector) in lists.items()
     }
     queries["waiting_pods"] = (paths.pods(), {"fieldSelector": UNPLACED})
+    queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
     facts.version, facts.now = client.get("/version"), client.clock()
     for kind, (path, query) in queries.items():
         try:

@@ -1,7 +1,7 @@
 """Checks of Cardwise's own parts, by what they have written into the cluster."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from cardwise.cli.doctor import finding
@@ -26,6 +26,7 @@ _UPGRADE: Final = (
 _WEBHOOK: Final = "cardwise-webhook"
 _PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
+_RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
 _USABLE: Final = ("Ready", "Off")
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
@@ -215,6 +216,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if cordoned and not usable:
         text = f"{_many(cordoned)} cordoned, and no other is well"
         yield Finding("cards", Severity.PROBLEM, text, "give some back: cardwise uncordon NODE/INDEX")
+    yield from _conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
@@ -222,6 +224,24 @@ def cards(facts: Facts) -> Iterator[Finding]:
     text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
         yield Finding("cards", Severity.OK, text)
+
+
+def _conflicts(facts: Facts) -> Iterator[Finding]:
+    """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately."""
+    latest = {one["involvedObject"]["name"]: one for one in facts.node_events if _is_recent(facts, one)}
+    for node, event in sorted(latest.items()):
+        yield Finding(
+            "cards",
+            Severity.WARNING,
+            f"node {node}: {event.get('message', '')}",
+            "after a change of the node's name: kubectl delete node with the former name. If both nodes are alive, "
+            "they report the same UUID (clones of a machine?), and only one of them can offer the card",
+        )
+
+
+def _is_recent(facts: Facts, event: Json) -> bool:
+    last = event.get("lastTimestamp")
+    return not last or facts.now is None or facts.now - time(last) < _RECENT
 
 
 def _slots(nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:

@@ -446,6 +446,12 @@ def plant_new_control_planes(seen: Facts) -> None:
     seen.schedulers = [kube_scheduler("cp1"), kube_scheduler("cp2", wired=False), kube_scheduler("cp3", wired=False)]
 
 
+def plant_same_uuid(seen: Facts, minutes: int = 1) -> None:
+    last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
+    text = "ExtendedResource gpu-n1-0 is about a card of node n1, so this node cannot offer its own; if"
+    seen.node_events = [{"involvedObject": {"name": "n2"}, "message": text, "lastTimestamp": last}]
+
+
 def plant_no_rights(seen: Facts) -> None:
     seen.unread = {"node_leases": "", "schedulers": ""}
 
@@ -548,6 +554,12 @@ def plant_no_rights(seen: Facts) -> None:
             "kube-scheduler asks the extender on node cp1, and does not on 2 nodes (cp2, cp3): when it leads there",
             "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
         ),
+        (
+            plant_same_uuid,
+            Severity.WARNING,
+            "node n2: ExtendedResource gpu-n1-0 is about a card of node n1",
+            "kubectl delete node with the former name. If both nodes are alive, they report the same UUID",
+        ),
         (plant_no_rights, Severity.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
     ],
 )
@@ -555,6 +567,11 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
     plant(sound)
     (found,) = troubles(sound)
     assert (found.level, text in found.text, remedy in found.remedy) == (level, True, True), found
+
+
+def test_two_nodes_that_reported_the_same_uuid_once_are_no_fault(sound):
+    plant_same_uuid(sound, minutes=11)
+    assert troubles(sound) == []
 
 
 def test_control_planes_are_a_fault_only_where_they_differ(sound):
