@@ -147,19 +147,19 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
     default=60.0,
-    help="Once a gang has waited this long, cards that it could use are kept from pods that come after it.",
+    help="Once a gang has waited this long, its part of cards is reserved from pods that come after it.",
 )
 @click.option(
     "--gang-reserve-refusals",
     type=click.IntRange(min=1),
     default=20,
-    help="Once a gang has been refused this many times, cards are kept for it too.",
+    help="Once a gang has been refused this many times, cards are reserved for it too.",
 )
 @click.option(
     "--gang-reserve-limit-seconds",
     type=click.FloatRange(min=1),
     default=600.0,
-    help="How long the gangs of a namespace may keep cards from others. For the same time after that they may not.",
+    help="How long cards are reserved for the gangs of a namespace. For the same time after that none are.",
 )
 @click.option(
     "--gang-rollback-seconds",

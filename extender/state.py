@@ -7,7 +7,7 @@ in the table of `cache.reservations`.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -26,7 +26,6 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.ahead import ahead
 from extender.ahead.ahead import Ahead
-from extender.ahead.reserve import Reserve
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
 from extender.cache.longsearch import LongSearch
@@ -82,18 +81,14 @@ class State:
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)
-        self._reserve = reserve = Reserve(cache, clock)
         self.ahead = Ahead(
             self._lock,
             cache=cache,
             placing=self._placing,
-            reserve=reserve,
             settings=of_ahead or ahead.AheadSettings(),
             clock=clock,
         )
-        places = GangPlaces(
-            cache=cache, nominated=nominated, reserve=reserve, ahead=self.ahead, policy=settings.policy, clock=clock
-        )
+        places = GangPlaces(cache=cache, nominated=nominated, ahead=self.ahead, policy=settings.policy, clock=clock)
         self.gangs = Gangs(self._lock, cache=cache, places=places, settings=settings, clock=clock)
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
@@ -262,10 +257,10 @@ class State:
                 self._queue.placed(uid)
             return placed
 
-    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
+    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None) -> bool:
         """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.tries`."""
         with self._lock:
-            return self._queue.tries(uid, asked, grouped=grouped)
+            return self._queue.tries(uid, asked, grouped=grouped, rank=rank)
 
     def has_turn(self, uid: str, priority: int) -> bool:
         """Whether the pod may be placed now. If not, it is woken once the pods before it have come."""
@@ -274,14 +269,6 @@ class State:
                 return True
             self._queue.refused(uid)
             return False
-
-    def reserved(self, rank: Rank, request: PodRequest, nodes: Collection[str]) -> set[str]:
-        """Those of the nodes that a gang which has waited long keeps from a pod of this rank."""
-        if self._reserve.gang is None:
-            return set()
-        with self._lock:
-            self._cache.count_cards()
-            return self._reserve.closed(rank, request, nodes)
 
     def fitting(
         self, wanted: PlacementRequest, *, created: str = ahead.YOUNGEST
@@ -342,7 +329,8 @@ class State:
             elif request is not None and not self._cache.loads.offers(node):
                 chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
             elif request is not None:
-                chosen = self._choose(PlacementRequest(pod, request, (node,), policy), node)
+                rank = self._queue.rank(uid)
+                chosen = self._choose(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
             if isinstance(chosen, Refusal):
                 self._reservations.give_up(uid)
                 self.gangs.unposted(uid)

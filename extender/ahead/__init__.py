@@ -1,8 +1,6 @@
-"""Decisions ahead of kube-scheduler: cards for waiting pods, and nodes that are kept for a gang that waits long.
+"""Decisions ahead of kube-scheduler: cards for waiting pods.
 
-Comes in: who is next in the queue, and which gangs have waited long. Goes out: the node that a pod gets ahead, and the
-nodes that are kept for a gang.
+Comes in: who is next in the queue. Goes out: the node that a pod gets ahead.
 
     ahead    gives waiting pods a node and cards ahead of kube-scheduler
-    reserve  keeps nodes for a gang that has waited long
 """

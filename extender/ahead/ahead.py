@@ -19,7 +19,6 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import Ground
-from extender.ahead.reserve import Reserve
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.placing import PlacementRequest, Placing
@@ -90,7 +89,6 @@ class Ahead:
         *,
         cache: Cache,
         placing: Placing,
-        reserve: Reserve,
         settings: AheadSettings,
         clock: Clock,
     ) -> None:
@@ -99,7 +97,6 @@ class Ahead:
         self._cache, self._queue = cache, cache.queue
         self._reservations = cache.reservations
         self._placing = placing
-        self._reserve = reserve
         self._settings = settings
         self._clock = clock
         self._grounds = Grounds()
@@ -293,11 +290,10 @@ class Ahead:
         """The best node that also has the cpu and memory for the pod, and slots."""
         policy = pod.request.policy or self._settings.policy
         nodes = self._grounds.allowed(pod.constraints)
-        closed = self._reserve.closed(pod.rank, pod.request, nodes)
-        full = set(closed)
+        full = set[str]()
         for look in range(_LOOKS + 1):
             if look == _LOOKS:
-                full = {name for name in nodes if name in closed or not self._takes(name, pod.load)}
+                full = {name for name in nodes if not self._takes(name, pod.load)}
             placed = self._placing.place_ahead(pod, nodes - full if full else nodes, policy)
             if isinstance(placed, Unplaceable):
                 return None

@@ -68,7 +68,7 @@ def filter_nodes(
         return _fits(args, [])
     if uid:
         for_bind = (asked, pod.version) if asked is not None and pod.version else None
-        if not state.tries(uid, for_bind, grouped=pod.grouped):
+        if not state.tries(uid, for_bind, grouped=pod.grouped, rank=pod.rank):
             return _refused(dict.fromkeys(offered, Refusal.UNSETTLED))
     if uid and pod.gang:
         answer = _member(state, args, pod, offered)
@@ -81,9 +81,7 @@ def filter_nodes(
     state.ahead.serves(pod.scheduler)
     created = pod.created or YOUNGEST
     policy = asked.policy or preferences.policy
-    closed = state.reserved(pod.rank, asked, offered)
-    candidates = [name for name in offered if name not in closed] if closed else offered
-    wanted = PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy))
+    wanted = PlacementRequest(pod.ref, asked, offered, policy, _load(state, pod, policy), pod.rank)
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
         found = state.plan(wanted, created=created)
@@ -96,7 +94,6 @@ def filter_nodes(
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
             with state.queue() as queue:
                 queue.fragmented(pod.waiting(), policy, nodes)
-        found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             full = state.full_entry(pod.ref.namespace, asked)
             if full is not None:
@@ -117,7 +114,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
     policy = asked.policy or preferences.policy
-    scored = state.scores(PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
+    scored = state.scores(PlacementRequest(pod.ref, asked, candidates, policy, _load(state, pod, policy), pod.rank))
     found = list(map(scored.get, candidates))
     known = [score for score in found if score is not None]
     if not known:

@@ -7,6 +7,7 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits, 
     reservations    who has room on which cards: one row for each pod, with the life of a row. Read this first
     nominations     which cards are kept for which pod after a preemption
     nominated       those cards as holdings, for a placement that must not use them; the search for victims
+    gangcards       the cards of the gang reservation as holdings, for a placement that must not use them
     room            follows each change of a row: the ledger, the sums of nodes, and who is woken when room comes
     cache           makes these; checks a plan again at bind
     placing         asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns

@@ -14,6 +14,7 @@ from cardwise.core.placement.devices import is_good
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
+from extender.cache.gangcards import GangCards
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
@@ -33,6 +34,7 @@ class Cache:
         self.queue = SchedulingQueue(clock)
         self.room = Room(ledger, self.loads, self.queue)
         self.reservations = Reservations(self.inventory, self.room, patience, clock)
+        self.gang_cards = GangCards(ledger)
 
     def headroom(self, namespace: str) -> list[Headroom]:
         """What quotas leave to the namespace."""

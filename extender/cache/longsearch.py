@@ -17,6 +17,7 @@ from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
 
+_MOST: Final = 256  # nodes of one turn: what is kept on them is counted at its begin
 FEW: Final = 16  # nodes that are searched in one turn; and the best ones that the last turn may choose from
 
 
@@ -42,9 +43,10 @@ class LongSearch:
         while (at := len(scores) + len(refusals)) < len(nodes):
             if at:
                 give_way(self._clock)
-            with self._lock, self._placing.asking(wanted, effort) as scorer:
+            some = wanted._replace(nodes=nodes[at : at + _MOST])
+            with self._lock, self._placing.asking(some, effort) as scorer:
                 until, by_name = self._clock.cpu() + TURN, self._cache.ledger.by_name()
-                for name in nodes[at:]:
+                for name in some.nodes:
                     found = scorer.score(by_name.get(name))
                     if isinstance(found, Refusal):
                         refusals[name] = found
@@ -54,5 +56,6 @@ class LongSearch:
                         break
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         with self._lock:
+            refusals |= self._placing.reserved_refusals(wanted, refusals)
             ahead = {one.node for one in self._cache.reservations.among(Phase.AHEAD)}
         return wanted._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))

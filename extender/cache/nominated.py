@@ -112,6 +112,8 @@ class NominatedPods:
         """
         priority = claimant.request.priority
         kept = self.kept_on((node,), {claimant.uid, *own}, priority)
+        of_gang = self._cache.gang_cards.on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
+        kept += [Nominated(holding, _NO_LOAD, ()) for holding in of_gang]
         there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
         if there is None:
             return None
@@ -131,6 +133,7 @@ class NominatedPods:
             self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
             self._cache.ledger.kinds.changes,
             self._nominations.places(),
+            self._cache.gang_cards.changes,
         )
 
     def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:

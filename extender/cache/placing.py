@@ -3,11 +3,12 @@
 Runs under the state's lock; the state decides what follows from the answer.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import SearchEffort
@@ -35,8 +36,11 @@ class Looked(NamedTuple):
 
 
 class PlacementRequest(NamedTuple):
-    """A pod's request and the nodes to choose from. `load`: its cpu and memory; None if no policy needs that. `looked`:
-    the result of a search in turns; None if none was needed.
+    """A pod's request and the nodes to choose from.
+
+    `load`: its cpu and memory; None if no policy needs that. `rank`: its place in the order, by which it leaves a gang
+    what is reserved; None: nothing is reserved from it. `looked`: the result of a search in turns; None if none was
+    needed.
     """
 
     pod: PodRef
@@ -44,6 +48,7 @@ class PlacementRequest(NamedTuple):
     nodes: Collection[str]
     policy: str
     load: Load | None = None
+    rank: Rank | None = None
     looked: Looked | None = None
 
     @property
@@ -65,6 +70,23 @@ class Placing:
         """The best node; nothing is held yet."""
         if wanted.looked is not None:
             return self._first(wanted, wanted.looked)
+        reserved = self.reserved_from(wanted)
+        if not reserved:
+            return self._place(wanted)
+        # Other nodes come first: what a gang leaves of its cards is used last, and needs to be counted only then.
+        found = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
+        if isinstance(found, Placement):
+            return found
+        roomy, refusals = self._scorer(wanted).score_all(self._ledger, reserved)
+        if roomy:
+            with self._cache.gang_cards.reserved(roomy):
+                beside = self._place(wanted._replace(nodes=list(roomy)))
+            if isinstance(beside, Placement):
+                return beside
+        reasons = {**found.refusals, **refusals, **dict.fromkeys(roomy, Refusal.GANG_RESERVED)}
+        return Unplaceable(refusals={node: reasons[node] for node in wanted.nodes})
+
+    def _place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
         own, priority = (wanted.pod.uid,), wanted.request.priority
         kept = self._kept_from(wanted)
         if len(kept) > MANY:
@@ -73,8 +95,7 @@ class Placing:
             found = self._best(wanted, [node for node in wanted.nodes if node not in kept])
             if isinstance(found, Placement):
                 return found
-            scorer = Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace))
-            kept = set(scorer.score_all(self._ledger, kept)[0])
+            kept = set(self._scorer(wanted).score_all(self._ledger, kept)[0])
         with self._nominated.kept(own, priority, kept):
             return self._best(wanted, wanted.nodes)
 
@@ -93,13 +114,35 @@ class Placing:
         kept = self._nominated.nodes((wanted.pod.uid,), wanted.request.priority)
         return kept.intersection(wanted.nodes) if kept else kept
 
+    def reserved_from(self, wanted: PlacementRequest) -> set[str]:
+        """Those of the nodes where cards are reserved for a gang, which the pod must leave."""
+        if wanted.rank is None:
+            return set()
+        reserved = self._cache.gang_cards.nodes(wanted.rank, wanted.pod.namespace, wanted.pod.uid)
+        return set(reserved).intersection(wanted.nodes) if reserved else set()
+
+    def reserved_refusals(self, wanted: PlacementRequest, refused: Mapping[str, Refusal]) -> dict[str, Refusal]:
+        """The refusals of those nodes that would take the pod, if nothing were reserved for a gang there."""
+        reserved = sorted(self.reserved_from(wanted).intersection(refused))[:MANY]
+        if not reserved:
+            return {}
+        scores, _ = self._score(wanted._replace(nodes=reserved, rank=None))
+        return dict.fromkeys(scores, Refusal.GANG_RESERVED)
+
+    def _scorer(self, wanted: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
+        return Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort)
+
     @contextmanager
     def asking(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
         self._cache.count_cards()
         own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
-        with self._cache.aside(wanted.pod.uid), self._nominated.kept(own, priority, kept):
-            yield Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort)
+        with (
+            self._cache.aside(wanted.pod.uid),
+            self._nominated.kept(own, priority, kept),
+            self._cache.gang_cards.reserved(self.reserved_from(wanted)),
+        ):
+            yield self._scorer(wanted, effort)
 
     def place_on(self, wanted: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod holds itself does not count."""
@@ -114,6 +157,20 @@ class Placing:
             placed = self._first(wanted, wanted.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.count_cards()
+        reserved = self.reserved_from(wanted)
+        if not reserved:
+            return self._score(wanted)
+        scores, refusals = self._score(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
+        with self._cache.aside(wanted.pod.uid):
+            roomy, full = self._scorer(wanted).score_all(self._ledger, reserved)
+        beside: dict[str, int] = {}
+        if roomy:
+            with self._cache.gang_cards.reserved(roomy):
+                beside, _ = self._score(wanted._replace(nodes=list(roomy)))
+        reasons = {**refusals, **full, **dict.fromkeys(roomy.keys() - beside.keys(), Refusal.GANG_RESERVED)}
+        return {**scores, **beside}, reasons
+
+    def _score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
         with self._cache.aside(wanted.pod.uid), self._nominated.kept(own, priority, kept):
             headroom = self._cache.headroom(wanted.pod.namespace)
@@ -127,7 +184,7 @@ class Placing:
 
     def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
-        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load))
+        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
     def hold(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Holds this for the pod."""

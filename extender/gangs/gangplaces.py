@@ -18,12 +18,12 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement import fitting
 from extender.ahead.ahead import Ahead
-from extender.ahead.reserve import Reserve, no_place
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.yielding import TURN
+from extender.gangs.reservation import GangReservation, no_place
 from extender.records.podref import PodRef
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
@@ -37,7 +37,6 @@ class GangPlaces:
         *,
         cache: Cache,
         nominated: NominatedPods,
-        reserve: Reserve,
         ahead: Ahead,
         policy: str,
         clock: Clock,
@@ -46,7 +45,7 @@ class GangPlaces:
         self._ledger, self._loads = cache.ledger, cache.loads
         self._reservations = cache.reservations
         self._nominated = nominated
-        self._reserve = reserve
+        self._reservation = GangReservation(cache, clock)
         self._ahead = ahead
         self._policy = policy
         self._clock = clock
@@ -66,7 +65,7 @@ class GangPlaces:
         if known.offers.get(shape) != offer:
             known.offers[shape] = offer
             known.changes += 1
-        self._reserve.offered(gang.key, shape, offer)
+        self._reservation.offered(gang.key, shape, offer)
 
     def knows(self, gang: Gang) -> bool:
         """Whether kube-scheduler has ever asked for a member."""
@@ -75,21 +74,21 @@ class GangPlaces:
     def drop(self, key: str) -> None:
         """The gang is gone, or runs."""
         self._known.pop(key, None)
-        self._reserve.drop(key)
+        self._reservation.drop(key)
 
     def forget(self) -> None:
         """Forgets what was heard and seen in an earlier term."""
         self._known.clear()
-        self._reserve.forget()
+        self._reservation.reset()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
-        """These gangs have waited too long, in order. Returns whether nodes that were kept are free for others now."""
-        return self._reserve.turn_to(due, self._policy, now)
+        """These gangs have waited too long. Returns whether cards that were reserved are free for others now."""
+        return self._reservation.update(due, self._policy, now)
 
     @property
     def half_reserved(self) -> bool:
         """Whether the next call of `reserve` goes on with a plan."""
-        return self._reserve.half_planned
+        return self._reservation.is_half_planned
 
     # Plans.
 
@@ -113,7 +112,7 @@ class GangPlaces:
         if not complete:
             return None
         if short is not None:
-            gang.reason = self._reserve.hopeless(gang) or no_place(short)
+            gang.reason = self._reservation.hopeless(gang) or no_place(short)
         else:
             draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
             placed = self.place(gang, members, now, draft)
@@ -129,7 +128,7 @@ class GangPlaces:
         if cost > CHEAP:
             known.not_before = now + yielding.rest(cost)
         if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
-            gang.refused(now)  # what members do does not count: more of them would have nodes kept sooner
+            gang.refused(now)  # what members do does not count: more of them would have cards reserved sooner
         known.tried = seen
         return False
 
@@ -160,7 +159,7 @@ class GangPlaces:
         except TurnOver:
             return None
         if isinstance(found, Unplanned):
-            gang.reason = self._reserve.hopeless(gang) or no_place(found.member)
+            gang.reason = self._reservation.hopeless(gang) or no_place(found.member)
             return False
         gang.hold(uids, now)
         for uid in uids:
@@ -178,15 +177,24 @@ class GangPlaces:
         return True
 
     def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> Planned | Unplanned:
-        """A plan beside what is kept for nominated pods."""
-        kept = self._nominated.nodes(gang.members, gang.priority)
-        if len(kept) > MANY:  # as `Placing.place` does
-            found = self._plan(members, self._terms(gang, now, draft, without=kept))
+        """A plan beside what is kept for nominated pods, and what is reserved for another gang."""
+        own, priority = gang.members, gang.priority
+        kept, reserved = self._nominated.nodes(own, priority), self._reserved_from(gang)
+        last = {*reserved, *(kept if len(kept) > MANY else ())}
+        if last:  # as `Placing.place` does
+            with self._nominated.kept(own, priority, kept - last):
+                found = self._plan(members, self._terms(gang, now, draft, without=last))
             if isinstance(found, Planned):
                 return found
-            kept = self._taking(members, kept)
-        with self._nominated.kept(gang.members, gang.priority, kept):
-            return self._plan(members, self._terms(gang, now, draft))
+            kept, reserved = self._taking(members, kept), self._taking(members, reserved)
+        # Of a reservation on so many nodes nothing is counted: its rest is left alone.
+        without = reserved if len(reserved) > MANY else ()
+        with self._nominated.kept(own, priority, kept), self._cache.gang_cards.reserved(reserved - set(without)):
+            return self._plan(members, self._terms(gang, now, draft, without=without))
+
+    def _reserved_from(self, gang: Gang) -> set[str]:
+        """The nodes where cards are reserved for another gang, which this one must leave."""
+        return set(self._cache.gang_cards.nodes(gang.rank(), gang.namespace))
 
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
         """A plan, if possible one in which nominated members get the nodes that kube-scheduler has named for them: it
@@ -234,7 +242,8 @@ class GangPlaces:
             return None
         terms = self._terms(gang, now)
         offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
-        found = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
+        with self._cache.gang_cards.reserved(self._reserved_from(gang)):
+            found = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return found if isinstance(found, Planned) else None
 
     def broken(self, gang: Gang) -> str:
@@ -253,19 +262,16 @@ class GangPlaces:
 
     def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
         """`without`: nodes that no member with cards may have."""
-        against = self._reserve.against(gang.key, gang.rank())
 
         def closed(member: Member, node: str) -> bool:
-            if node in without and member.request is not None:
-                return True
-            return against is not None and against(member, node)
+            return node in without and member.request is not None
 
         return Terms(
             policy=self._policy,
             headroom=self._cache.headroom(gang.namespace),
             offers=self._of(gang).offers,
             avoided=gang.avoided(now),
-            closed=closed if without else against,
+            closed=closed if without else None,
             vacant=self._vacant,
             draft=draft,
         )

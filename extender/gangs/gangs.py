@@ -308,11 +308,11 @@ class Gangs:
             return gang is not None
 
     def _reserve_some(self, due: Iterable[Gang]) -> bool:
-        """One turn of choosing the gang for which nodes are kept. Returns whether a plan for it is half made."""
+        """One turn of choosing the gang for which cards are reserved. Returns whether a plan for it is half made."""
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
-            if self._places.reserve(sorted((gang for gang in due if gang.reserves(now)), key=Gang.rank), now):
+            if self._places.reserve([gang for gang in due if gang.reserves(now)], now):
                 self._cache.room.free()
             return self._places.half_reserved
 

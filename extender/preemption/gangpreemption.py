@@ -168,7 +168,7 @@ class GangPreemption:
             or any(self._nominated.as_it_is(node) != seen for node, seen in tried.seen.items())
         ):
             shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
-            fellows = [_claimant(gang.namespace, m) for m in lacking if m.shape == shape and m.uid != uid]
+            fellows = [_claimant(gang, m) for m in lacking if m.shape == shape and m.uid != uid]
             queue = [(victims.harm, node) for node, victims in search.found.items()]
             heapq.heapify(queue)
             tried = search.tried = _Tried(rests_on, queue, fellows)
@@ -256,7 +256,7 @@ class GangPreemption:
         if planned is None:
             return None
         return [
-            Kept(_claimant(gang.namespace, member), planned.nodes[member.uid], assignment)
+            Kept(_claimant(gang, member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
@@ -289,6 +289,6 @@ def _enough(search: GangSearch) -> set[str]:
     return {node for node, victims in search.found.items() if not victims.uids}
 
 
-def _claimant(namespace: str, member: Member) -> WaitingPod:
+def _claimant(gang: Gang, member: Member) -> WaitingPod:
     asked = member.request or PodRequest(containers=(), priority=member.priority)
-    return WaitingPod(PodRef(member.uid, namespace, member.name), asked, member.load)
+    return WaitingPod(PodRef(member.uid, gang.namespace, member.name), asked, member.load, rank=gang.rank())

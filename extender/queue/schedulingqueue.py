@@ -27,6 +27,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs.gangs import Rank
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
@@ -61,8 +62,8 @@ class Fragmented:
 @dataclass(slots=True, eq=False)
 class QueuedPod:
     """`pod`: as the watch shows it, None until it does. `tried`: when filter was last called for it; `asked`: what it
-    asked for then and the version of the object, kept until its bind. `refused`: when filter last had no node for it;
-    `reason`: what most nodes lacked then.
+    asked for then and the version of the object, kept until its bind; `rank`: its place in the order then. `refused`:
+    when filter last had no node for it; `reason`: what most nodes lacked then.
 
     `considered`: filter was called for it, or it was decided about ahead once.
 
@@ -74,6 +75,7 @@ class QueuedPod:
     considered: bool = False
     tried: float = -math.inf
     asked: tuple[PodRequest, str] | None = None
+    rank: Rank | None = None
     refused: float = -math.inf
     reason: str = ""
     backoff: float = 0.0
@@ -184,14 +186,14 @@ class SchedulingQueue:
 
     # One try, from filter to bind.
 
-    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool) -> bool:
+    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None) -> bool:
         """Filter is called for the pod. Returns whether the pod may be placed now.
 
         kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
         backs off here, each time twice as long.
         """
         row, now = self._row(uid), self._clock.now()
-        row.tried, row.asked, row.considered = now, asked, True
+        row.tried, row.asked, row.rank, row.considered = now, asked, rank, True
         if grouped:
             row.backoff = row.backoff or _FIRST_BACKOFF / 2
             if row.backoff_until > now:
@@ -240,6 +242,11 @@ class SchedulingQueue:
     def is_unschedulable(self, uid: str) -> bool:
         """Whether the pod was refused, and not placed since."""
         return uid in self._unschedulable
+
+    def rank(self, uid: str) -> Rank | None:
+        """The pod's place in the order when filter was last called for it; None if it was not."""
+        row = self._pods.get(uid)
+        return row.rank if row is not None else None
 
     def take_asked(self, uid: str) -> tuple[PodRequest, str] | None:
         """What the pod asked for at filter, and its version. Only once: after a failed bind there is another filter."""

@@ -5,11 +5,16 @@ decided, as the threads of the real server would.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
-from cardwise.core.gangs.gangs import GangPatience
+from cardwise.core.gangs.gangs import GangPatience, Member
+from cardwise.core.gangs.gangstate import Gang, GangPlan
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
@@ -73,6 +78,25 @@ def single(name: str, *, created: int = 0, priority: int = 0, cpu: str = "1", **
     made = member(name, gated=False, created=created, priority=priority, cpu=cpu, **resources)
     made["metadata"]["labels"], made["metadata"]["annotations"] = {}, {}
     return made
+
+
+class NoPlan(dict[str, str], GangPlan):
+    """The plan of a gang of which nothing is planned."""
+
+    def give_up(self, uids: Iterable[str]) -> None:
+        """Nobody is in it."""
+
+
+def reserve(state: State, node: str, mem: int) -> None:
+    """Reserves MiB of the node's first card for a gang that comes before pods of these tests."""
+    gang = Gang("team-a", "g", NoPlan())
+    gang.put(Member(uid="uid-g0", name="g0", priority=1), 0.0)
+    with state.view() as ledger:
+        known = ledger.node(node)
+        assert known is not None
+        share = CardShare(0, known.cards[0].uuid, MiB(mem), Percent(0), known.cards[0].mem)
+        holding = Holding("uid-g0@", "", "g0", node, Assignment({"main": (share,)}), "gang reservation")
+        state._cache.gang_cards.put(gang, [holding])
 
 
 @dataclass(eq=False)

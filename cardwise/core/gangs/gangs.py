@@ -195,7 +195,7 @@ class Group:
 class GangPatience:
     """Seconds. `hold`: how long a plan is held without a further member at bind, if its PodGroup says nothing; `most`:
     the most that a PodGroup may say. `reserve` and `refusals`: after so many seconds, or so many refusals, a waiting
-    gang keeps nodes from others; `keep`: for how long at most, and for as long after that it may not. `rollback`: how
+    gang has cards reserved; `keep`: for how long at most, and for as long after that it has none. `rollback`: how
     long a gang may be bound in part.
     """
 

@@ -293,7 +293,7 @@ class Gang:
             self._refusals += 1
 
     def reserves(self, now: float) -> bool:
-        """Whether it has waited so long that nodes are kept for it."""
+        """Whether it has waited so long that cards are reserved for it."""
         if self._refused_since is None or self.ran or self.plan or not self.complete:
             return False
         return self._refusals >= self.patience.refusals or now - self._refused_since >= self.patience.reserve

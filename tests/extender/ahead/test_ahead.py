@@ -5,7 +5,6 @@ import pytest
 from cardwise.core.api import names
 from extender.ahead import ahead
 from extender.ahead.ahead import AheadSettings, NominationOutcome, When
-from extender.ahead.reserve import Reserve
 from extender.cache.reservations import Begun, Phase
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
@@ -305,11 +304,14 @@ def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
     assert world.ahead() == {"low": "n1"}
 
 
-def test_nodes_that_are_kept_for_a_gang_are_named_for_nobody_else(monkeypatch):
-    monkeypatch.setattr(Reserve, "closed", lambda *_: {"n1"})
+def test_cards_that_are_reserved_for_a_gang_are_nominated_for_no_other_pod():
     world = World("n1", "n2")
+    gangworlds.reserve(world.state, "n1", P100 - HALF + 1)
+    world.create("small", 64)
     world.create("p", HALF)
-    assert world.ahead() == {"p": "n2"}
+    assert world.ahead() == {"small": "n2", "p": "n2"}
+    world.create("q", HALF - 10)
+    assert world.ahead() == {"q": "n1"}, "what the gang leaves of the card is for others"
 
 
 def test_a_hold_ends_by_itself():

@@ -12,6 +12,7 @@ from extender.cache.reservations import Phase
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
+from tests.extender.gangworlds import reserve
 from tests.extender.worlds import (
     P100,
     as_card,
@@ -222,11 +223,46 @@ def test_inspect_in_gib_shows_what_gpushares_would():
     assert (node["usedGPU"], node["totalGPU"]) == (18, 60)
 
 
-def test_a_pod_that_is_bound_already_is_answered_its_node_though_that_is_kept_for_a_gang_now(monkeypatch):
+def test_a_pod_that_is_bound_already_is_answered_its_node_though_its_card_is_reserved_for_a_gang_now():
     made = world(n1=[P100])
     pod = asking("p", gpu_mem=8138)
     assert ask(made, pod).node_names == ["n1"]
     made.begin_bind(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", term=0)
     made.finish_bind("uid-p", Phase.ASSUMED)
-    monkeypatch.setattr(made, "reserved", lambda *_: {"n1"})
+    reserve(made, "n1", P100)
     assert ask(made, pod).node_names == ["n1"]
+    assert ask(made, asking("q", gpu_mem=100)).node_names == []
+
+
+@pytest.mark.parametrize("preferences", [ONE, ALL])
+def test_what_is_reserved_for_a_gang_is_in_no_answer_and_the_rest_of_the_card_is(preferences):
+    made = world(n1=[P100, 0], n2=[0])
+    reserve(made, "n1", P100 - 100)
+    refused = ask(made, asking("big", gpu_mem=101), preferences)
+    assert refused.node_names == []
+    reasons = refused.failed_nodes | refused.failed_and_unresolvable_nodes
+    assert reasons == {"n1": Refusal.GANG_RESERVED.text, "n2": Refusal.NO_MEMORY.text}
+    assert ask(made, asking("small", gpu_mem=100), preferences).node_names == ["n1"]
+
+
+def test_other_nodes_come_before_the_rest_of_a_reserved_card():
+    made = world(n1=[P100], n2=[P100])
+    reserve(made, "n1", P100 - 100)
+    assert ask(made, asking("p", gpu_mem=100)).node_names == ["n2"]
+
+
+def test_bind_chooses_no_reserved_card():
+    """kube-scheduler has chosen the node, and the cards are chosen at bind."""
+    made = world(n1=[P100, 5000])
+    reserve(made, "n1", P100 - 100)
+    pods = [asking(name, gpu_mem=5000) for name in ("p", "q")]
+    for pod in pods:
+        pod["status"] = {"phase": "Pending"}
+        made.set_pod(as_pod(pod))
+        assert ask(made, pod, ALL).node_names == ["n1"]
+    begun = [
+        made.begin_bind(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", term=0)
+        for pod in pods
+    ]
+    assert [share.index for share in begun[0].assignment.shares()] == [1]
+    assert begun[1] is Refusal.NO_MEMORY

@@ -15,6 +15,7 @@ from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
 from tests.examples import examples
 from tests.extender.aheadworlds import World
+from tests.extender.gangworlds import reserve
 from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, resource, state
 from tests.fakes.clock import FakeClock
 
@@ -178,3 +179,16 @@ def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
         finally:
             longsearch.FEW = most
     assert answers[0] == answers[1]
+
+
+def test_what_is_reserved_for_a_gang_counts():
+    made = cluster(FakeClock(), dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 9000), "n001": (P100, 8000)})
+    reserve(made, "n000", 10_000)
+    wanted = ask()._replace(rank=(0, 0, "", ""))
+    found = made.plan(wanted)
+    assert isinstance(found, Placement)
+    assert found.node == "n001"
+    take(made, "n001", 0, 100)
+    refused = made.plan(wanted._replace(pod=PodRef("uid-q", "default", "q")))
+    assert isinstance(refused, Unplaceable)
+    assert {node for node, why in refused.refusals.items() if why is Refusal.GANG_RESERVED} == {"n000"}

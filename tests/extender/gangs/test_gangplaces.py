@@ -232,7 +232,7 @@ def test_the_nodes_that_a_gang_was_offered_are_kept_once_and_not_when_it_runs():
     world.run(1)
     places = world.state.gangs._places
     (offer,) = places._known["default/h"].offers.values()
-    (ever,) = places._reserve._offers["default/h"].values()
+    (ever,) = places._reservation._offers["default/h"].values()
     assert offer is ever
     assert world.phase("g") == "Running"
-    assert set(places._known) == set(places._reserve._offers) == {"default/h"}
+    assert set(places._known) == set(places._reservation._offers) == {"default/h"}

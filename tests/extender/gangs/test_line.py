@@ -4,17 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.gangs.gangs import Group, Member
-from cardwise.core.gangs.gangstate import Gang, GangPlan
+from cardwise.core.gangs.gangstate import Gang
 from extender.gangs import line
 from extender.gangs.line import Line
 from tests.examples import examples
+from tests.extender.gangworlds import NoPlan
 
 AT_A_TIME = 2
-
-
-class NoPlan(dict[str, str], GangPlan):
-    def give_up(self, uids):
-        """Nobody is in it."""
 
 
 def gang(key):

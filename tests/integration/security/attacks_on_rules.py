@@ -324,6 +324,13 @@ PAST_THE_SCHEDULER = (
             ),
         ],
     ),
+    Attack(
+        "T75",
+        "a gang of a few MiB that waits long, with the first place in the queue, so that whole cards or nodes are kept "
+        "for it",
+        late=[By.EXTENDER],
+    ),
+    Attack("T76", "the same with cards that have the room, of nodes that lack cpu for it", late=[By.EXTENDER]),
 )
 
 QUOTAS_AND_RIGHTS = (

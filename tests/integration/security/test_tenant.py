@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -325,6 +326,75 @@ def test_t64_no_gang_keeps_those_of_others_from_being_planned(tenant: Tenant) ->
     tenant.space.wait(lambda: "scheduling gate tenant.example/never" in told(), "the other, too")
     held = [pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods]
     assert not [pod for pod in held if "motley" in pod or "barred" in pod]
+
+
+def test_t75_a_gang_that_waits_long_keeps_no_more_of_a_card_than_its_pods_ask_for(tenant: Tenant) -> None:
+    with waiting_long(tenant, [workload(f"few-{i}", gpu_mem=1, node=NODE) for i in range(3)]) as neighbour:
+        takes_all_but(neighbour, 3)
+
+
+def test_t76_a_gang_that_waits_for_cpu_keeps_no_card(tenant: Tenant) -> None:
+    cpu = tenant.cluster.api.get(paths.nodes(NODE))["status"]["capacity"]["cpu"]
+    each = f"{int(cpu) * 400}m"  # two of three fit
+
+    def busy(name: str) -> Json:
+        made = workload(name, gpu_mem=64, node=NODE)
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": each}
+        return made
+
+    create(tenant, busy("busy"))
+    tenant.space.running("busy")
+    with waiting_long(tenant, [busy(f"few-{i}") for i in range(2)]) as neighbour:
+        takes_all_but(neighbour, 0)
+    tenant.space.delete("busy")
+
+
+@contextlib.contextmanager
+def waiting_long(tenant: Tenant, members: list[Json]) -> Iterator[Space]:
+    """A gang of these members, and one that has to wait for a neighbour's card, has cards reserved. Yields the
+    neighbour's namespace.
+    """
+    members = [*members, workload("whole", whole_gpu=2, node=OTHER)]
+    said = {names.GROUP_NAME: "long", names.GROUP_NUM: str(len(members)), names.QUEUE_PRIORITY: "999999999"}
+    soon = ("--gang-reserve-seconds=0", "--gang-reserve-refusals=1")
+    with Space(tenant.cluster, "neighbour") as neighbour, flags(tenant.cluster, "extender", *soon):
+        neighbour.create(workload("there", whole_gpu=1, node=OTHER))
+        neighbour.running("there")
+        for one in members:
+            one["metadata"]["annotations"] |= said
+            create(tenant, one)
+        tenant.space.wait(lambda: "does not fit as a whole" in tenant.space.reasons("whole"), "the gang waits")
+        late = (f"late-{i}" for i in count())
+        tenant.space.wait(lambda: is_reserved(neighbour, next(late)), "what the neighbour leaves there is reserved")
+        yield neighbour
+        tenant.space.delete(*(one["metadata"]["name"] for one in members))
+
+
+def is_reserved(neighbour: Space, name: str) -> bool:
+    """Whether a pod of this name on OTHER is refused, because all that is free there is reserved."""
+    neighbour.create(workload(name, gpu_mem=64, node=OTHER))
+    because: list[bool] = []
+
+    def tried() -> bool:
+        pod = neighbour.get(name)
+        said = [one.get("message", "") for one in pod["status"].get("conditions") or ()]
+        because[:] = [any("kept for a gang" in text for text in said)]
+        return because[0] or bool(pod["spec"].get("nodeName"))
+
+    neighbour.wait(tried, f"{name} has a node, or is refused because of a gang")
+    if not because[0]:
+        neighbour.delete(name)
+        neighbour.gone(name)
+    return because[0]
+
+
+def takes_all_but(neighbour: Space, mib: int) -> None:
+    """All that the cards of NODE have, but for so many MiB on each, is given to pods that come after the gang."""
+    cards = [(total, used) for (node, _), (total, used, _) in inspect(neighbour.cluster).items() if node == NODE]
+    rest = [total - used - mib for total, used in cards]
+    for i, mem in enumerate(sorted(rest, reverse=True)):
+        neighbour.create(workload(f"rest-{i}", gpu_mem=mem, node=NODE))
+        neighbour.running(f"rest-{i}")
 
 
 def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:

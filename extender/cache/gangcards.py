@@ -1,0 +1,69 @@
+"""The cards of the gang reservation, as holdings. The ledger has them only while a later pod is placed.
+
+`gangs.reservation` chooses the gang and the cards. A card may still be in use: then the holding and what others hold
+there sum to more than the card, so nothing of what they free goes to a later pod until the gang could have its part.
+Not thread-safe: the state locks.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from cardwise.core.gangs.gangs import Rank
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.ledger import Holding, Ledger
+
+_NOTHING: Mapping[str, list[Holding]] = {}
+
+
+def comes_after(rank: Rank, namespace: str, gang: Gang) -> bool:
+    """Whether a pod or gang of this rank and namespace has to leave the gang its reservation.
+
+    `cardwise.dev/queue-priority`, which every user may set, orders the pods of one namespace only; between namespaces
+    the pods' priority and age decide.
+    """
+    first = gang.rank()
+    if namespace == gang.namespace:
+        return rank > first
+    return (rank[0], *rank[2:]) > (first[0], *first[2:])
+
+
+class GangCards:
+    """What is reserved for one gang, by node."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.changes = 0  # counts the times at which something else was reserved
+        self._ledger = ledger
+        self._gang: Gang | None = None
+        self._by_node: Mapping[str, list[Holding]] = _NOTHING
+
+    def put(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
+        """Reserves this for the gang, in place of what was reserved before. Returns whether something of that is not
+        reserved any more.
+        """
+        before, by_node = self._by_node, dict[str, list[Holding]]()
+        for holding in holdings if gang is not None else ():
+            by_node.setdefault(holding.node, []).append(holding)
+        self.changes += by_node != before
+        self._gang, self._by_node = gang, by_node
+        return any(holding not in by_node.get(node, ()) for node, some in before.items() for holding in some)
+
+    def nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
+        """The nodes where something is reserved that a pod or gang of this rank and namespace must leave."""
+        gang = self._gang
+        if gang is None or uid in gang.members or gang.plan or gang.ran or not comes_after(rank, namespace, gang):
+            return ()
+        return self._by_node.keys()
+
+    def on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
+        """What is reserved on the node that the pod must leave."""
+        return self._by_node[node] if node in self.nodes(rank, namespace, uid) else []
+
+    @contextmanager
+    def reserved(self, nodes: Collection[str]) -> Iterator[None]:
+        """Context: the ledger also holds what is reserved on these nodes. It costs 0.05 ms for each holding."""
+        held = [holding for node in nodes for holding in self._by_node.get(node, ())]
+        if not held:
+            yield
+            return
+        with self._ledger.what_if(held=held):
+            yield

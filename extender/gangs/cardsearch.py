@@ -1,0 +1,240 @@
+"""The search for the cards to reserve for a gang: those on which the least must end before all its members fit.
+
+It plans the gang on a copy of the cluster. The copy has only some cards, on which nobody but the gang holds anything,
+and nodes have the cpu and memory there that the pods on these cards would give back. Cards are added in order, those on
+which the least is in use first, until the gang fits. Then few cards of the copy are not needed. Cards that would never
+do are left out: too small, of another class, sick, cordoned, or on nodes that kube-scheduler does not offer.
+
+In a big cluster the search takes many turns, since filter waits for the state's lock. What it rests on may change
+meanwhile, so the result is only good enough to reserve by. Not thread-safe.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import merge
+from typing import Final
+
+from cardwise.clock import Clock
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, shapes
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement import fitting
+from cardwise.core.placement.nodestate import NodeState
+from extender.cache.cache import Cache
+from extender.cache.nodeload import NodeLoads
+from extender.cache.yielding import TURN
+
+_SLOWLY: Final = 8  # while too few cards are there, this part of them is added at a time; after a plan has failed, all
+
+# How often the card was given up, MiB in use on it, its node, and its positions there: in this order they are added.
+_Entry = tuple[int, int, str, tuple[int, ...]]
+
+
+class CardSearch:
+    """For the members that are missing as the search begins.
+
+    `offers`: by shape, the nodes that kube-scheduler has offered. `given_up`: by card, how often the gang has waited
+    for it in vain.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        offers: Mapping[str, Collection[str]],
+        given_up: Mapping[str, int],
+        cache: Cache,
+        clock: Clock,
+    ) -> None:
+        self.key = gang.key
+        self.changes = gang.changes
+        self.wanted: Sequence[Member] = gang.wanted()
+        self._gang = gang
+        self._offers = offers
+        self._given_up = dict(given_up)
+        self._cache = cache
+        self._ledger = cache.ledger
+        self._clock = clock
+        self._copy = cache.ledger.like()
+        self._free = _Freed(cache.loads)
+        self._capacities = Capacities(self._copy, self._free)
+        allowed = cache.ledger.kinds.allowed
+        shaped = {member.shape: member.request for member in self.wanted if member.request is not None}
+        self._shapes = list(shaped)
+        self._claims = [
+            (claim, allowed(claim.resource_class)) for request in shaped.values() for claim in fitting.claims(request)
+        ]
+        # Devices are of the node, so that a node is added whole.
+        self._by_node = any(request.devices for request in shaped.values())
+        self._unread = sorted(cache.ledger.by_name(), reverse=True)
+        self._read: list[list[_Entry]] = []  # in parts, each in order
+        self._entries: Iterator[_Entry] | None = None  # those that are left
+        self._exhausted = False
+        self._added: dict[str, set[int]] = {}  # positions of the cards that the copy has, by node
+        self._count = 0  # of what was added
+        self._due = 1  # how much more is to be added before the gang is planned
+        self._draft: Draft | None = None  # of a plan that takes several turns
+
+    @property
+    def is_half_planned(self) -> bool:
+        """Whether the last turn has ended within a plan."""
+        return self._draft is not None
+
+    def go_on(self, policy: str) -> Planned | Unplanned | None:
+        """A turn. Returns the plan, or the member without a place on all cards together; None: another turn goes on."""
+        until = self._clock.cpu() + TURN
+        if not self._read_some(until):
+            return None
+        while True:
+            if self._draft is None:
+                if not self._add_due(until):
+                    return None
+                short, known = self._lacks()
+                if not known:
+                    return None
+                if short is not None and self._exhausted:
+                    return Unplanned(member=short)
+                if short is not None:
+                    self._due = max(1, self._count // _SLOWLY)
+                    continue
+            planned = self._plan(policy)
+            if planned is None or isinstance(planned, Planned) or self._exhausted:
+                return planned
+            self._due = max(1, self._count)
+            if self._clock.cpu() >= until:
+                return None
+
+    def _read_some(self, until: float) -> bool:
+        """Reads which cards there are. Returns whether all are read."""
+        part: list[_Entry] = []
+        while self._unread:
+            state = self._ledger.node(self._unread.pop())
+            if state is not None and self._is_offered(state.name):
+                part += self._entries_of(state)
+            if self._clock.cpu() >= until:
+                break
+        if part:
+            self._read.append(sorted(part))
+        if self._unread:
+            return False
+        if self._entries is None:
+            self._entries = merge(*self._read)
+            self._read = []
+        return True
+
+    def _is_offered(self, node: str) -> bool:
+        """Whether a member may be put there."""
+        if not self._cache.loads.is_open(node):
+            return False
+        return any(node in self._offers.get(shape, (node,)) for shape in self._shapes)
+
+    def _entries_of(self, state: NodeState) -> list[_Entry]:
+        useful = [i for i in range(len(state.cards)) if self._is_useful(state, i)]
+        if self._by_node:
+            given_up = sum(self._times(state, i) for i in useful)
+            in_use = sum(state.used[i] for i in useful) + len(state.taken)
+            return [(given_up, in_use, state.name, tuple(useful))]
+        return [(self._times(state, i), state.used[i], state.name, (i,)) for i in useful]
+
+    def _times(self, state: NodeState, i: int) -> int:
+        return self._given_up.get(state.cards[i].uuid, 0) if state.used[i] else 0
+
+    def _is_useful(self, state: NodeState, i: int) -> bool:
+        """Whether a member could have the card, or a part of it, if nobody else had any."""
+        card = state.cards[i]
+        if not card.takes:
+            return False
+        kind, size = state.kinds[i], card.mem - state.kept_back
+        return any(size >= claim.mem and (allowed is None or kind in allowed) for claim, allowed in self._claims)
+
+    def _add_due(self, until: float) -> bool:
+        """Adds the cards that are due to the copy. Returns whether all are added, or there are no more."""
+        while self._due and self._entries is not None:
+            entry = next(self._entries, None)
+            if entry is None:
+                self._exhausted = True
+                return True
+            self._add(entry)
+            self._due -= 1
+            self._count += 1
+            if self._clock.cpu() >= until:
+                break
+        return not self._due
+
+    def _add(self, entry: _Entry) -> None:
+        _, _, name, positions = entry
+        state = self._ledger.node(name)
+        if state is None:
+            return
+        known = self._added.setdefault(name, set())
+        first = not known
+        known.update(i for i in positions if i < len(state.cards))
+        cards = [state.cards[i] for i in sorted(known) if i < len(state.cards)]
+        uuids = {card.uuid for card in cards}
+        if first:
+            self._copy.set_devices(name, state.devices)
+        self._copy.set_cards(name, cards)
+        for holding in self._ledger.holdings(name):
+            if holding.uid in self._gang.members:
+                self._copy.hold(holding)
+            elif holding.node == name and (
+                self._by_node or any(share.uuid in uuids for share in holding.assignment.shares())
+            ):
+                self._free.give_back(name, holding.uid)
+
+    def _lacks(self) -> tuple[Member | None, bool]:
+        """A member for whose shape the copy has too few cards; and whether all of the copy was looked at for that."""
+        for shape, members in shapes(self.wanted).items():
+            most, known = self._capacities.most(shape)
+            if not known:
+                return None, False
+            if most < len(members):
+                return members[-1], True
+        return None, True
+
+    def _plan(self, policy: str) -> Planned | Unplanned | None:
+        """A plan on the cards of the copy; None: the next turn goes on with it."""
+        draft, self._draft = self._draft or Draft(self._clock.cpu, TURN), None
+        draft.begin()
+        terms = Terms(
+            policy=policy,
+            headroom=self._cache.headroom(self._gang.namespace),
+            offers=self._offers,
+            vacant=self._vacant,
+            draft=draft,
+        )
+        try:
+            return gangplan.plan(self._copy, self._free, self.wanted, terms)
+        except TurnOver:
+            self._draft = draft
+            return None
+
+    def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
+        shape = MemberShape(request, load)
+        return self._capacities.nodes(shape) if self._capacities.most(shape)[1] else None
+
+
+class _Freed:
+    """What nodes would have left of cpu and memory without some of their pods."""
+
+    def __init__(self, loads: NodeLoads) -> None:
+        self._loads = loads
+        self._gone: set[str] = set()
+        self._more: dict[str, Load] = {}
+
+    def give_back(self, node: str, uid: str) -> None:
+        """The pod is gone from the node."""
+        if uid not in self._gone:
+            self._gone.add(uid)
+            self._more[node] = self._more.get(node, Load(0, 0, 0)).plus(self._loads.of(uid))
+
+    def left(self, node: str) -> Load | None:
+        left, more = self._loads.left(node), self._more.get(node)
+        return left if left is None or more is None else left.plus(more)
+
+    def names(self) -> Collection[str]:
+        return self._loads.names()
+
+    def watch(self) -> set[str]:
+        return set()  # a node changes only when the copy gets cards of it, and is looked at again for that

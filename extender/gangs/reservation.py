@@ -1,0 +1,335 @@
+"""The gang reservation: cards that are reserved for one gang that has waited long, from pods that come after it.
+
+Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon
+as it is free. So once a gang has been refused for long (`Gang.reserves`), `CardSearch` looks for the cards that would
+do, first those on which the least is in use. The gang would take a part of each, and this part is *reserved*: to later
+pods it is as if the gang held it already. For example, two members of 30 GiB each wait for two cards of 64 GiB that
+are in use with 50 and 60 GiB. On each 30 GiB are reserved: no later pod gets anything there. When a pod of 40 GiB on
+the first card ends, 54 GiB are free: 30 for the gang, and 24 for whoever comes. As soon as both members fit, the gang
+is planned and the reservation ends.
+
+What is reserved:
+
+- The MiB, percent of SMs, clients, whole cards and devices that the gang asks for, on those cards. Not the rest of the
+  cards, not nodes, no cpu, no memory of nodes.
+- Nothing on nodes whose cards have what the gang would take there, and where it waits for cpu or memory only.
+- Nothing for a gang that would not fit if all pods on cards ended, and nothing beyond the quotas of its namespace as
+  they are used now.
+
+For whom and for how long: for one gang at a time. The higher priority comes first, then namespaces take turns, each
+with its first gang, then with its second one; a namespace whose time is over comes after the others. The gangs of one
+namespace together have `GangPatience.keep` seconds, and then none for as long. So it does not help to delete a gang and
+make it again.
+
+The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards on which less is in use by
+then. A card on which nothing ends for `_STUCK_SECONDS` comes after all others; that time doubles with each such move,
+so that cards whose pods run for minutes get their time, too. Not thread-safe: the state locks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cardwise.clock import Clock
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Planned, Unplanned
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.ledger import Holding
+from extender.cache.cache import Cache
+from extender.gangs.cardsearch import CardSearch
+
+_SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
+_STUCK_SECONDS: Final = 60.0  # without an end on a card, after which other cards come first
+_MOST_DOUBLED: Final = 6  # times that this doubles
+_MOST_GANGS: Final = 32  # of a namespace that are searched for
+_MOST_NAMESPACES: Final = 1024  # whose last time is remembered
+_NEVER: Final = float("-inf")
+_NO_LOAD: Final = Load(0, 0, 0)
+
+MARK: Final = "gang reservation"  # of the holdings
+
+
+def no_place(member: Member) -> str:
+    """The text that says for which member a plan failed."""
+    return f"there is no place for {member.name} beside the others"
+
+
+class GangReservation:
+    """Cards are reserved for at most one gang: the first in order of those that have waited too long and could fit."""
+
+    def __init__(self, cache: Cache, clock: Clock) -> None:
+        self._cache = cache
+        self._cards = cache.gang_cards
+        self._clock = clock
+        self._gang: Gang | None = None
+        self._since = 0.0
+        self._now = 0.0  # of the last update
+        self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape, all nodes that were ever offered
+        self._results: dict[str, _Result] = {}  # by gang
+        self._waits: dict[str, _Waits] = {}  # by gang
+        self._rests: dict[str, float] = {}  # until when, by namespace
+        self._used: dict[str, _Used] = {}  # by namespace
+        self._over: dict[str, float] = {}  # when the time of a namespace was over last; the latest at the end
+        self._search: CardSearch | None = None  # that the next update goes on with
+
+    def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
+        """kube-scheduler offers these nodes for members of the shape. Equal offers should be one object: they may be
+        thousands of nodes, and are kept for each shape.
+        """
+        offers = self._offers.setdefault(key, {})
+        before = offers.get(shape, nodes)
+        offers[shape] = before if before is nodes or nodes <= before else before | nodes
+
+    def drop(self, key: str) -> None:
+        """The gang is gone, or runs."""
+        self._offers.pop(key, None)
+        self._results.pop(key, None)
+        self._waits.pop(key, None)
+        if self._gang is not None and self._gang.key == key:
+            self._end()
+
+    def reset(self) -> None:
+        """Forgets what was seen of the cluster: the Lease was lost, or has been got."""
+        self._results.clear()
+        self._waits.clear()
+        self._search = None
+
+    def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
+        """Chooses the gang and its cards. `due`: the gangs that have waited too long. Returns whether something is not
+        reserved any more.
+        """
+        self._now = now
+        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
+        self._used = {namespace: used for namespace, used in self._used.items() if used.until > now}
+        if self._gang is not None and now - self._since >= self._gang.patience.keep:
+            namespace, rest = self._gang.namespace, now + self._gang.patience.keep
+            self._end()
+            self._used.pop(namespace, None)
+            self._rests[namespace] = rest
+            self._over.pop(namespace, None)
+            self._over[namespace] = now
+            if len(self._over) > _MOST_NAMESPACES:
+                del self._over[next(iter(self._over))]
+        first, holdings = self._first(due, policy, now)
+        if first is None:
+            self._end()
+        elif self._gang is not first:
+            self._end()
+            before = self._used.get(first.namespace)
+            self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
+            self._waits.setdefault(first.key, _Waits()).begin(now)
+        return self._cards.put(first, holdings)
+
+    def hopeless(self, gang: Gang) -> str:
+        """Why the gang, as it is, cannot run whatever else ends; or ""."""
+        result = self._results.get(gang.key)
+        return result.problem if result is not None and result.changes == gang.changes else ""
+
+    @property
+    def is_half_planned(self) -> bool:
+        """Whether the last update has ended within the plan of a big gang."""
+        return self._search is not None and self._search.is_half_planned
+
+    def _end(self) -> None:
+        if self._gang is not None:
+            # The time counts for the next gang of the namespace as well, unless none has cards reserved for as long.
+            self._used[self._gang.namespace] = _Used(self._now - self._since, self._now + self._gang.patience.keep)
+        self._gang = None
+
+    def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
+        """The first gang for which cards are to be reserved, and what of them. A call searches for one gang; the next
+        call goes on with the same. Until that search is done its former result counts, and gangs after it may be
+        chosen. A search that no call goes on with ends: the cluster changes.
+        """
+        searching, first, reserved = False, None, list[Holding]()
+        for gang in self._in_order(due):
+            result = self._results.get(gang.key)
+            if not searching and (result is None or now - result.at >= _SEARCH_AGAIN):
+                found = self._search_for(gang, policy, now)
+                searching = found is None
+                result = found or result
+            reserved = self._still_wanted(gang, result.holdings) if result is not None else []
+            if reserved:
+                first = gang
+                break
+        if not searching:
+            self._search = None
+        return first, reserved
+
+    def _in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
+        """The gangs, but for namespaces that rest: by priority, then in turns by namespace. Within a namespace in the
+        order of its gangs, between namespaces by when their time was over, then by age.
+        """
+        places: dict[tuple[int, str], int] = {}
+        keys = []
+        for gang in sorted(due, key=Gang.rank):
+            rank, namespace = gang.rank(), gang.namespace
+            place = places.get((rank[0], namespace), 0)
+            places[rank[0], namespace] = place + 1
+            if namespace not in self._rests and place < _MOST_GANGS:
+                keys.append(((rank[0], place, self._over.get(namespace, _NEVER), rank[2], gang.key), gang))
+        return (gang for _, gang in sorted(keys, key=lambda each: each[0]))
+
+    def _still_wanted(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
+        """What of a result is worth to be reserved now: for members that still wait, and nothing if it is more than
+        quotas leave to the namespace by now.
+        """
+        reserved = [holdings[member.uid] for member in gang.wanted() if member.uid in holdings]
+        headroom = self._cache.headroom(gang.namespace) if reserved else []
+        if not headroom:
+            return reserved
+        ledger, covered = self._cache.ledger, self._cache.ledger.kinds.covered
+        charges = [
+            (ledger.kind(holding.node, share), quotas.charge(share))
+            for holding in reserved
+            for share in holding.assignment.shares()
+        ]
+        fits = all(
+            room.takes(quotas.total(charge for kind, charge in charges if covered(kind, room.entry)))
+            for room in headroom
+        )
+        return reserved if fits else []
+
+    def _search_for(self, gang: Gang, policy: str, now: float) -> "_Result | None":
+        """The cards that would do if pods that hold cards ended; None: the next call goes on with the search."""
+        if self._search is None or self._search.key != gang.key:
+            waits = self._waits.setdefault(gang.key, _Waits())
+            if self._gang is gang and gang.key in self._results:
+                waits.judge(self._short(self._results[gang.key].holdings.values()), now)
+            self._search = CardSearch(gang, self._offers.get(gang.key, {}), waits.moves, self._cache, self._clock)
+        search = self._search
+        planned = search.go_on(policy)
+        if planned is None:
+            return None
+        if isinstance(planned, Unplanned):
+            problem = f"it cannot run whatever else ends: {no_place(planned.member)}"
+            result = _Result(now, search.changes, {}, problem)
+            gang.reason = problem
+        else:
+            holdings = self._worth_reserving(search.wanted, planned)
+            result = _Result(now, search.changes, holdings, "")
+            self._waits.setdefault(gang.key, _Waits()).judge(self._short(holdings.values()), now)
+        self._results[gang.key] = result
+        return result
+
+    def _worth_reserving(self, members: Sequence[Member], planned: Planned) -> dict[str, Holding]:
+        """What the plan takes of cards, by member, without nodes where only cpu or memory is short."""
+        on: dict[str, list[Member]] = {}
+        for member in members:
+            on.setdefault(planned.nodes[member.uid], []).append(member)
+        worth: dict[str, Holding] = {}
+        for node, there in on.items():
+            with_cards = [member for member in there if member.uid in planned.assignments]
+            holdings = {
+                # Of no namespace: no quota counts it before it is bound.
+                member.uid: Holding(
+                    f"{member.uid}@{node}",
+                    "",
+                    member.name,
+                    node,
+                    planned.assignments[member.uid],
+                    MARK,
+                    member.request.mps_client if member.request is not None else COMMON,
+                )
+                for member in with_cards
+            }
+            requests = [member.request for member in with_cards if member.request is not None]
+            if self._has_load_for(node, there) or not self._has_cards_for(list(holdings.values()), requests):
+                worth |= holdings
+        return worth
+
+    def _has_load_for(self, node: str, members: Sequence[Member]) -> bool:
+        """Whether the node has the cpu, memory and slots for these members now."""
+        taken = _NO_LOAD
+        for member in members:
+            taken = taken.plus(member.load)
+        return self._cache.loads.is_open(node) and gangplan.takes(self._cache.loads.left(node), _NO_LOAD, taken)
+
+    def _has_cards_for(self, holdings: Sequence[Holding], requests: Sequence[PodRequest]) -> bool:
+        """Whether the cards and devices of the holdings, all of one node, are free for them now."""
+        with self._cache.ledger.what_if(held=holdings):
+            return all(map(self._cache.good, holdings, requests)) and not any(self._short(holdings, held=True).values())
+
+    def _short(self, holdings: Iterable[Holding], *, held: bool = False) -> dict[str, int]:
+        """By card, how much must end there before the holdings fit: MiB, clients and percent of SMs in one sum, which
+        becomes less with each end. `held`: the ledger has the holdings already.
+        """
+        short: dict[str, int] = {}
+        for node, shares in _by_node(holdings).items():
+            state = self._cache.ledger.node(node)
+            if state is None:
+                continue
+            asked: dict[int, list[CardShare]] = {}
+            for share in shares:
+                position = state.position(share)
+                if position is not None:
+                    asked.setdefault(position, []).append(share)
+            for i, some in asked.items():
+                mem, core = sum(share.mem for share in some), sum(share.core for share in some)
+                after = (
+                    state.free[i] - (0 if held else mem),
+                    state.most[i] - state.clients[i] - (0 if held else len(some)),
+                    (state.free_core[i] - (0 if held else core)) if core else 0,
+                )
+                short[state.cards[i].uuid] = sum(max(0, -left) for left in after)
+        return short
+
+
+def _by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:
+    shares: dict[str, list[CardShare]] = {}
+    for holding in holdings:
+        shares.setdefault(holding.node, []).extend(holding.assignment.shares())
+    return shares
+
+
+class _Used(NamedTuple):
+    """For how many seconds cards were reserved for a namespace, and until when that counts."""
+
+    seconds: float
+    until: float
+
+
+class _Result(NamedTuple):
+    """The result of a search for a gang: what is to be reserved, by member, or why it cannot run. `changes`: the gang's
+    count of its changes then.
+    """
+
+    at: float
+    changes: int
+    holdings: Mapping[str, Holding]
+    problem: str
+
+
+class _Waits:
+    """Which reserved cards a gang waits for in vain."""
+
+    def __init__(self) -> None:
+        self.moves: dict[str, int] = {}  # by card, how often it was given up
+        self._seen: dict[str, tuple[int, float]] = {}  # by card, how much must end there, and since when
+        self._times = 0  # that cards were given up
+
+    def begin(self, now: float) -> None:
+        """The reservation begins, or begins again after others had theirs."""
+        self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
+
+    def judge(self, short: Mapping[str, int], now: float) -> None:
+        """`short`: by reserved card, how much must end there before the gang has its part."""
+        limit = _STUCK_SECONDS * 2**self._times
+        seen: dict[str, tuple[int, float]] = {}
+        stuck = False
+        for card, amount in short.items():
+            before, since = self._seen.get(card, (amount, now))
+            if amount < before:
+                since = now
+            if amount and now - since >= limit:
+                self.moves[card] = self.moves.get(card, 0) + 1
+                stuck = True
+            elif amount:
+                seen[card] = amount, since
+        self._seen = seen
+        if stuck:
+            self._times = min(self._times + 1, _MOST_DOUBLED)

@@ -1,0 +1,497 @@
+"""What is reserved for a gang that has waited long: what it can really have, no more than it asks, not for ever."""
+
+import pytest
+
+from cardwise.core.values.refusals import Refusal
+from extender.gangs import cardsearch
+from extender.records.pod import Pod
+from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.worlds import as_card, as_quota, resource
+
+RESERVED = Refusal.GANG_RESERVED.text
+WAITS = Refusal.GANG_WAITS.text
+
+
+def waiting_long(world: World, *members: dict) -> None:
+    """The gang has been refused for longer than `reserve`, and whether it could fit is known."""
+    world.create(*members)
+    world.run(3)
+    world.clock.advance(61)
+    world.run(3)
+
+
+def test_a_gang_of_one_that_no_quota_can_take_stops_nobody():
+    """Seen: 12Gi of quota, a whole card of 16276 MiB, the first place in the queue, and nobody was placed any more."""
+    world = World({"n1": 2, "n2": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 12288}))
+    waiting_long(
+        world, member("evil", "evil", 1, whole_gpu=1, annotations={"cardwise.dev/queue-priority": "999999999"})
+    )
+    other = single("other", created=90, gpu_mem=P100)
+    other["metadata"]["namespace"] = "team-b"
+    world.create(other)
+    assert world.schedule("other") == ""
+    assert "whatever else ends" in world.reason("evil")
+
+
+def test_quota_that_is_used_by_its_own_namespace_keeps_nothing_from_others():
+    """Others could end, and the gang would wait for its own pods still."""
+    world = World({"n1": 2, "n2": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 2 * P100}))
+    world.create(single("own", gpu_mem=P100))
+    world.run(2)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.create(single("other", created=90, gpu_mem=P100, namespace="team-b"))
+    assert world.schedule("other") == ""
+
+
+def test_it_keeps_the_nodes_that_it_could_have_and_no_more():
+    """Of eight nodes that are full but for one card, a gang of two cards keeps one, not all."""
+    world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(8)})
+    world.create(*(single(f"s{i}", created=i, selector={"name": f"n{i}"}, gpu_mem=P100) for i in range(8)))
+    world.run(2)
+    waiting_long(world, member("g", "g", 1, created=30, whole_gpu=2))
+    world.create(*(single(f"t{i}", created=90 + i, gpu_mem=P100) for i in range(8)))
+    world.run(2)
+    went = [name for name in world.bound() if name.startswith("t")]
+    assert len(went) == 7, "one node is kept"
+
+
+def test_it_keeps_nodes_no_longer_than_its_time():
+    world = World({"n1": 2}, keep=120.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.clock.advance(121)
+    world.run(2)
+    assert "z" in world.bound()
+    world.delete("z")
+    world.create(single("y", created=95, gpu_mem=P100))
+    world.clock.advance(60)
+    world.run(1)
+    assert "y" in world.bound(), "for as long it leaves them to others"
+    world.delete("y")
+    world.clock.advance(61)
+    world.run(3)
+    world.create(single("w", created=99, gpu_mem=P100))
+    assert world.schedule("w") == RESERVED
+
+
+def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
+    """Neither by another name, nor deleted and made anew."""
+    world = World({"n1": 2}, keep=120.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    members = [*(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2))]
+    waiting_long(world, *members, *(member(f"b{i}", "b", 2, created=11 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.clock.advance(100)
+    world.run(1)
+    for each in ("a0", "a1"):
+        world.delete(each)
+    world.run(1)
+    assert world.schedule("z") == RESERVED, "the second keeps them for what is left"
+    world.clock.advance(21)
+    world.run(2)
+    assert "z" in world.bound()
+    world.delete("z")
+    for each in ("b0", "b1"):
+        world.delete(each)
+    waiting_long(world, *(member(f"c{i}", "c", 2, created=21 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("y", created=95, gpu_mem=P100))
+    world.run(1)
+    assert "y" in world.bound(), "the namespace rests"
+
+
+@pytest.mark.parametrize("also_ends", [False, True])
+def test_a_later_gang_waits_for_what_is_kept_and_is_planned_when_that_is_over(also_ends):
+    """`also_ends`: a pod without cards has ended meanwhile."""
+    world = World({"n1": 2}, keep=120.0)
+    world.create(member("c", "c", 1, gpu_mem=P100), single("x", gpu_mem=P100), member("y", "y", 1))
+    world.keep()
+    assert world.filter("c")[0] == ["n1"]
+    world.delete("c")
+    world.run(2)
+    assert set(world.bound()) == {"x", "y"}
+    waiting_long(world, *(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(member("b", "b", 1, created=90, gpu_mem=P100))
+    world.run(3)
+    assert world.phase("b") == "Waiting"
+    if also_ends:
+        world.delete("y")
+    world.clock.advance(121)
+    world.run(2)
+    assert world.phase("b") == "Running"
+
+
+def test_when_the_gang_for_which_nodes_are_kept_is_deleted_those_that_wait_for_them_are_tried_again():
+    """Its pods hold nothing, so nobody else notices that they go."""
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(member("b", "b", 1, created=90, gpu_mem=P100), single("z", created=91, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.run(1)
+    world.state.touch_due()
+    world.delete("a0", "a1")
+    world.clock.advance(10)
+    world.keep()
+    assert world.phase("b") == "Held"
+    assert world.state.touch_due() == "n1"
+
+
+def test_it_reserves_no_more_cards_than_it_asks_for():
+    """A member with one card on each of four nodes of four cards reserves four, not sixteen."""
+    world = World({f"n{i}": NodeSpec(4, labels={"name": f"n{i}"}) for i in range(4)})
+    for i in range(4):
+        world.create(*(single(f"s{i}{j}", selector={"name": f"n{i}"}, gpu_mem=P100 // 2) for j in range(7)))
+    world.run(2)
+    gang = (member(f"g{i}", "g", 4, created=30, selector={"name": f"n{i}"}, whole_gpu=1) for i in range(4))
+    waiting_long(world, *gang)
+    world.create(*(single(f"t{i}", created=90 + i, gpu_mem=P100 // 2, selector={"name": f"n{i}"}) for i in range(4)))
+    assert set(world.run(2).values()) == {RESERVED, WAITS}
+    world.delete(*(f"s{i}0" for i in range(4)))
+    world.run(2)
+    assert len([name for name in world.bound() if name.startswith("t")]) == 4
+
+
+def test_a_gang_that_can_never_run_does_not_take_the_turn_of_the_next():
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(*(member(f"a{i}", "a", 3, created=1 + i, gpu_mem=P100) for i in range(3)))
+    waiting_long(world, *(member(f"b{i}", "b", 2, created=11 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.delete("x")
+    world.run(5)
+    assert {"b0", "b1"} <= set(world.bound())
+
+
+def test_cores_count_in_what_it_could_have():
+    """Of a card that gives 200 percent of its SMs two members have 100 each; others have it now."""
+    world = World({"n1": 1}, core=200)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100 // 2, gpu_core=100) for i in range(2)))
+    world.delete("x")
+    world.create(single("z", created=90, gpu_mem=64))
+    assert world.schedule("z") == RESERVED
+    world.run(2)
+    assert {"g0", "g1"} <= set(world.bound())
+
+
+def half_looked(monkeypatch) -> World:
+    """A look at the gang `g`, which only n1 could take, is under way and has seen the cards of n1."""
+    monkeypatch.setattr(cardsearch, "TURN", -1.0)  # a node each turn
+    world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
+    world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
+    world.run(1)
+    world.create(member("g", "g", 1, created=1, whole_gpu=2))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(1)
+    return world
+
+
+def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its_name_waits_later(monkeypatch):
+    """What the look had copied is as the cluster was then: a card was well that is sick now."""
+    world = half_looked(monkeypatch)
+    world.delete("g")
+    world.run(1)
+    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+    world.create(member("g", "g", 1, created=90, whole_gpu=2))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(5)
+    assert "whatever else ends" in world.reason("g")
+
+
+def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
+    world = half_looked(monkeypatch)
+    world.state.forget_plans()
+    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+    world.run(5)
+    assert "whatever else ends" in world.reason("g")
+
+
+def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
+    world = World({"n1": 1, "n2": 1})
+    world.create(member("g0", "g", 2, created=1, whole_gpu=2), member("g1", "g", 2, created=2, whole_gpu=1))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(5)
+    assert "whatever else ends: there is no place for g0" in world.reason()
+    world.create(single("x", whole_gpu=1))
+    world.run(1)
+    world.delete("g0")
+    world.create(member("g2", "g", 2, created=3, whole_gpu=1))
+    world.run(3)
+    assert "whatever else ends" not in world.reason()
+
+
+def test_more_members_than_it_needs_keep_no_nodes_for_a_gang_sooner():
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in (1, 2)))
+    for i in range(25):
+        world.create(member(f"more{i}", "g", 2, created=10 + i, gpu_mem=P100))
+        world.run(2)
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") != RESERVED
+
+
+# What of a card, and of a node.
+
+FIRST = {"cardwise.dev/queue-priority": "999999999"}
+
+
+def test_a_gang_of_a_few_mib_has_these_mib_reserved_and_no_more():
+    """Seen: 4 members of 1 MiB closed 64 GiB for minutes."""
+    world = World({"n1": NodeSpec(1, labels={"name": "n1"}), "n2": 1})
+    here = {"name": "n1"}
+    world.create(single("x", selector=here, gpu_mem=P100))
+    world.run(1)
+    gang = (member(f"g{i}", "g", 4, created=1, gpu_mem=1, selector=here, annotations=FIRST) for i in range(4))
+    waiting_long(world, *gang)
+    world.delete("x")
+    world.create(single("all", created=90, selector=here, gpu_mem=P100))
+    assert world.schedule("all") == RESERVED
+    world.create(single("rest", created=90, selector=here, gpu_mem=P100 - 4))
+    assert world.schedule("rest") == ""
+    world.settle()
+    world.run(1)
+    assert {"g0", "g1", "g2", "g3", "rest"} <= set(world.bound())
+
+
+def test_what_a_card_has_beside_the_gangs_part_is_for_others_once_pods_there_have_ended():
+    world = World({"n1": 1})
+    world.create(*(single(f"x{i}", gpu_mem=P100 // 4) for i in range(4)))
+    world.run(1)
+    waiting_long(world, member("g", "g", 1, created=1, gpu_mem=P100 // 2))
+    world.delete("x0")
+    world.create(single("z", created=90, gpu_mem=P100 // 4))
+    assert world.schedule("z") == RESERVED
+    world.create(single("vip", created=91, priority=1, gpu_mem=P100 // 4))
+    assert world.schedule("vip") == "", "pods that come before the gang leave it nothing"
+    world.settle()
+    world.delete("x1", "x2", "x3")
+    assert world.schedule("z") == "", "a quarter is left beside the gang's half"
+
+
+def test_whole_cards_and_percent_of_sms_are_reserved_too():
+    world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": NodeSpec(1, labels={"name": "n2"})})
+    whole, part = {"name": "n1"}, {"name": "n2"}
+    world.create(single("x", selector=whole, gpu_mem=100), single("y", selector=part, gpu_mem=100, gpu_core=80))
+    world.create(single("w", selector=whole, whole_gpu=1))
+    world.run(1)
+    waiting_long(
+        world,
+        member("g0", "g", 2, created=1, selector=whole, whole_gpu=1),
+        member("g1", "g", 2, created=1, selector=part, gpu_mem=100, gpu_core=60),
+    )
+    world.delete("y")
+    world.create(
+        single("a", created=90, selector=whole, gpu_mem=1),
+        single("b", created=90, selector=part, gpu_mem=1, gpu_core=41),
+        single("c", created=90, selector=part, gpu_mem=1, gpu_core=40),
+    )
+    refused = world.run(1)
+    assert RESERVED in refused["a"], "a card that is to be given whole"
+    assert refused["b"] == RESERVED
+    assert "c" in world.bound()
+
+
+def test_nothing_is_reserved_where_only_cpu_is_short():
+    world = World({"n1": NodeSpec(1, cpu=8)})
+    world.create(single("x", cpu="5", gpu_mem=P100 // 2))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=i, cpu="2", gpu_mem=P100 // 4) for i in range(2)))
+    assert world.phase() == "Waiting"
+    world.create(single("other", created=90, gpu_mem=P100 // 2, cpu="1"))
+    assert world.schedule("other") == ""
+
+
+def test_cards_that_are_short_are_reserved_and_those_of_a_node_that_lacks_only_cpu_are_not():
+    world = World({"n1": NodeSpec(1, cpu=8, labels={"name": "n1"}), "n2": NodeSpec(1, labels={"name": "n2"})})
+    world.create(
+        single("x", cpu="7", selector={"name": "n1"}, gpu_mem=100), single("y", selector={"name": "n2"}, gpu_mem=P100)
+    )
+    world.run(1)
+    waiting_long(
+        world,
+        *(member(f"g{i}", "g", 3, created=1, selector={"name": "n1"}, cpu="1", gpu_mem=P100 // 4) for i in range(2)),
+        member("g2", "g", 3, created=1, selector={"name": "n2"}, gpu_mem=P100 // 2),
+    )
+    assert world.phase() == "Waiting"
+    world.delete("y")
+    world.create(
+        single("a", created=90, cpu="1", selector={"name": "n1"}, gpu_mem=P100 - 100),
+        single("b", created=90, selector={"name": "n2"}, gpu_mem=P100),
+    )
+    assert world.run(1) == {"b": RESERVED} | {f"g{i}": WAITS for i in range(3)}
+    assert "a" in world.bound()
+
+
+def test_it_is_reserved_only_what_quotas_leave_by_now():
+    """A quota that became smaller, or that pods of the namespace have used since the search."""
+    world = World({"n1": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 2 * P100}))
+    world.create(single("x", gpu_mem=P100, namespace="team-b"))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100, namespace="team-b"))
+    assert world.schedule("z") == RESERVED
+    world.state.set_quota(*as_quota({"memoryMiB": P100}))
+    world.run(2)
+    assert "z" in world.bound()
+
+
+def test_a_gang_that_became_smaller_has_less_reserved():
+    world = World({"n1": 2})
+    world.put_group("g", minMember=2)
+    world.create(*(single(f"x{i}", gpu_mem=P100) for i in range(2)))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", None, created=i, gpu_mem=P100) for i in (1, 2)))
+    world.put_group("g", minMember=1)
+    world.run(1)
+    world.delete("x0", "x1")
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == ""
+
+
+# Which cards.
+
+
+def test_a_card_on_which_nothing_ends_is_left_for_others_that_would_do_sooner():
+    """A pod of 1 MiB that runs for ever keeps its card from being the emptiest for ever."""
+    world = World({"n1": NodeSpec(1, labels={"name": "n1"}), "n2": NodeSpec(1, labels={"name": "n2"})})
+    world.create(single("stays", selector={"name": "n1"}, gpu_mem=1))
+    world.create(single("old", selector={"name": "n2"}, gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, member("g", "g", 1, created=1, whole_gpu=1))
+    world.create(single("a", created=90, selector={"name": "n1"}, gpu_mem=100))
+    assert world.schedule("a") == RESERVED
+    world.run(100)
+    assert "a" in world.bound(), "the reservation has moved"
+    world.delete("old")
+    world.create(single("b", created=90, selector={"name": "n2"}, gpu_mem=100))
+    assert world.schedule("b") == RESERVED
+    world.run(2)
+    assert world.phase() == "Running"
+
+
+def test_a_stream_of_small_pods_on_every_card_does_not_starve_a_gang_of_whole_cards():
+    """Each pod runs for 90 seconds, and another comes at once. Without a reservation no card is ever empty."""
+    world = World({f"n{i}": 4 for i in range(2)}, keep=600.0)
+    began: dict[str, int] = {}
+
+    def stream(second: int) -> None:
+        for name in [name for name, at in began.items() if second - at >= 90]:
+            if name in world.bound():
+                world.delete(name)
+                del began[name]
+        for name in world.bound():
+            began.setdefault(name, second)
+        waiting = [name for name in world.pods if name.startswith("s") and name not in world.bound()]
+        for i in range(4 - len(waiting)):
+            world.create(single(f"s{second}-{i}", created=100 + second, gpu_mem=P100 // 4))
+
+    for second in range(40):
+        stream(second)
+        world.run(1)
+    world.create(*(member(f"g{i}", "g", 2, created=50, whole_gpu=2) for i in range(2)))
+    for second in range(40, 400):
+        stream(second)
+        world.run(1)
+        if world.phase() == "Running":
+            break
+    assert world.phase() == "Running"
+    assert second < 300, "after a minute, and then at most as long as a pod runs"
+
+
+def test_the_emptiest_cards_are_reserved():
+    world = World({f"n{i}": NodeSpec(1, labels={"name": f"n{i}"}) for i in range(3)})
+    for i in range(3):
+        world.create(single(f"x{i}", selector={"name": f"n{i}"}, gpu_mem=(3 - i) * 1000))
+    world.run(1)
+    waiting_long(world, member("g", "g", 1, created=1, whole_gpu=1))
+    world.create(*(single(f"a{i}", created=90, selector={"name": f"n{i}"}, gpu_mem=10) for i in range(3)))
+    world.run(1)
+    assert set(world.bound()) == {"x0", "x1", "x2", "a0", "a1"}
+
+
+# For whom.
+
+
+def test_between_namespaces_the_place_in_the_queue_that_a_user_may_set_counts_nothing():
+    """Neither for a gang against older pods of others, nor for small pods against an older gang."""
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=50, gpu_mem=P100, annotations=FIRST) for i in range(2)))
+    jumper = single("jumper", created=90, gpu_mem=P100)
+    jumper["metadata"] |= {"namespace": "team-b", "annotations": FIRST}
+    older = single("older", created=10, gpu_mem=P100)
+    older["metadata"]["namespace"] = "team-b"
+    world.create(jumper)
+    assert world.schedule("jumper") == RESERVED
+    world.create(older)
+    assert world.schedule("older") == ""
+
+
+def gangs_of(world: World, *namespaces: str, each: int = 1) -> None:
+    """Gangs of two whole cards, those of the first namespace first by their place in the queue."""
+    for place, namespace in enumerate(namespaces):
+        said = {"cardwise.dev/queue-priority": str(100 - place)}
+        for i in range(each):
+            name = f"{namespace}{i}"
+            world.create(member(name, name, 1, namespace=namespace, created=10 + place, whole_gpu=2, annotations=said))
+
+
+def holder(world: World) -> str:
+    """The namespace for which cards are reserved, or ""."""
+    gang = world.state._cache.gang_cards._gang
+    return gang.namespace if gang is not None else ""
+
+
+def test_namespaces_take_turns_whatever_places_in_the_queue_they_give_themselves():
+    """Two that use up their time in turns would leave none for the third, though each rests after its time."""
+    world = World({"n1": 2}, keep=120.0, refusals=1)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    gangs_of(world, "team-a", "team-b", "team-c")
+    seen = []
+    for _ in range(90):
+        world.run(1, seconds=5.0)
+        if holder(world) != (seen[-1] if seen else ""):
+            seen.append(holder(world))
+    assert seen[:4] == ["team-a", "team-b", "team-c", "team-a"]
+
+
+def test_many_gangs_of_one_namespace_that_could_never_run_delay_those_of_another_by_one_search_only(monkeypatch):
+    monkeypatch.setattr(cardsearch, "TURN", -1.0)
+    world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(1, 5)}, refusals=1)
+    world.create(single("x", selector={"name": "n1"}, gpu_mem=P100))
+    world.run(1)
+    for i in range(12):
+        world.create(member(f"e{i}", f"e{i}", 1, namespace="team-a", created=1, whole_gpu=3))
+    world.create(member("b", "b", 1, namespace="team-b", created=10, selector={"name": "n1"}, whole_gpu=2))
+    world.run(15)
+    assert holder(world) == "team-b"
+
+
+def test_preemption_leaves_a_gang_its_reservation():
+    """A pod that comes after the gang makes room beside what is reserved, or nowhere."""
+    world = World({"n1": 1})
+    world.create(*(single(f"x{i}", priority=-i, gpu_mem=P100 // 4) for i in range(4)))
+    world.run(1)
+    waiting_long(world, member("g", "g", 1, created=1, gpu_mem=P100 // 2))
+    claimant = Pod(single("p", created=90, gpu_mem=P100 // 4)).waiting()
+    found = world.state.preemption.answer(claimant, "binpack", {"n1": []}, member=False)
+    assert len(found["n1"].uids) == 3
