@@ -168,12 +168,6 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     help="How long a gang that is bound in part may stay so, before its bound pods are evicted and it is tried whole.",
 )
 @click.option(
-    "--preempt-fragmented",
-    is_flag=True,
-    help="Evict pods of lower priority, by the Eviction API, for a pod that fits into what is free on a node's cards "
-    "together, but on none of them; kube-scheduler's own preemption does nothing then.",
-)
-@click.option(
     "--inspect-unit",
     type=click.Choice([str(unit) for unit in Unit]),
     default=str(Unit.MIB),

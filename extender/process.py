@@ -74,7 +74,6 @@ class ExtenderSettings:
     gang_reserve_refusals: int
     gang_reserve_limit_seconds: float
     gang_rollback_seconds: float
-    preempt_fragmented: bool
     ghost_seconds: float
     lease_namespace: str
     lease_name: str
@@ -173,18 +172,14 @@ class Extender:
             statuses=[self._once_known(each.step) for each in (self._pod_events, classes, self._statuses)],
             podgroups=[self._once_known(podgroups.step)],
             gangs=GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock),
-            evictions=[overfull.step, unplaced.step, *([evictions.step] if settings.preempt_fragmented else ())],
+            evictions=[overfull.step, unplaced.step, evictions.step],
             nominating=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             workload=[workload.step, self._fragments.step],
             leadership=self._leadership,
             fence=fence,
             clock=clock,
         )
-        self._preferences = Preferences(
-            policy=settings.policy,
-            one_best_node=settings.one_best_node,
-            preempt_fragmented=settings.preempt_fragmented,
-        )
+        self._preferences = Preferences(policy=settings.policy, one_best_node=settings.one_best_node)
         self._inspect_unit = Unit(settings.inspect_unit)
         self._clock = clock
 

@@ -360,7 +360,7 @@ class State:
         """Another extender decides from now on, or has decided until now: plans that are not posted end."""
         with self._lock:
             self.gangs.forget()
-            self._queue.forget_fragmented()
+            self._queue.forget_preemptions()
             self._reservations.drop_plans()
 
     # What time does.

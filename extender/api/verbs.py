@@ -39,13 +39,10 @@ UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Settings of the answers. `preempt_fragmented`: whether pods that wait only because cards are fragmented are noted
-    for evictions.
-    """
+    """Settings of the answers."""
 
     policy: str
     one_best_node: bool
-    preempt_fragmented: bool = False
 
 
 Notice = Callable[[PodRef, FullEntry], None]
@@ -71,7 +68,7 @@ def filter_nodes(
         if not state.tries(uid, for_bind, grouped=pod.grouped, rank=pod.rank):
             return _refused(dict.fromkeys(offered, Refusal.UNSETTLED))
     if uid and pod.gang:
-        answer = _member(state, args, pod, offered)
+        answer = _member(state, preferences, args, offered)
         if answer is not None:
             return answer
     if asked is None:
@@ -90,10 +87,8 @@ def filter_nodes(
     if isinstance(found, Decided) and found.node not in offered:
         return _undecided(offered, grouped=pod.grouped)
     if isinstance(found, Unplaceable):
-        if preferences.preempt_fragmented and uid and pod.may_preempt:
-            nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
-            with state.queue() as queue:
-                queue.fragmented(pod.waiting(), policy, nodes)
+        nodes = (name for name, refusal in found.refusals.items() if refusal.resolvable)
+        state.preemption.refused(pod, policy, nodes)
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             full = state.full_entry(pod.ref.namespace, asked)
             if full is not None:
@@ -164,13 +159,18 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     return {"unit": unit, "nodes": nodes}
 
 
-def _member(state: State, args: FilterArgs, pod: Pod, candidates: list[str]) -> FilterResult | None:
+def _member(state: State, preferences: Preferences, args: FilterArgs, candidates: list[str]) -> FilterResult | None:
     """The answer for a member of a gang; None where it is placed alone."""
+    pod = args.parsed
     decided = state.decided(pod.uid)
     found = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates, pod.named)
     if found is None:
         return None
     if isinstance(found, Refusal):
+        asked = pod.request
+        if asked is not None:
+            nodes = candidates if found is Refusal.GANG_WAITS else ()
+            state.preemption.refused(pod, asked.policy or preferences.policy, nodes)
         return _refused(dict.fromkeys(candidates, found))
     return _fits(args, [found]) if found in candidates else _undecided(candidates, grouped=pod.grouped)
 

@@ -30,6 +30,9 @@ class NodeLoads:
         self._pods: dict[str, Placed] = {}
         self._planned: set[str] = set()
         self._on: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
+        # How many pods of a node hold cards: those that could be evicted, by priority, and those that go already.
+        self._victims: dict[int, dict[str, int]] = {}
+        self._going: dict[str, int] = {}
         self._watched: list[set[str]] = []  # see `watch`
 
     def watch(self) -> set[str]:
@@ -74,6 +77,7 @@ class NodeLoads:
         self._planned.discard(key)
         before = self._pods.pop(key, None)
         if before is not None:
+            self._count_victim(before, -1)
             self._count(before, -1)
             self._leave(key, before.node)
             self.freed += 1
@@ -147,6 +151,18 @@ class NodeLoads:
         """Keys and pods of a node, those that are planned there included."""
         return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
 
+    def has_victims(self, priority: int) -> bool:
+        """Whether a pod below this priority could be evicted from cards, on any node."""
+        return min(self._victims, default=priority) < priority
+
+    def with_victims(self, nodes: set[str], priority: int) -> set[str]:
+        """Those of the nodes where a pod below this priority could be evicted from cards."""
+        return set[str]().union(*(nodes & counts.keys() for each, counts in self._victims.items() if each < priority))
+
+    def with_going(self, nodes: set[str]) -> set[str]:
+        """Those of the nodes where a pod that holds cards is being deleted."""
+        return nodes & self._going.keys()
+
     def get(self, key: str) -> Placed | None:
         """Where the pod is, or is planned."""
         return self._pods.get(key)
@@ -156,6 +172,9 @@ class NodeLoads:
         if before == placed:
             return
         self._pods[key] = placed
+        if before is not None:
+            self._count_victim(before, -1)
+        self._count_victim(placed, 1)
         if before is not None and (before.node, before.load) == (placed.node, placed.load):
             return  # only who it is has changed
         if before is not None:
@@ -164,6 +183,21 @@ class NodeLoads:
             self.freed += 1
         self._count(placed, 1)
         self._on.setdefault(placed.node, {})[key] = None
+
+    def _count_victim(self, placed: Placed, sign: int) -> None:
+        if not placed.holds_cards or placed.fixed:
+            return
+        if placed.going:
+            counts = self._going
+        elif placed.grouped:
+            return
+        else:
+            counts = self._victims.setdefault(placed.priority, {})
+        counts[placed.node] = counts.get(placed.node, 0) + sign
+        if not counts[placed.node]:
+            del counts[placed.node]
+            if not counts and not placed.going:
+                del self._victims[placed.priority]
 
     def _touch(self, node: str) -> None:
         for watched in self._watched:

@@ -5,6 +5,7 @@ the pod's status: then the cards are those that the pod would get once the termi
 the state locks.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -118,6 +119,13 @@ class NominatedPods:
         if there is None:
             return None
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
+
+    def exceeded_budgets(self, nodes: Iterable[str], uids: Collection[str]) -> int:
+        """How many evictions exceed disruption budgets if all these pods are evicted, which are on these nodes."""
+        pods = [pod for node in nodes for _, pod in self._cache.loads.on(node) if pod.uid in uids]
+        counts = Counter(key for pod in pods for key in self.budgets.matching(pod.namespace, pod.labels))
+        allowed = self.budgets.allowed(counts)
+        return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def as_it_is(self, node: str) -> object:
         """All that `who_goes` depends on at this node; equal while that stays the same."""

@@ -1,8 +1,7 @@
-"""Evicts for pods that fit the sums of a node and none of its cards (--preempt-fragmented).
+"""Evicts for pods where only cards are short, so that kube-scheduler finds no victims (`preemption.preemption`).
 
-kube-scheduler's own preemption never begins for such pods. The Eviction API is used, so that disruption budgets hold:
-all victims are tried by a dry run first, and if one of them may not be evicted, none is. The leader does it, for one
-pod at a time and not too often.
+The Eviction API is used, so that disruption budgets hold: all victims are tried by a dry run first, and if one of them
+may not be evicted, none is. The leader does it, for one pod at a time and not too often.
 """
 
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from extender.records.podref import PodRef
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
+_REST = 10.0  # times as long as the search for victims took: thousands of pods may wait, and never get a card
 _AGAIN = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
 # For which a victim is not chosen again, after a dry run, and after evictions that others may have gone for.
@@ -55,15 +55,16 @@ class Evictions:
         self._go_on(now)
         if now < self._next:
             return
-        eviction = self._preemption.next_eviction()
-        if eviction is None:
-            return
-        self._next = now + _EVERY
-        refused = [victim.uid for victim in eviction.victims if not self._may_go(victim)]
+        began = self._clock.cpu()
+        evictions = self._preemption.next_evictions()
+        self._next = now + max(_EVERY if evictions else 0.0, _REST * (self._clock.cpu() - began))
+        victims = [victim for eviction in evictions for victim in eviction.victims]
+        refused = [victim.uid for victim in victims if not self._may_go(victim)]
         if refused:
-            self._preemption.given_up(eviction, refused, _REFUSED_SECONDS)
+            for eviction in evictions:
+                self._preemption.given_up(eviction, refused, _REFUSED_SECONDS)
             return
-        self._left.extend((eviction, victim, now, _TRIES) for victim in eviction.victims)
+        self._left.extend((eviction, victim, now, _TRIES) for eviction in evictions for victim in eviction.victims)
         self._go_on(now)
 
     def _go_on(self, now: float) -> None:
@@ -109,6 +110,6 @@ class Evictions:
         newcomer, node = eviction.claimant.ref, eviction.node
         text = f"evicted for {newcomer.pod}, of higher priority, which needs its GPU card"
         self._events.record(victim.about, "Preempted", text)
-        text = f"{victim.pod} is evicted on node {node}, whose GPU cards have no room in one piece"
+        text = f"{victim.pod} is evicted on node {node}, so that this pod gets its GPU card"
         self._events.record(newcomer.about, "Preempting", text)
         return True

@@ -20,6 +20,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement import placement
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
@@ -34,12 +35,22 @@ from extender.records.podref import PodRef
 _FEW: Final = 8  # members put where pods go; a plan with more has a turn of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """The victims for the pod on one node, and what is kept for the other members of its gang meanwhile."""
+@dataclass(slots=True)
+class _Put:
+    """A member that is put on a node where pods go for it."""
 
+    claimant: WaitingPod
     node: str
     victims: Victims
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Places for all members that lack one. `puts`: those that pods go for, first of all the pod that was asked for.
+    `rest`: what is kept for the other members meanwhile, with or without victims.
+    """
+
+    puts: tuple[_Put, ...]
     rest: tuple[Kept, ...]
 
 
@@ -49,7 +60,7 @@ class GangSearch:
 
     `chosen`: kube-scheduler's own victims, by node. `found`: the victims there for this pod alone, as seen last.
     `takes`: how many members are put where pods go before the gang is planned; 0: the next turn only asks whether
-    waiting is enough.
+    waiting is enough. `refused`: as in `NominatedPods.who_goes`; then no disruption budget may be exceeded.
     """
 
     claimant: WaitingPod
@@ -58,15 +69,7 @@ class GangSearch:
     found: dict[str, Victims]
     takes: int = 0
     tried: "_Tried | None" = None
-
-
-@dataclass(slots=True)
-class _Put:
-    """A member that is put on a node where pods go for it."""
-
-    taker: WaitingPod
-    node: str
-    victims: Victims
+    refused: Collection[str] | None = None
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class _Tried:
     rests_on: object
     queue: list[tuple[tuple[int, bool, int, int], str]]
     fellows: list[WaitingPod]
-    own: tuple[str, Victims] | None = None
+    own: _Put | None = None
     puts: list[_Put] = field(default_factory=list)
     now: dict[str, Victims] = field(default_factory=dict)
     seen: dict[str, object] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class GangPreemption:
     def __init__(
         self, nominated: NominatedPods, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock
     ) -> None:
+        self._cache = cache
         self._ledger = cache.ledger
         self._loads = cache.loads
         self._nominations = cache.reservations.nominations
@@ -144,19 +148,37 @@ class GangPreemption:
                 return None, True
             if tried.own is None:
                 return None, False
-            takers = {each.taker.uid for each in tried.puts}
+            takers = {each.claimant.uid for each in tried.puts}
             rest = [member for member in lacking if member.uid not in takers]
             nodes = {*_enough(search), *(each.node for each in tried.puts)}
             places = self._places(search, gang, rest, nodes) if rest else []
         search.takes = 2 * search.takes + 1  # a plan costs more than a look
-        if places is None:
+        if places is None or self._exceeds_quota(gang, tried.puts, places):
             return None, bool(tried.queue and tried.fellows)
         others = [
-            Kept(each.taker, each.node, each.victims.assignment)
+            Kept(each.claimant, each.node, each.victims.assignment)
             for each in tried.puts
-            if each.taker is not search.claimant and each.victims.assignment is not None
+            if each is not tried.own and each.victims.assignment is not None
         ]
-        return Together(*tried.own, (*others, *places)), False
+        puts = (tried.own, *(each for each in tried.puts if each is not tried.own))
+        return Together(puts, (*others, *places)), False
+
+    def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[Kept]) -> bool:
+        """Whether the gang's namespace may not hold all of this together, and what is kept for other members. No quota
+        counts what is kept for pods (`NominatedPods.kept_on`).
+        """
+        headroom = self._cache.headroom(gang.namespace)
+        if not headroom:
+            return False
+        taken = [(put.node, put.victims.assignment) for put in puts]
+        taken += [(place.node, place.assignment) for place in places]
+        for member in gang.missing_in_plan():
+            nomination = self._nominations.get(member.uid)
+            node = self._nominations.node(member.uid)
+            if nomination is not None and node:
+                taken.append((node, nomination.places[node].assignment))
+        known = [(node, assignment) for node, assignment in taken if assignment is not None]
+        return bool(placement.exceeded_together(self._ledger, known, headroom))
 
     def _tried(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Tried:
         """What earlier turns have tried, if it still holds; otherwise nothing yet."""
@@ -182,7 +204,7 @@ class GangPreemption:
         unhelped = dict.fromkeys(member.uid for member in lacking)
         taken, looked = {put.node for put in tried.puts}, False
         for put in tried.puts:
-            del unhelped[put.taker.uid]
+            del unhelped[put.claimant.uid]
         while tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
             harm, node = heapq.heappop(tried.queue)
             if node not in tried.now:
@@ -198,21 +220,21 @@ class GangPreemption:
                 continue
             victims = tried.now.pop(node)
             if victims.uids and tried.own is None:
-                put, tried.own = _Put(search.claimant, node, victims), (node, victims)
+                put = tried.own = _Put(search.claimant, node, victims)
             elif tried.fellows:
                 put = _Put(tried.fellows.pop(0), node, victims)
             else:
                 break
             tried.puts.append(put)
             taken.add(node)
-            del unhelped[put.taker.uid]
+            del unhelped[put.claimant.uid]
             self._keep(put)
             heapq.heappush(tried.queue, (harm, node))
         return self._clock.cpu() < until and not (looked and len(tried.puts) > _FEW)
 
     def _keep(self, put: _Put) -> None:
         place = NominatedPlace(put.victims.assignment, put.victims.uids)
-        self._nominations.answered(put.taker, {put.node: place}, self._clock.now())
+        self._nominations.answered(put.claimant, {put.node: place}, self._clock.now())
 
     def _who_goes(
         self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
@@ -224,11 +246,13 @@ class GangPreemption:
         if first and taker is not search.claimant:
             # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
             seen = found[node]
-            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids)
+            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=search.refused)
             if rest is not None and not rest.uids:
                 return replace(seen, assignment=rest.assignment)
         chosen = search.chosen[node] if first else ()
-        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own)
+        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own, refused=search.refused)
+        if victims is not None and victims.violations and search.refused is not None:
+            victims = None
         if victims is None and first:
             del found[node]
         elif victims is not None and first:

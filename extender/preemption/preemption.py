@@ -1,14 +1,21 @@
 """Preemption: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
 
-Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`. kube-scheduler asks
-only about nodes whose sums lack room. Pods for which the sums have room and no card has are noted in the scheduling
-queue, for `evictions`.
+Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`.
+
+kube-scheduler asks only about nodes whose sums are short of something. Its dry run takes all pods of lower priority
+from the node and puts them back one by one while its own filters pass. For it whole cards and shares are different
+resources, and memory is one sum for all cards. Where only cards are short it therefore puts every pod back, has no
+victim, and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For those nodes the extender
+itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
+`controllers.evictions` evicts them.
 """
 
 import math
+import random
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from sys import intern
 from typing import Final
 
 from cardwise.clock import Clock
@@ -16,21 +23,25 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import NominatedPlace
+from extender.cache.nominations import Kept, NominatedPlace
+from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
-from extender.preemption.gangpreemption import GangPreemption, GangSearch
-from extender.queue.schedulingqueue import Fragmented
-from extender.records.pod import WaitingPod
+from extender.preemption.gangpreemption import GangPreemption, GangSearch, Together
+from extender.queue.schedulingqueue import PendingPreemption
+from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
-_BEST: Final = 8  # nodes looked at once more, before the extender evicts by itself
+_GANG_SECONDS: Final = 5.0  # of searching for a gang, where kube-scheduler does not wait for the answer
+_BEST: Final = 8  # nodes searched once more, before the extender evicts by itself
+_MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
+_ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,48 +123,47 @@ class Preemption:
             there = {placed.uid for _, placed in self._loads.on(node)}
         return there.issuperset(uids)
 
-    # Pods that only cards keep waiting.
+    # Pods for which only the extender can preempt.
 
-    def next_eviction(self) -> Eviction | None:
-        """The next eviction that is due; its cards are kept from now on. No victims are pods that a disruption budget
-        protects, that several cover, or that were refused lately.
+    def refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
+        """Filter has refused the pod. On `nodes` its own sums are not short, and an eviction could help: there the
+        extender preempts. None of them: the pod waits for something else.
+        """
+        if not pod.uid:
+            return
+        with self._lock:
+            # kube-scheduler preempts for a PodGroup of Kubernetes as a whole, and asks no extender about that.
+            may = pod.may_preempt and not pod.grouped
+            # Mostly all pods have the same priority, and thousands of nodes are not to be looked at.
+            offered = set(nodes) if may and self._loads.has_victims(pod.priority) else set[str]()
+            lower = self._loads.with_victims(offered, pod.priority)
+            if not lower:
+                self._queue.await_no_preemption(pod.uid)
+                return
+            if len(offered) > _MOST_NODES:
+                # Others each time, so that each node has its turn; and those where the pod may only have to wait.
+                going = _sample(self._with_going(offered), _MOST_NODES // 2)
+                offered = {*going, *_sample(lower, _MOST_NODES - len(going))}
+            names = map(intern, offered)  # a thousand pods may wait
+            self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
+
+    def next_evictions(self) -> list[Eviction]:
+        """The evictions for the next pod that is due; its cards are kept from now on. No victims are pods that a
+        disruption budget protects, that several cover, or that were refused lately.
         """
         with self._lock:
             now = self._clock.now()
-            due = next((one for one in self._queue.due_fragmented() if not self._is_helped(one.claimant.uid)), None)
+            due = next((each for each in self._queue.due_preemptions() if not self._is_helped(each.claimant.uid)), None)
             if due is not None:
-                self._queue.look_again(due)
+                self._queue.postpone_preemption(due)
             self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         if due is None:
-            return None
-        found: list[tuple[tuple[object, ...], str]] = []
-        left = deque(due.nodes)
-        while left:
+            return []
+        evictions = self._search_for_gang(due) if due.gang else self._search(due)
+        if not evictions:
             with self._lock:
-                self._cache.count_cards()
-                until = self._clock.cpu() + TURN
-                while left and self._clock.cpu() < until:
-                    node = left.popleft()
-                    victims = self._unprotected(due, node)
-                    if victims is None:
-                        continue
-                    if not victims.uids:
-                        return None  # the pod only has to wait
-                    found.append((victims.harm, node))
-            give_way(self._clock)
-        found.sort()
-        for _, node in found[:_BEST]:
-            with self._lock:
-                self._cache.count_cards()
-                # Much may have happened since the first of them was looked at.
-                uid = due.claimant.uid
-                if not self._queue.is_fragmented_on(uid, node) or self._is_helped(uid):
-                    return None
-                victims = self._unprotected(due, node)
-                if victims is not None:
-                    return self._decided(due.claimant, node, victims) if victims.uids else None
-            give_way(self._clock)
-        return None
+                self._queue.postpone_equal_preemptions(due)
+        return evictions
 
     def wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to be evicted for the pod."""
@@ -175,6 +185,65 @@ class Preemption:
                 self._nominations.drop(eviction.claimant.uid)
                 self._cache.room.free()
 
+    def _search(self, due: PendingPreemption) -> list[Eviction]:
+        found = self._victims_by_node(due)
+        if any(not victims.uids for victims in found.values()):
+            return []  # the pod only has to wait
+        for _, node in sorted((victims.harm, node) for node, victims in found.items())[:_BEST]:
+            with self._lock:
+                self._cache.count_cards()
+                # Much may have happened since the first of them was searched.
+                uid = due.claimant.uid
+                if not self._queue.awaits_preemption_on(uid, (node,)) or self._is_helped(uid):
+                    return []
+                victims = self._unprotected(due, node)
+                if victims is not None:
+                    return [self._decided(due.claimant, node, victims)] if victims.uids else []
+            give_way(self._clock)
+        return []
+
+    def _search_for_gang(self, due: PendingPreemption) -> list[Eviction]:
+        """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
+        uid = due.claimant.uid
+        with self._lock:
+            if not self._together.concerns(uid):
+                return []  # it is placed alone by now, and is refused again as a single pod
+            unhelped = self._together.unhelped(uid)
+        found = self._victims_by_node(due, unhelped)
+        search = GangSearch(due.claimant, due.policy, dict.fromkeys(found, ()), found, refused=self._refused)
+        until, more = self._clock.now() + _GANG_SECONDS, bool(found)
+        while more and self._clock.now() <= until:
+            with self._lock:
+                self._cache.count_cards()
+                if self._is_helped(uid):
+                    return []
+                together, more = self._together.turn(search)
+                if together is not None:
+                    return self._decided_for_gang(due, together)
+            give_way(self._clock)
+        return []
+
+    def _victims_by_node(self, due: PendingPreemption, own: Collection[str] = ()) -> dict[str, Victims]:
+        """The victims on each node where an eviction helps, until there are enough to choose from; first on all nodes
+        where the pod may only have to wait. `own`: the members of the pod's gang without a place.
+        """
+        with self._lock:
+            going = self._with_going(set(due.nodes))
+        others = set(due.nodes) - going
+        found, nodes = dict[str, Victims](), deque([*going, *_sample(others, len(others))])
+        enough = _ENOUGH * max(1, len(own))
+        while nodes and len(found) < enough:
+            with self._lock:
+                self._cache.count_cards()
+                until = self._clock.cpu() + TURN
+                while nodes and self._clock.cpu() < until and len(found) < enough:
+                    node = nodes.popleft()
+                    victims = self._unprotected(due, node, own)
+                    if victims is not None:
+                        found[node] = victims
+            give_way(self._clock)
+        return found
+
     def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """A turn for each plan."""
         more = True
@@ -186,10 +255,10 @@ class Preemption:
                     return {}
                 together, more = self._together.turn(search)
                 if together is not None:
-                    victims = together.victims
-                    place = NominatedPlace(victims.assignment, victims.uids, together.rest)
-                    self._nominations.answered(search.claimant, {together.node: place}, self._clock.now())
-                    return {together.node: victims}
+                    own = together.puts[0]
+                    place = NominatedPlace(own.victims.assignment, own.victims.uids, together.rest)
+                    self._nominations.answered(search.claimant, {own.node: place}, self._clock.now())
+                    return {own.node: own.victims}
         return {}
 
     def _hear(self) -> None:
@@ -207,17 +276,37 @@ class Preemption:
 
     # Everything below runs under the lock.
 
-    def _unprotected(self, due: Fragmented, node: str) -> Victims | None:
+    def _with_going(self, nodes: set[str]) -> set[str]:
+        """Those of the nodes where cards become free without an eviction."""
+        vanished = (row.node for row in self._cache.reservations.among(Phase.TERMINATING))
+        return self._loads.with_going(nodes) | nodes.intersection(vanished)
+
+    def _unprotected(self, due: PendingPreemption, node: str, own: Collection[str] = ()) -> Victims | None:
         """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
         more: kube-scheduler does not ask about such a node.
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.who_goes(due.claimant, due.policy, node, refused=self._refused)
+        victims = self._nominated.who_goes(due.claimant, due.policy, node, own=own, refused=self._refused)
         return victims if victims is not None and not victims.violations else None
 
-    def _decided(self, claimant: WaitingPod, node: str, victims: Victims) -> Eviction:
-        place = NominatedPlace(victims.assignment, victims.uids)
+    def _decided_for_gang(self, due: PendingPreemption, together: Together) -> list[Eviction]:
+        nodes = {put.node for put in together.puts}
+        victims = {victim for put in together.puts for victim in put.victims.uids}
+        if not (
+            self._queue.awaits_preemption_on(due.claimant.uid, nodes)
+            and all(map(self._loads.is_open, nodes))
+            and not self._nominated.exceeded_budgets(nodes, victims)
+        ):
+            return []
+        first, *others = together.puts
+        return [
+            self._decided(first.claimant, first.node, first.victims, together.rest),
+            *(self._decided(put.claimant, put.node, put.victims) for put in others if put.victims.uids),
+        ]
+
+    def _decided(self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[Kept, ...] = ()) -> Eviction:
+        place = NominatedPlace(victims.assignment, victims.uids, rest)
         self._nominations.decided(claimant, node, place, self._clock.now())
         there = {placed.uid: placed for _, placed in self._loads.on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
@@ -258,3 +347,9 @@ class Preemption:
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
         return tuple(one.uid for _, one in self._loads.on(node) if one.going and one.priority < priority)
+
+
+def _sample(nodes: Iterable[str], most: int) -> list[str]:
+    """So many of the nodes at most, in any order."""
+    known = list(nodes)
+    return random.sample(known, min(most, len(known)))

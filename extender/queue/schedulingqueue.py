@@ -19,7 +19,7 @@ A row is made by the watch or by filter, whichever knows the pod first. Not thre
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -41,22 +41,31 @@ _AVOID_SECONDS: Final = 300.0  # for which other nodes are touched instead of on
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
 _TURNS_SECONDS: Final = _LONGEST_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
-_LOOK_AGAIN_SECONDS: Final = 15.0  # between two looks for victims
+_SEARCH_SECONDS: Final = 15.0  # between two searches for victims for one pod
+_MOST_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
 
 
 @dataclass(slots=True, eq=False)
-class Fragmented:
-    """A pod that waits because cards are fragmented: the sums of these nodes have room for it, and none of their cards.
+class PendingPreemption:
+    """A pod for which only the extender can preempt: by the sums of these nodes nothing is short, so kube-scheduler
+    finds no victims, and yet no card has capacity.
 
-    kube-scheduler's preemption does not begin for it, since by the sums of the nodes nothing is short. `heard`: when it
-    was last refused for this reason.
+    `nodes`: sorted. `gang`: the name of the pod's gang, or "". `refused`: when it was last refused for this reason.
+    `not_before`: when victims are searched for.
     """
 
     claimant: WaitingPod
     policy: str
     nodes: tuple[str, ...]
-    heard: float
+    gang: str
+    refused: float
     not_before: float
+
+    @property
+    def key(self) -> object:
+        """Equal for pods for which the search has the same result."""
+        claimant = self.claimant
+        return claimant.ref.namespace, self.gang, claimant.request, claimant.load, self.policy, self.nodes
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +89,6 @@ class QueuedPod:
     reason: str = ""
     backoff: float = 0.0
     backoff_until: float = -math.inf
-    fragmented: Fragmented | None = None
 
     @property
     def ahead(self) -> WaitingPod | None:
@@ -105,6 +113,7 @@ class SchedulingQueue:
         self._pods: dict[str, QueuedPod] = {}
         self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
         self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, those refused longest ago first
+        self._preempting: dict[str, PendingPreemption] = {}  # by UID
         self._turned_away: dict[str, int] = {}  # pods for which no extender answered, with their priorities
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
@@ -142,6 +151,7 @@ class SchedulingQueue:
         self._unseen.pop(uid, None)
         self._unschedulable.pop(uid, None)
         self._turned_away.pop(uid, None)
+        self._preempting.pop(uid, None)
 
     def asking_for(self, resource_class: str) -> Iterator[PodRef]:
         """The pods that wait for this class."""
@@ -206,7 +216,8 @@ class SchedulingQueue:
         """Filter has answered a node, or several."""
         row = self._unschedulable.pop(uid, None)
         if row is not None:
-            row.reason, row.fragmented = "", None
+            row.reason = ""
+        self._preempting.pop(uid, None)
 
     def refused(self, uid: str) -> None:
         """Filter has no node for the pod. It waits for room that kube-scheduler may not see."""
@@ -340,45 +351,62 @@ class SchedulingQueue:
         self._put_off = False
         return True
 
-    # Who waits because cards are fragmented.
+    # Pods for which the extender preempts.
 
-    def fragmented(self, claimant: WaitingPod, policy: str, nodes: Collection[str]) -> None:
-        """The pod may preempt, and it fits the sums of these nodes and none of their cards. No nodes: the pod waits for
-        something else now.
+    def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
+        """The pod may preempt, and only cards are short on these nodes. Of more than `_MOST_PREEMPTING` pods those of
+        the highest priority are recorded; the others come again with their next refusal.
         """
-        row, now = self._row(claimant.uid), self._clock.now()
-        if not nodes:
-            row.fragmented = None
-            return
-        not_before = row.fragmented.not_before if row.fragmented is not None else now + _SETTLED_SECONDS
-        row.fragmented = Fragmented(claimant, policy, tuple(sorted(nodes)), now, not_before)
+        uid, now = claimant.uid, self._clock.now()
+        before = self._preempting.get(uid)
+        if before is None and len(self._preempting) >= _MOST_PREEMPTING:
+            last = min(self._preempting.values(), key=lambda pending: pending.claimant.request.priority)
+            if last.claimant.request.priority >= claimant.request.priority:
+                return
+            del self._preempting[last.claimant.uid]
+        not_before = before.not_before if before is not None else now + _SETTLED_SECONDS
+        self._preempting[uid] = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
 
-    def is_fragmented_on(self, uid: str, node: str) -> bool:
-        """Whether the node is one of those of its newest refusal."""
-        row = self._pods.get(uid)
-        return row is not None and row.fragmented is not None and node in row.fragmented.nodes
+    def await_no_preemption(self, uid: str) -> None:
+        """The pod waits for something else now."""
+        self._preempting.pop(uid, None)
 
-    def due_fragmented(self) -> list[Fragmented]:
-        """The pods to find victims for now, the highest priority first."""
-        now, due = self._clock.now(), list[Fragmented]()
-        for row in self._unschedulable.values():
-            one = row.fragmented
-            if one is None or one.not_before > now or row.pod is None:  # it may have been deleted
-                continue
-            if now - one.heard > _FORGET_SECONDS:
-                row.fragmented = None
+    def awaits_preemption_on(self, uid: str, nodes: Iterable[str]) -> bool:
+        """Whether the pod's newest refusal names all of these nodes."""
+        pending = self._preempting.get(uid)
+        return pending is not None and set(nodes) <= set(pending.nodes)
+
+    def due_preemptions(self) -> list[PendingPreemption]:
+        """The pods to search victims for now, the highest priority first."""
+        now = self._clock.now()
+        for uid in [uid for uid, each in self._preempting.items() if now - each.refused > _FORGET_SECONDS]:
+            del self._preempting[uid]
+        due = [
+            each
+            for uid, each in self._preempting.items()
+            # One that the watch does not show may have been deleted.
+            if each.not_before <= now and uid in self._unschedulable and self._pods[uid].pod is not None
+        ]
+        return sorted(due, key=lambda each: (-each.claimant.request.priority, each.not_before, each.claimant.uid))
+
+    def postpone_preemption(self, pending: PendingPreemption) -> None:
+        """Victims are searched for now; the pod is not due again for a while."""
+        pending.not_before = self._clock.now() + _SEARCH_SECONDS
+
+    def postpone_equal_preemptions(self, pending: PendingPreemption) -> None:
+        """No victims were found for the pod: it and pods like it are not due for a while. Otherwise the equal pods of a
+        Job would keep those of lower priority from their turn.
+        """
+        key, full = pending.key, len(self._preempting) >= _MOST_PREEMPTING
+        for equal in [each for each in self._preempting.values() if each.key == key]:
+            if full:
+                del self._preempting[equal.claimant.uid]  # others wait to be recorded
             else:
-                due.append(one)
-        return sorted(due, key=lambda one: (-one.claimant.request.priority, one.not_before, one.claimant.uid))
+                self.postpone_preemption(equal)
 
-    def look_again(self, one: Fragmented) -> None:
-        """Victims are looked for now; it is not due again for a while."""
-        one.not_before = self._clock.now() + _LOOK_AGAIN_SECONDS
-
-    def forget_fragmented(self) -> None:
+    def forget_preemptions(self) -> None:
         """Another extender decides from now on."""
-        for row in self._pods.values():
-            row.fragmented = None
+        self._preempting.clear()
 
     # Everything below is what they are made of.
 

@@ -38,6 +38,11 @@ class Placed(Struct, frozen=True, gc=False):
     def ref(self) -> PodRef:
         return PodRef(self.uid, self.namespace, self.name)
 
+    @property
+    def holds_cards(self) -> bool:
+        """Whether its annotations say that it holds cards or devices."""
+        return False
+
 
 class NodeRecord(NamedTuple):
     """A Node: what it has for pods, whether further pods may be put on it, and its labels and taints. `offers`: False

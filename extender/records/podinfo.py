@@ -49,6 +49,10 @@ class PodRecord(Placed, frozen=True, gc=False):
     mps_client: MpsClient = COMMON
     unplaced: bool = False
 
+    @property
+    def holds_cards(self) -> bool:
+        return self.assignment is not None
+
 
 class WaitingRecord(PodRecord, frozen=True, gc=False):
     """Such a pod that has no node yet.

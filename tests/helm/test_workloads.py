@@ -21,7 +21,6 @@ EVERYTHING = (
     "nodes.simulatedCards=/srv/cards/a.yaml",
     "webhook.runtimeClass=nvidia",
     "extender.maxClients=9",
-    "extender.preemptFragmented=true",
     "deviceplugin.devices[0].kind=rdma",
 )
 COMMANDS: dict[str, click.Command] = {

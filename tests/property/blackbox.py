@@ -52,7 +52,7 @@ SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
     hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0, gang_seconds_limit=300.0,
     gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0,
-    preempt_fragmented=False, ghost_seconds=30.0, lease_namespace="cardwise-system", lease_name="extender",
+    ghost_seconds=30.0, lease_namespace="cardwise-system", lease_name="extender",
     lease_duration=DURATION, no_lease=False,
 )  # fmt: skip
 

@@ -38,7 +38,6 @@ settings_of_extenders = st.sampled_from(
     [
         {},
         {"bind_deadline": 60.0},
-        {"bind_deadline": 60.0, "preempt_fragmented": True},
         {"bind_deadline": 60.0, "nominate_ahead": "always"},
         {"one_best_node": False, "policy": "spread"},
     ]

@@ -71,7 +71,16 @@ def place_on(
 
 def exceeded(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.Entry]:
     """The entries of quotas that leave no room for the placement."""
-    charges = [(ledger.kind(placement.node, share), quotas.charge(share)) for share in placement.assignment.shares()]
+    return exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
+
+
+def exceeded_together(
+    ledger: Ledger, placed: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
+) -> list[quotas.Entry]:
+    """As `exceeded`, for several assignments of one namespace, by node."""
+    charges = [
+        (ledger.kind(node, share), quotas.charge(share)) for node, assignment in placed for share in assignment.shares()
+    ]
     return [
         one.entry
         for one in headroom

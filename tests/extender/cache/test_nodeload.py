@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import STEADY, NodeLoads
 from extender.records import nodeinfo, podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.podinfo import PodRecord
 
 GIB = 1 << 30
 
@@ -154,3 +156,43 @@ def test_a_node_without_slots_offers_nothing():
     assert made.offers("n")
     assert list(made.names()) == ["n"]
     assert made.offers("never seen")
+
+
+def victim(node: str, priority: int, **more: bool) -> PodRecord:
+    """A pod that holds cards."""
+    return PodRecord(node, uid="u", priority=priority, assignment=Assignment({}), **more)
+
+
+def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards_have_victims():
+    loads, nodes = NodeLoads(), {"n1", "n2", "n3"}
+    assert loads.with_victims(nodes, 10) == set()
+    loads.set_pod("a", victim("n1", 5))
+    loads.set_pod("b", victim("n2", 10))
+    loads.set_pod("c", Placed("n3", priority=5))
+    assert loads.with_victims(nodes, 10) == {"n1"}
+    assert loads.with_victims(nodes, 11) == {"n1", "n2"}
+    assert loads.with_victims(nodes, 5) == set()
+    assert [loads.has_victims(priority) for priority in (5, 6)] == [False, True]
+
+
+@pytest.mark.parametrize("how", ["going", "fixed", "grouped"])
+def test_a_pod_that_cannot_be_evicted_any_more_is_no_victim(how):
+    loads = NodeLoads()
+    loads.set_pod("a", victim("n1", 5))
+    loads.set_pod("a", victim("n1", 5, **{how: True}))
+    assert loads.with_victims({"n1"}, 10) == set()
+    assert loads.with_going({"n1", "n2"}) == ({"n1"} if how == "going" else set())
+    loads.set_pod("a", victim("n1", 5))
+    assert loads.with_victims({"n1"}, 10) == {"n1"}
+
+
+def test_victims_are_counted_where_they_are_now():
+    loads = NodeLoads()
+    loads.set_pod("a", victim("n1", 5))
+    loads.set_pod("b", victim("n1", 5))
+    loads.set_pod("a", victim("n2", 5))
+    loads.remove_pod("b")
+    assert loads.with_victims({"n1", "n2"}, 10) == {"n2"}
+    loads.remove_pod("a")
+    assert loads.with_victims({"n1", "n2"}, 10) == set()
+    assert not loads.has_victims(10)

@@ -19,7 +19,7 @@ from extender.gangs.gangplaces import GangPlaces
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, as_card, bound, looks_slowly, resource
+from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, resource
 
 LOW, HIGH = 0, 1000
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
@@ -507,3 +507,13 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
     found, happened = answer(between=True)
     assume(happened)
     assert found == answer(between=False)[0]
+
+
+def test_no_pod_goes_for_a_gang_that_would_exceed_its_quota_as_a_whole():
+    """Each member alone would not."""
+    world = Full(n1=[LOW, LOW], n2=[LOW, LOW])
+    world.state.set_quota(*as_quota({"cards": 2}))  # it counts whole cards, and the others have shares
+    assert [world.asks(name) for name in gang(world, 3)] == [{}, {}, {}]
+    world.state.set_quota(*as_quota({"cards": 3}))
+    gone = [victim for name in ("g0", "g1", "g2") for victim in world.preempts(name)]
+    assert len(gone) == 3

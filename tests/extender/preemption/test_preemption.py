@@ -33,7 +33,7 @@ from tests.fakes.clock import FakeClock
 
 HALF = P100 // 2
 LOW, MIDDLE, HIGH = 0, 100, 1000
-PREFERENCES = Preferences(policy="binpack", one_best_node=True, preempt_fragmented=True)
+PREFERENCES = Preferences(policy="binpack", one_best_node=True)
 
 
 class World:
@@ -57,15 +57,14 @@ class World:
         self,
         name: str,
         mem: int,
-        card: int,
-        *,
+        *cards: int,
         node: str = "n1",
         priority: int = LOW,
         app: str = "",
         group: str = "",
         **more,
     ):
-        made = bound(name, mem, card, node=node, **more)
+        made = bound(name, mem, *cards, node=node, **more)
         if group:
             made["spec"]["schedulingGroup"] = {"podGroupName": group}
         made["spec"]["priority"] = priority
@@ -94,7 +93,7 @@ class World:
         self.state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
 
     def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **more) -> dict:
-        made = asking(name, gpu_mem=mem, **more)
+        made = asking(name, **({"gpu_mem": mem} if mem else {}), **more)
         made["spec"]["priority"] = priority
         return made
 
@@ -815,9 +814,13 @@ class Scene:
     """Both cards have a small pod of low priority; a pod that needs a whole card was refused."""
 
     def __init__(self, **more) -> None:
-        self.world = World()
+        self.begin(World(), **more)
         self.world.runs("a", HALF, 0)
         self.world.runs("b", HALF, 1)
+
+    def begin(self, world: World, **more) -> None:
+        """The pod waits, and nothing runs yet."""
+        self.world = world
         self.wanted = self.world.tell(self.world.wants("p", **more))
         self.api, self.events, self.leads = self.world.api, Events(), True
         self.api.before(self._only_of_its_uid, "create", times=math.inf)
@@ -979,7 +982,7 @@ def test_who_begins_to_end_since_the_first_look_is_waited_for():
     scene.meanwhile = lambda: scene.world.ends("a")
     assert scene.world.filter(scene.wanted, *scene.nodes) == []
     scene.world.clock.advance(4.0)
-    assert scene.world.state.preemption.next_eviction() is None, "an eviction of nobody"
+    assert scene.world.state.preemption.next_evictions() == [], "an eviction of nobody"
 
 
 def test_who_has_come_to_the_best_node_since_it_was_looked_at_is_seen():
@@ -1025,7 +1028,7 @@ def test_not_any_more_once_the_pod_is_nominated_elsewhere(scene):
     assert scene.world.filter(scene.wanted) == []
     scene.world.clock.advance(4.0)
     preemption = scene.world.state.preemption
-    eviction = preemption.next_eviction()
+    (eviction,) = preemption.next_evictions()
     (victim,) = eviction.victims
     assert preemption.wanted(eviction, victim.uid)
     scene.world.nominate(scene.wanted, "n2")
@@ -1103,7 +1106,7 @@ def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends
     for wanted in (scene.wanted, scene.world.tell(scene.world.wants("q"))):
         assert scene.world.filter(wanted) == []
     scene.world.clock.advance(4.0)
-    evictions = [scene.world.state.preemption.next_eviction() for _ in range(2)]
+    evictions = [each for _ in range(2) for each in scene.world.state.preemption.next_evictions()]
     assert sorted(victim.name for each in evictions for victim in each.victims) == ["a", "b"]
 
 
@@ -1163,7 +1166,7 @@ def test_where_the_pod_was_nominated_since_stays_kept_when_the_extenders_own_evi
     preemption = scene.world.state.preemption
     assert scene.world.filter(scene.wanted) == []
     scene.world.clock.advance(4.0)
-    eviction = preemption.next_eviction()
+    (eviction,) = preemption.next_evictions()
     scene.world.nominate(scene.wanted, "n2")
     preemption.given_up(eviction, [], 60.0)
     assert scene.world.state._nominated.unknown() == ["n2"]

@@ -14,7 +14,7 @@ from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Space, flags, inspect, kill9, outlive_lease, prioritize, workload
+from tests.integration.sharing import Space, inspect, kill9, outlive_lease, prioritize, workload
 
 pytestmark = [pytest.mark.cluster("sim")]
 
@@ -142,38 +142,81 @@ def test_a_disruption_budget_is_respected(space: Space) -> None:
     assert there(space) == spared | {held[other][1], "first"}
 
 
-def passes(space: Space) -> None:
-    """A pod that comes and goes makes kube-scheduler try those that wait again."""
-    space.put(one("passing", 100, "low"))
-    space.delete("passing")
-    space.gone("passing")
-
-
-def test_only_with_the_setting_one_pod_goes_where_only_cards_are_short(cluster: Cluster, space: Space) -> None:
+def test_one_pod_goes_where_only_cards_are_short(space: Space) -> None:
     """Each card has a pod of more than a half: what is left would do in sum, and on no card of its own."""
     for i in range(NODES * CARDS):
         space.put(one(f"low{i}", HALF + 1, "low"))
     everybody = there(space)
-    space.create(one("next", HALF + 1, "low"))
-    space.create(one("first", HALF + 1, "high"))
-    for name in ("next", "first"):
+    # A pod that may not preempt waits, though it was refused before one that other pods go for.
+    for name, priority in (("next", "low"), ("meek", "never")):
+        space.create(one(name, HALF + 1, priority))
         space.refused(name, "Insufficient GPU Memory in one device")
-    for _ in range(3):
-        passes(space)
-    assert there(space) == everybody
-    with flags(cluster, "extender", "--preempt-fragmented"):
-        passes(space)
-        space.placed("first")
-        (victim,) = everybody - there(space)
-        space.wait(lambda: "Preempted: " in space.reasons(victim), "the victim is told why")
-        space.wait(lambda: "Preempting: " in space.reasons("first"), "so is who it went for")
-        # Who may not preempt waits, though it was refused before one for whom another pod goes.
-        space.create(one("meek", HALF + 1, "never"))
-        space.refused("meek", "Insufficient GPU Memory in one device")
-        space.create(one("second", HALF + 1, "high"))
-        space.placed("second")
-        assert len(everybody - there(space)) == 2
-        assert {"first", "second"} == there(space) - everybody
+    space.put(one("first", HALF + 1, "high"))
+    (victim,) = everybody - there(space)
+    space.wait(lambda: "Preempted: " in space.reasons(victim), "an event tells it on the victim")
+    space.wait(lambda: "Preempting: " in space.reasons("first"), "and on the pod that it went for")
+    space.put(one("second", HALF + 1, "high"))
+    assert len(everybody - there(space)) == 2
+    assert {"first", "second"} == there(space) - everybody
+
+
+def of_kind(name: str, kind: str, priority: str, **annotations: str) -> Json:
+    """A pod that asks for a whole card, for a share of one, or for a share of two cards."""
+    resources = {
+        "whole": {"gpu_count": 1},
+        "share": {"gpu_mem": HALF + 1},
+        "small": {"gpu_mem": 1000},
+        "split": {"gpu_mem": 2 * HALF + 2, "gpu_count": CARDS},
+    }[kind]
+    annotations |= {names.POLICY: "spread"}
+    return workload(name, **resources, spec={"priorityClassName": priority}, annotations=annotations)
+
+
+KINDS = [
+    # A kind, how many pods of it fill both nodes, the kind that preempts, how many go for one pod of that.
+    ("whole", 4, "share", 1),
+    ("whole", 4, "split", 2),
+    ("small", 4, "whole", 1),
+    ("split", 2, "whole", 1),
+    ("split", 2, "share", 1),
+]
+
+
+@pytest.mark.parametrize(("low", "count", "high", "victims"), KINDS)
+def test_a_pod_of_high_priority_gets_a_card_that_pods_of_another_kind_hold(
+    space: Space, low: str, count: int, high: str, victims: int
+) -> None:
+    """By kube-scheduler's sums nothing is short."""
+    for i in range(count):
+        space.put(of_kind(f"low{i}", low, "low"))
+    everybody = there(space)
+    space.create(of_kind("meek", high, "never"))
+    space.refused("meek", "Insufficient")
+    space.put(of_kind("first", high, "high"))
+    assert there(space) - everybody == {"first"}
+    assert len(everybody - there(space)) == victims
+
+
+@pytest.mark.parametrize(("low", "high"), [("whole", "share"), ("small", "whole")])
+def test_a_gang_of_high_priority_gets_cards_that_pods_of_another_kind_hold(space: Space, low: str, high: str) -> None:
+    for i in range(NODES * CARDS):
+        space.put(of_kind(f"low{i}", low, "low"))
+    everybody = there(space)
+    too_many = [of_kind(f"many{i}", high, "high", **{names.GROUP_NAME: "many", names.GROUP_NUM: "5"}) for i in range(5)]
+    for pod in too_many:
+        space.create(pod)
+    space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
+    space.put(of_kind("single", high, "high"))  # pods go for it, since the gang could not be complete
+    assert len(everybody - there(space)) == 1
+    space.delete("single", *(pod["metadata"]["name"] for pod in too_many))
+    space.gone("single", *(pod["metadata"]["name"] for pod in too_many))
+    space.put(of_kind("again", low, "low"))
+    everybody = there(space)
+    for i in range(3):
+        space.create(of_kind(f"g{i}", high, "high", **{names.GROUP_NAME: "g", names.GROUP_NUM: "3"}))
+    assert len({space.placed(f"g{i}") for i in range(3)}) == 3
+    assert there(space) - everybody == {"g0", "g1", "g2"}
+    assert len(everybody - there(space)) == 3
 
 
 @pytest.mark.parametrize(("how", "ends"), [("kill", "meanwhile"), ("freeze", "afterwards")])

@@ -1,0 +1,360 @@
+"""Preemption where kube-scheduler's sums have capacity and no card has: the extender itself evicts.
+
+Whole cards and shares are different resources for kube-scheduler, so for a pod of one kind it finds no victim of the
+other.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.request import Load
+from cardwise.kube import paths
+from cardwise.kube.pods.budgets import Budget, Condition
+from extender.preemption import preemption
+from extender.queue import schedulingqueue
+from extender.records.nodeinfo import NodeRecord
+from tests.build import shares
+from tests.extender import gangworlds
+from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
+from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
+
+WHOLE = {"mem": 0, "whole_gpu": 1}
+SHARE = {"mem": 9000}
+SPLIT = {"mem": 18_000, "annotations": {names.GPU_COUNTS: "main=2"}}
+
+
+def holds(mem: int, *cards: int, node: str = "n1") -> dict[str, str]:
+    """The annotations of a pod that holds so many MiB of each of these cards; all of its MiB: the whole card."""
+    held = [
+        replace(share, whole=mem == P100, core=100 if mem == P100 else 0) for share in shares(mem, *cards, node=node)
+    ]
+    return assignment.encode(Assignment({"0": tuple(held)}), assume_time_ns=1)
+
+
+class Shared(Scene):
+    """Two cards, and a pod of high priority that waits. `holders`: the MiB that each pod holds of both cards."""
+
+    def __init__(self, wanted: dict, holders: dict[str, tuple[int, int]], priority: int = LOW) -> None:
+        self.begin(World(), **wanted)
+        for name, held in holders.items():
+            cards = [card for card, mem in enumerate(held) if mem]
+            self.world.runs(name, max(held), *cards, priority=priority, annotations=holds(max(held), *cards))
+
+    def ends(self) -> list[str]:
+        """Victims end. Returns the nodes that the waiting pod gets then."""
+        for name in self.evicted():
+            self.world.gone(name)
+        return self.world.filter(self.wanted)
+
+
+KINDS = {
+    "a share against a pod of both cards": (SHARE, {"a": (P100, P100)}, 1),
+    "a share against whole cards": (SHARE, {"a": (P100, 0), "b": (0, P100)}, 1),
+    "a share against a split share": (SHARE, {"a": (9000, 9000)}, 1),
+    "a whole card against shares": (WHOLE, {"a": (1000, 0), "b": (0, 1000)}, 1),
+    "a whole card against a split share": (WHOLE, {"a": (1000, 1000)}, 1),
+    "two whole cards against shares": (WHOLE | {"whole_gpu": 2}, {"a": (1000, 0), "b": (0, 1000)}, 2),
+    "a split share against whole cards": (SPLIT, {"a": (P100, 0), "b": (0, P100)}, 2),
+    "a split share against a share": (SPLIT, {"a": (9000, 0)}, 1),
+    "a split share against a split share": (SPLIT, {"a": (9000, 9000)}, 1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_gets_the_cards_of_pods_of_lower_priority_of_any_kind(kind):
+    wanted, holders, victims = KINDS[kind]
+    scene = Shared(wanted, holders)
+    scene.rounds(3)
+    assert len(scene.evicted()) == victims
+    assert scene.ends() == ["n1"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pod_of_the_same_priority_goes_whatever_its_kind(kind):
+    wanted, holders, _ = KINDS[kind]
+    scene = Shared(wanted, holders, priority=HIGH)
+    scene.rounds(3)
+    assert scene.evicted() == []
+
+
+def test_of_pods_of_another_kind_the_one_of_the_lowest_priority_goes():
+    scene = Shared(SHARE, {})
+    scene.world.runs("middle", P100, 0, priority=MIDDLE, annotations=holds(P100, 0))
+    scene.world.runs("low", P100, 1, priority=LOW, annotations=holds(P100, 1))
+    scene.rounds(3)
+    assert scene.evicted() == ["low"]
+
+
+def test_a_pod_of_a_class_gets_only_a_card_of_that_class():
+    scene = Shared(WHOLE | {"resource_class": "fast"}, {"slow": (1000, 0), "fast": (0, 1000)})
+    scene.world.state.set_card(*as_card(resource(1, labels={"speed": "high"})))
+    scene.world.state.set_class(as_class(resource_class("fast", speed="high")))
+    scene.rounds(3)
+    assert scene.evicted() == ["fast"]
+
+
+def test_no_pod_goes_for_a_pod_that_is_over_its_quota():
+    scene = Shared(WHOLE | {"namespace": "team"}, {"a": (1000, 0), "b": (0, 1000)})
+    scene.world.state.set_quota(*as_quota({"cards": 0}, namespace="team"))
+    scene.rounds(3)
+    assert scene.evicted() == []
+
+
+def test_no_pod_goes_for_a_member_of_a_podgroup_of_kubernetes():
+    """kube-scheduler starts its members together or not at all, and asks no extender who must go for all of them."""
+    scene = Shared(SHARE, {"a": (P100, P100)})
+    scene.wanted["spec"]["schedulingGroup"] = {"podGroupName": "group"}
+    scene.world.tell(scene.wanted)
+    scene.rounds(3)
+    assert scene.evicted() == []
+
+
+class Gangs(gangworlds.World):
+    """Nodes of two cards. `holders`: by node the MiB that a pod of low priority holds of each card, 0: none."""
+
+    def __init__(self, **holders: tuple[int, int]) -> None:
+        super().__init__(dict.fromkeys(holders, 2))
+        for node, cards in holders.items():
+            for card, mem in enumerate(cards):
+                if mem:
+                    self.runs(f"{node}-{card}", mem, card, node)
+
+    def runs(self, name: str, mem: int, card: int, node: str, priority: int = LOW) -> None:
+        made = bound(name, mem, card, node=node, annotations=holds(mem, card, node=node))
+        made["spec"]["priority"] = priority
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+        made["metadata"]["labels"] = {"app": name}
+        self.create(made)
+
+    def gang(self, size: int, *, priority: int = HIGH, **resources: int) -> None:
+        members = (
+            gangworlds.member(f"g{i}", "g", size, gated=False, priority=priority, created=i, **resources)
+            for i in range(size)
+        )
+        self.create(*members)
+
+    def evicts(self, seconds: float = 4.0) -> list[str]:
+        """Victims of the next pod or gang that is due; they begin to end."""
+        self.run(1)
+        self.clock.advance(seconds)
+        evictions = self.state.preemption.next_evictions()
+        victims = sorted(victim.name for eviction in evictions for victim in eviction.victims)
+        for name in victims:
+            self.terminate(name)
+        return victims
+
+    def protect(self, name: str, allowed: int, *apps: str) -> None:
+        conditions = (Condition("app", "In", frozenset(apps)),)
+        self.state.preemption.set_budget(f"default/{name}", Budget("default", allowed, conditions))
+
+
+GANGS = {
+    "whole cards against shares": ({"whole_gpu": 1}, 1000),
+    "shares against whole cards": ({"gpu_mem": 9000}, P100),
+    "shares of more than half a card against such": ({"gpu_mem": 9000}, 9000),
+}
+
+
+@pytest.mark.parametrize("kind", GANGS)
+def test_a_gang_gets_the_cards_of_pods_of_lower_priority_of_any_kind(kind):
+    """All victims go at once, one for each member that lacks a card."""
+    resources, held = GANGS[kind]
+    world = Gangs(n1=(held, held), n2=(held, held))
+    world.gang(3, **resources)
+    victims = world.evicts()
+    assert len(victims) == 3
+    for _ in range(3):
+        assert world.evicts(20.0) == [], "the gang only has to wait"
+    world.delete(*victims)
+    world.run(3)
+    assert world.phase() == "Running"
+
+
+def test_what_is_free_is_kept_for_the_gang_while_its_victims_end():
+    world = Gangs(n1=(1000, 0), n2=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    victims = world.evicts()
+    assert len(victims) == 1
+    world.create(gangworlds.single("low", created=9, priority=LOW, whole_gpu=1))
+    world.run(2)
+    assert "low" not in world.bound()
+    world.delete(*victims)
+    world.run(3)
+    assert world.phase() == "Running"
+
+
+def test_no_pod_goes_for_a_gang_that_would_not_be_complete():
+    world = Gangs(n1=(1000, 1000))
+    world.gang(3, whole_gpu=1)
+    assert [world.evicts(), world.evicts(20.0)] == [[], []]
+
+
+def test_no_pod_goes_for_a_gang_of_the_same_priority():
+    world = Gangs(n1=(1000, 1000))
+    world.gang(2, priority=LOW, whole_gpu=1)
+    assert world.evicts() == []
+
+
+def test_no_pod_goes_for_a_gang_that_is_over_its_quota():
+    world = Gangs(n1=(1000, 1000))
+    world.state.set_quota(*as_quota({"cards": 1}))
+    world.gang(2, whole_gpu=1)
+    assert world.evicts() == []
+
+
+def test_no_pod_goes_for_a_gang_whose_members_may_not_preempt():
+    world = Gangs(n1=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    for name in ("g0", "g1"):
+        world.pods[name]["spec"]["preemptionPolicy"] = "Never"
+    assert world.evicts() == []
+
+
+def test_no_pod_goes_for_a_gang_if_all_victims_together_exceed_a_disruption_budget():
+    """Each of them alone could go."""
+    world = Gangs(n1=(1000, 1000))
+    world.protect("both", 1, "n1-0", "n1-1")
+    world.gang(2, whole_gpu=1)
+    assert world.evicts() == []
+    world.protect("both", 2, "n1-0", "n1-1")
+    assert world.evicts(20.0) == ["n1-0", "n1-1"]
+
+
+def test_a_gang_spares_pods_that_a_disruption_budget_protects():
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    world.protect("one", 0, "n1-0", "n2-1")
+    world.gang(2, whole_gpu=1)
+    assert world.evicts() == ["n1-1", "n2-0"]
+
+
+def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
+    world = Gangs(n1=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    world.run(1)
+    world.clock.advance(4.0)
+    evictions = world.state.preemption.next_evictions()
+    assert len(evictions) == 2
+    for eviction in evictions:
+        world.state.preemption.given_up(eviction, ["uid-n1-0"], 60.0)
+    world.create(gangworlds.single("low", created=9, priority=LOW, gpu_mem=1000))
+    world.run(2)
+    assert "low" in world.bound()
+
+
+# What the search costs.
+
+
+class Crowd(Scene):
+    """Pods of high priority that wait for cards of pods which no eviction frees: budgets protect them."""
+
+    def __init__(self, size: int) -> None:
+        self.begin(World(), **WHOLE)
+        for card, name in enumerate(("a", "b")):
+            self.world.runs(name, 1000, card)
+            self.world.budget(name, 0)
+        self.pods = [self.world.tell(self.world.wants(f"p{i}", **WHOLE)) for i in range(size)]
+        self.searched: list[str] = []
+        nominated = self.world.state._nominated
+        who_goes = nominated.who_goes
+
+        def searches(claimant, *args, **how):
+            self.searched.append(claimant.ref.name)
+            self.world.clock.worked += 0.2
+            return who_goes(claimant, *args, **how)
+
+        nominated.who_goes = searches
+
+    def refuses(self, *pods: dict) -> None:
+        for pod in pods:
+            assert self.world.filter(pod) == []
+
+
+def test_the_search_takes_a_tenth_of_the_time_at_most():
+    scene = Crowd(1)
+    other = scene.world.tell(scene.world.wants("other", mem=16_000))
+    scene.refuses(scene.wanted, other)
+    scene.world.clock.advance(4.0)
+    scene.evictions.step()
+    assert len(scene.searched) == 1
+    scene.world.clock.advance(1.5)
+    scene.evictions.step()
+    assert len(scene.searched) == 1, "the first took 0.2 s"
+    scene.world.clock.advance(1.0)
+    scene.evictions.step()
+    assert len(scene.searched) == 2
+
+
+def test_equal_pods_are_searched_for_once_and_then_those_of_lower_priority_have_their_turn():
+    scene = Crowd(20)
+    lower = scene.world.tell(scene.world.wants("lower", priority=MIDDLE, **WHOLE))
+    scene.refuses(*scene.pods, lower)
+    scene.world.clock.advance(4.0)
+    for _ in range(2):
+        scene.evictions.step()
+        scene.world.clock.advance(2.5)
+    assert len(scene.searched) == 2
+    assert scene.searched[-1] == "lower"
+
+
+def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
+    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 2)
+    scene = Crowd(0)
+    pods = [
+        scene.world.tell(scene.world.wants(f"q{i}", priority=HIGH if i else MIDDLE, mem=16_000 + i)) for i in range(4)
+    ]
+    scene.refuses(*pods)
+    scene.world.clock.advance(4.0)
+    for _ in range(4):
+        scene.evictions.step()
+        scene.world.clock.advance(2.5)
+    assert scene.searched == ["q1", "q2"]
+    scene.refuses(pods[3])
+    scene.world.clock.advance(4.0)
+    scene.evictions.step()
+    assert scene.searched[2:] == ["q3"], "a pod without victims has given way to the next"
+
+
+def test_of_many_nodes_some_are_searched_and_others_the_next_time(monkeypatch):
+    monkeypatch.setattr(preemption, "_MOST_NODES", 4)
+    scene = Crowd(0)
+    nodes = [f"m{i}" for i in range(40)]
+    for node in nodes:
+        scene.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
+        scene.world.state.set_card(*as_card(resource(0, node=node)))
+        scene.world.runs(f"on-{node}", 1000, 0, node=node, app="a")
+    searched = set[str]()
+    for _ in range(1000):
+        assert scene.world.filter(scene.wanted, *nodes) == []
+        with scene.world.state.queue() as queue:
+            scene.world.clock.advance(4.0)
+            (due,) = queue.due_preemptions()
+        assert len(due.nodes) == 4
+        searched.update(due.nodes)
+        if searched == set(nodes):
+            return
+    raise AssertionError(f"never searched: {set(nodes) - searched}")
+
+
+def test_among_many_nodes_those_are_searched_where_the_pod_only_has_to_wait(monkeypatch):
+    """Whether the pod that goes there is to be seen, or its object has vanished already."""
+    monkeypatch.setattr(preemption, "_MOST_NODES", 4)
+    monkeypatch.setattr(preemption, "_ENOUGH", 1)
+    for vanishes in (False, True):
+        scene = Shared(WHOLE, {"a": (1000, 0), "b": (0, 1000)})
+        nodes = ["n1", *(f"m{i}" for i in range(20))]
+        for node in nodes[1:]:
+            scene.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
+            scene.world.state.set_card(*as_card(resource(0, node=node)))
+            scene.world.runs(f"on-{node}", 1000, 0, node=node)
+        scene.world.runs("c", 1000, 0, priority=HIGH)
+        if vanishes:
+            scene.world.state.remove_pod(as_pod(scene.api.get(paths.pods("default", "b"))))
+        else:
+            scene.world.ends("b")
+        for _ in range(20):
+            assert scene.world.filter(scene.wanted, *nodes) == []
+            scene.world.clock.advance(0.2)
+        assert scene.world.state.preemption.next_evictions() == []
