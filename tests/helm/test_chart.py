@@ -1,10 +1,14 @@
 """The chart, rendered by the real Helm: its names are those of core/api/names.py, and bad values are refused."""
 
 import re
+import shutil
 import subprocess
+from pathlib import Path
+
+import yaml
 
 from cardwise.core.api import names
-from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, text
+from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, template, text
 from webhook.server import sizes
 
 KNOWN = {
@@ -88,3 +92,23 @@ def test_each_policy_is_bound_and_switched_together(render: Render) -> None:
 def test_the_defaults_pass_lint(helm: str) -> None:
     done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_it_can_be_an_optional_dependency_of_another_chart(helm: str, tmp_path: Path) -> None:
+    """By the usual condition NAME.enabled, which Helm hands on as a value of this chart."""
+    (tmp_path / "charts").mkdir()
+    shutil.copytree(CHART, tmp_path / "charts" / "cardwise")
+    dependency = {"name": "cardwise", "version": "0.1.0", "condition": "cardwise.enabled"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "0.0.1", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    command = [helm, "template", "platform", str(tmp_path), "--namespace", names.NAMESPACE, "--kube-version", "1.34.0"]
+    values = {"enabled": True, "image": {"repository": "cardwise"}, "scheduler": {"mode": "manual"}}
+    for enabled in (True, False):
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump({"global": {}, "cardwise": values | {"enabled": enabled}}))
+        rendered = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert rendered.returncode == 0, rendered.stderr
+        assert ("kind: Deployment" in rendered.stdout) == enabled
+
+
+def test_alone_it_cannot_be_disabled_as_a_whole(helm: str) -> None:
+    assert "enabled: it is for the condition cardwise.enabled" in template(helm, "enabled=false").stderr

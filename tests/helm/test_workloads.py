@@ -398,3 +398,27 @@ def test_values_that_contradict_each_other_are_refused(helm: str, values: list[s
     done = template(helm, *values)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_pods_run_on_linux_only_also_where_an_admin_names_labels(render: Render) -> None:
+    """In a cluster with Windows nodes half of the pods would wait there for an image that cannot run."""
+    for sets in (
+        (),
+        ALL,
+        ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3"),
+        ("nodes.selector.pool=gpu", "webhook.nodeSelector.pool=cpu"),
+    ):
+        specs = workloads(render(*sets))
+        assert specs, sets
+        assert {name for name, spec in specs.items() if spec["nodeSelector"]["kubernetes.io/os"] != "linux"} == set()
+    assert specs["cardwise-deviceplugin"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
+    assert "affinity" not in specs["cardwise-deviceplugin"]
+    assert specs["cardwise-webhook"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "cpu"}
+
+
+def test_the_image_can_be_pinned_by_its_digest(render: Render) -> None:
+    digest = f"sha256:{'0a' * 32}"
+    objects = render(f"image.digest={digest}", "image.tag=v1", "mps.enabled=true")
+    images = {c["image"] for spec in workloads(objects).values() for c in spec["containers"]}
+    assert images == {f"cardwise@{digest}"}
+    assert f"--share-agent-image=cardwise@{digest}" in container(lambda *_: objects, "webhook")["args"]

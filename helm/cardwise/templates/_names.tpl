@@ -45,7 +45,7 @@ system:serviceaccount:{{ include "cardwise.namespace" .root }}:{{ .name }}
 
 {{/* The image of all parts. */}}
 {{- define "cardwise.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/* Users whose Bindings the webhook does not look at, as a JSON list. */}}

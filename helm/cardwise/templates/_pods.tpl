@@ -6,12 +6,15 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with .part.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with .part.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
+nodeSelector: {{- include "cardwise.pod.linux" .part.nodeSelector | nindent 2 }}
 {{- with .part.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* The labels `.` that a node must have, and that of Linux: a cluster may have Windows nodes, which cannot run our image. */}}
+{{- define "cardwise.pod.linux" -}}
+{{- merge (dict) (. | default dict) (dict "kubernetes.io/os" "linux") | toYaml }}
 {{- end }}
 
 {{/* Replicas on different nodes, where there are as many. */}}
@@ -30,11 +33,9 @@ affinity:
   {{- end }}
 {{- end }}
 
-{{/* Pods of the nodes with cards. */}}
+{{/* Pods of the nodes with cards; labels that an admin names instead come by nodeSelector ("cardwise.pod.common"). */}}
 {{- define "cardwise.pod.onNodes" -}}
-{{- with .Values.nodes.selector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- else }}
+{{- if not .Values.nodes.selector }}
 affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
