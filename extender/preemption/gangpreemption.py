@@ -59,17 +59,23 @@ class GangSearch:
     """The search for one answer: what was asked, and what one turn passes on to the next.
 
     `chosen`: kube-scheduler's own victims, by node. `found`: the victims there for this pod alone, as seen last.
+
+    `ours`: nodes where the extender itself evicts. There no disruption budget is exceeded, and the pods `refused` stay
+    (`NominatedPods.who_goes`). `asked`: kube-scheduler has asked for the pod, so it is to be put on none of these.
+
     `takes`: how many members are put where pods go before the gang is planned; 0: the next turn only asks whether
-    waiting is enough. `refused`: as in `NominatedPods.who_goes`; then no disruption budget may be exceeded.
+    waiting is enough.
     """
 
     claimant: WaitingPod
     policy: str
     chosen: Mapping[str, Collection[str]]
     found: dict[str, Victims]
+    ours: Collection[str]
+    refused: Collection[str]
+    asked: bool
     takes: int = 0
     tried: "_Tried | None" = None
-    refused: Collection[str] | None = None
 
 
 @dataclass(slots=True)
@@ -205,8 +211,8 @@ class GangPreemption:
         taken, looked = {put.node for put in tried.puts}, False
         for put in tried.puts:
             del unhelped[put.claimant.uid]
-        while tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
-            harm, node = heapq.heappop(tried.queue)
+        while (entry := _next(search, tried)) is not None:
+            harm, node = entry
             if node not in tried.now:
                 taker = search.claimant if tried.own is None else tried.fellows[0]
                 looked = True
@@ -242,16 +248,16 @@ class GangPreemption:
         """The victims on the node as it is now. `own`: members for which no pods go. `first`: no member has been put
         there yet.
         """
-        found = search.found
+        found, refused = search.found, search.refused if node in search.ours else None
         if first and taker is not search.claimant:
             # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
             seen = found[node]
-            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=search.refused)
+            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
             if rest is not None and not rest.uids:
                 return replace(seen, assignment=rest.assignment)
-        chosen = search.chosen[node] if first else ()
-        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own, refused=search.refused)
-        if victims is not None and victims.violations and search.refused is not None:
+        chosen = search.chosen.get(node, ()) if first else ()
+        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own, refused=refused)
+        if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
             del found[node]
@@ -306,6 +312,19 @@ class GangPreemption:
             self._loads.what_if(gone=gone, there=coming),
         ):
             yield
+
+
+def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int], str] | None:
+    """Takes the node out of the queue where the next member is put; None where no more are to be put."""
+    if tried.own is None and search.asked and search.ours:
+        entry = min((each for each in tried.queue if each[1] not in search.ours), default=None)
+        if entry is not None:
+            tried.queue.remove(entry)
+            heapq.heapify(tried.queue)
+        return entry
+    if tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
+        return heapq.heappop(tried.queue)
+    return None
 
 
 def _enough(search: GangSearch) -> set[str]:

@@ -103,19 +103,25 @@ class Preemption:
             if self._is_answered(claimant, policy, chosen):
                 return {}
             own = self._together.unhelped(claimant.uid)
+            # Nodes where the extender itself evicts for other members.
+            ours = set(self._queue.preemption_nodes(claimant.uid)) - chosen.keys() if member else set[str]()
         found: dict[str, Victims] = {}
         looks_until = until - _PLANNING if member else until
-        for node in sorted(chosen):
+        for node in (*sorted(chosen), *sorted(ours)):
             if self._clock.now() > looks_until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
-                victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
+                if node in ours:
+                    victims = self._unprotected(claimant, policy, node, own)
+                else:
+                    victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
                     found[node] = victims
         with self._lock:
             if not (member and self._together.concerns(claimant.uid)):
                 return self._answered(claimant, found)
-        return self._for_gang(GangSearch(claimant, policy, chosen, found), until)
+            search = GangSearch(claimant, policy, chosen, found, ours=ours, refused=self._refused, asked=True)
+        return self._for_gang(search, until)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
@@ -196,7 +202,7 @@ class Preemption:
                 uid = due.claimant.uid
                 if not self._queue.awaits_preemption_on(uid, (node,)) or self._is_helped(uid):
                     return []
-                victims = self._unprotected(due, node)
+                victims = self._unprotected(due.claimant, due.policy, node)
                 if victims is not None:
                     return [self._decided(due.claimant, node, victims)] if victims.uids else []
             give_way(self._clock)
@@ -210,7 +216,7 @@ class Preemption:
                 return []  # it is placed alone by now, and is refused again as a single pod
             unhelped = self._together.unhelped(uid)
         found = self._victims_by_node(due, unhelped)
-        search = GangSearch(due.claimant, due.policy, dict.fromkeys(found, ()), found, refused=self._refused)
+        search = GangSearch(due.claimant, due.policy, {}, found, ours=set(found), refused=self._refused, asked=False)
         until, more = self._clock.now() + _GANG_SECONDS, bool(found)
         while more and self._clock.now() <= until:
             with self._lock:
@@ -238,7 +244,7 @@ class Preemption:
                 until = self._clock.cpu() + TURN
                 while nodes and self._clock.cpu() < until and len(found) < enough:
                     node = nodes.popleft()
-                    victims = self._unprotected(due, node, own)
+                    victims = self._unprotected(due.claimant, due.policy, node, own)
                     if victims is not None:
                         found[node] = victims
             give_way(self._clock)
@@ -281,13 +287,13 @@ class Preemption:
         vanished = (row.node for row in self._cache.reservations.among(Phase.TERMINATING))
         return self._loads.with_going(nodes) | nodes.intersection(vanished)
 
-    def _unprotected(self, due: PendingPreemption, node: str, own: Collection[str] = ()) -> Victims | None:
+    def _unprotected(self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()) -> Victims | None:
         """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
         more: kube-scheduler does not ask about such a node.
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.who_goes(due.claimant, due.policy, node, own=own, refused=self._refused)
+        victims = self._nominated.who_goes(claimant, policy, node, own=own, refused=self._refused)
         return victims if victims is not None and not victims.violations else None
 
     def _decided_for_gang(self, due: PendingPreemption, together: Together) -> list[Eviction]:

@@ -376,6 +376,11 @@ class SchedulingQueue:
         pending = self._preempting.get(uid)
         return pending is not None and set(nodes) <= set(pending.nodes)
 
+    def preemption_nodes(self, uid: str) -> tuple[str, ...]:
+        """The nodes of `await_preemption`; none where the pod does not await any."""
+        pending = self._preempting.get(uid)
+        return pending.nodes if pending is not None else ()
+
     def due_preemptions(self) -> list[PendingPreemption]:
         """The pods to search victims for now, the highest priority first."""
         now = self._clock.now()

@@ -38,7 +38,7 @@ _OF_ONE_POD = (
 )
 _SHAPE = (
     "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "overhead", "priority", "schedulerName",
-    "runtimeClassName", "resources", "hostNetwork",
+    "runtimeClassName", "resources", "hostNetwork", "preemptionPolicy",
 )  # fmt: skip
 _CONTAINER_SHAPE = ("resources", "ports", "restartPolicy")
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"

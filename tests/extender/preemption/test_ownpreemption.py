@@ -18,6 +18,7 @@ from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.build import shares
 from tests.extender import gangworlds
+from tests.extender.preemption.test_gangpreemption import Full, gang
 from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
 from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
 
@@ -358,3 +359,64 @@ def test_among_many_nodes_those_are_searched_where_the_pod_only_has_to_wait(monk
             assert scene.world.filter(scene.wanted, *nodes) == []
             scene.world.clock.advance(0.2)
         assert scene.world.state.preemption.next_evictions() == []
+
+
+# With kube-scheduler beside it.
+
+
+class Mixed(Full):
+    """Nodes of two cards, full of whole cards or with shares on each, and a kube-scheduler that counts only the whole
+    cards of a node: it preempts on the former alone.
+    """
+
+    def __init__(self, *, whole: tuple[str, ...], shared: tuple[str, ...]) -> None:
+        super().__init__(**{node: [LOW, LOW] for node in whole}, **{node: [None, None] for node in shared})
+        self.shared = shared
+        for node in shared:
+            for card in range(2):
+                made = bound(f"{node}-{card}", 1000, card, node=node, annotations=holds(1000, card, node=node))
+                made["spec"]["priority"] = LOW
+                made["metadata"]["labels"] = {"place": f"{node}-{card}"}
+                made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+                self.pods[f"{node}-{card}"] = made
+                self.tell(made)
+
+    def offered(self, pod: dict) -> list[str]:
+        found = super().offered(pod)
+        return found if self.only else sorted({*found, *self.shared})
+
+
+def test_a_gang_gets_cards_of_nodes_where_kube_scheduler_preempts_and_of_others():
+    world = Mixed(whole=("n1",), shared=("n2",))
+    names_of = gang(world, 4)
+    gone = [victim for name in names_of for victim in world.preempts(name)]
+    assert sorted(gone) == ["n1-0", "n1-1"], "where kube-scheduler counts a shortage, it evicts"
+    world.clock.advance(4.0)
+    assert world.own() == ["n2-0", "n2-1"]
+    world.clock.advance(1.0)
+    assert [world.preempts(name) for name in names_of] == [[], [], [], []]
+    world.ended()
+    world.run(3)
+    assert world.phase("g") == "Running"
+
+
+def test_no_pod_goes_for_a_gang_that_lacks_cards_on_nodes_of_both_kinds_and_would_not_be_complete():
+    world = Mixed(whole=("n1",), shared=("n2",))
+    assert [world.asks(name) for name in gang(world, 5)] == [{}] * 5
+    world.clock.advance(4.0)
+    assert world.own() == []
+
+
+def test_a_budget_on_a_node_where_the_extender_would_evict_spares_pods_where_kube_scheduler_would():
+    world = Mixed(whole=("n1",), shared=("n2",))
+    condition = (Condition("place", "In", frozenset({"n2-1"})),)
+    world.state.preemption.set_budget("default/one", Budget("default", 0, condition))
+    assert [world.asks(name) for name in gang(world, 4)] == [{}] * 4
+
+
+def test_no_pod_goes_for_a_member_that_may_not_preempt():
+    world = Gangs(n1=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    world.pods["g1"]["spec"]["preemptionPolicy"] = "Never"
+    world.tell(world.pods["g1"])
+    assert [world.evicts(), world.evicts(20.0)] == [[], []]
