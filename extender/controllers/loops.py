@@ -46,7 +46,8 @@ FAILURES = Counter(
 
 class Loops:
     """Start it in the process that serves. One thread for each argument, named after it, which runs the steps again and
-    again. PodGroups have one of their own, since a tenant can make these slow to write.
+    again. PodGroups have one of their own, since a tenant can make these slow to write; so has preemption, since the
+    victims of a big gang are hundreds of calls, and pods that have no card or another's are not to wait for them.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Loops:
         podgroups: Sequence[Step] = (),
         gangs: GangController | None = None,
         evictions: Sequence[Step] = (),
+        preemption: Sequence[Step] = (),
         nominating: AheadWriter | None = None,
         workload: Sequence[Step] = (),
         leadership: Leadership | None = None,
@@ -80,6 +82,7 @@ class Loops:
             "statuses": (_TELL_SECONDS, statuses),
             "podgroups": (_TELL_SECONDS, podgroups),
             "evictions": (_STEP_SECONDS, evictions),
+            "preemption": (_STEP_SECONDS, preemption),
             "workload": (_STEP_SECONDS, workload),
             "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
             "nominating": (_AHEAD_SECONDS, [nominating.step] if nominating is not None else []),

@@ -97,6 +97,17 @@ def test_a_pod_of_a_class_gets_only_a_card_of_that_class():
     assert scene.evicted() == ["fast"]
 
 
+def test_a_pod_gets_the_sms_of_one_card_though_both_cards_together_have_them():
+    scene = Shared({"mem": 1000, "gpu_core": 60}, {})
+    for card, name in enumerate(("a", "b")):
+        held = Assignment({"0": shares(1000, card, core=60)})
+        annotations = assignment.encode(held, assume_time_ns=1)
+        scene.world.runs(name, 1000, card, annotations=annotations)
+    scene.rounds(3)
+    assert len(scene.evicted()) == 1
+    assert scene.ends() == ["n1"]
+
+
 def test_no_pod_goes_for_a_pod_that_is_over_its_quota():
     scene = Shared(WHOLE | {"namespace": "team"}, {"a": (1000, 0), "b": (0, 1000)})
     scene.world.state.set_quota(*as_quota({"cards": 0}, namespace="team"))
