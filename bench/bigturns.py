@@ -87,6 +87,31 @@ def _preempting(size: int) -> Callable[[State, list[str], int], None]:
     return one
 
 
+def _evicting(size: int) -> Callable[[State, list[str], int], None]:
+    """The extender itself finds the victims for a pod, or for a gang, that needs a node for each member: by
+    kube-scheduler's sums nothing is short.
+    """
+
+    def one(state: State, everywhere: list[str], run: int) -> None:
+        made = [_member(f"gang-{run}", i, size, {names.WHOLE_GPU: "8"}) for i in range(size)]
+        for each in made:
+            each["spec"]["priority"] = 1000
+            if size == 1:
+                each["metadata"] |= {"labels": {}, "annotations": {}}
+        records = _come(state, made)
+        for each in made:
+            args = wire.FilterArgs(pod=each, node_names=list(everywhere))
+            verbs.filter_nodes(state, Preferences(policy="binpack", one_best_node=True), args)
+        state._clock.sleep(4.0)  # noqa: SLF001 - it moves time only; a pod waits so long before others go for it
+        evictions = state.preemption.next_evictions()
+        if len(evictions) != size:
+            raise RuntimeError(f"{len(evictions)} evictions, not {size}")
+        for record in records:
+            state.remove_pod(record)
+
+    return one
+
+
 def _on_a_full_node(state: State, _everywhere: list[str], run: int) -> None:
     """kube-scheduler asks who is to go from one node of 8 cards and 110 pods: of six priorities, most of them under one
     of many disruption budgets, some under two. What the pods ask is drawn: cards and shares, cpu, memory.
@@ -162,6 +187,8 @@ SITUATIONS: dict[str, Callable[[State, list[str], int], None]] = {
     "a gang of 16 sizes under a quota": _gangs(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, LIMITED),
     "a gang of 100 equal shares under a quota": _gangs(100, lambda _: {names.GPU_MEM: "2048"}, LIMITED),
     **{f"preemption for a gang of {size}, a node each": _preempting(size) for size in (8, 32, 100)},
+    "the extender preempts for a pod": _evicting(1),
+    **{f"the extender preempts for a gang of {size}, a node each": _evicting(size) for size in (8, 32)},
     f"beside {NOMINATED} nominated pods": _beside_nominated,
     f"preemption on a node of {CARDS} cards and {PODS} pods": _on_a_full_node,
 }

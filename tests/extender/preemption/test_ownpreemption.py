@@ -4,6 +4,7 @@ Whole cards and shares are different resources for kube-scheduler, so for a pod 
 other.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from tests.extender import gangworlds
 from tests.extender.preemption.test_gangpreemption import Full, gang
 from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
 from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
+from tests.fakes.apiserver import Fault
 
 WHOLE = {"mem": 0, "whole_gpu": 1}
 SHARE = {"mem": 9000}
@@ -431,3 +433,46 @@ def test_no_pod_goes_for_a_member_that_may_not_preempt():
     world.pods["g1"]["spec"]["preemptionPolicy"] = "Never"
     world.tell(world.pods["g1"])
     assert [world.evicts(), world.evicts(20.0)] == [[], []]
+
+
+class GangScene(Scene):
+    """A card for each of two pods of low priority, and a gang that needs both."""
+
+    def __init__(self) -> None:
+        self.begin(World())
+        self.world.state.remove_pod(as_pod(self.wanted))
+        self.api.remove(paths.pods("default", "p"))
+        for card, name in enumerate(("a", "b")):
+            self.world.runs(name, 1000, card)
+        self.members = [
+            self.world.tell(gangworlds.member(f"g{i}", "g", 2, gated=False, priority=HIGH, whole_gpu=1))
+            for i in range(2)
+        ]
+
+    def gang_rounds(self, count: int) -> None:
+        for _ in range(count):
+            for member in self.members:
+                assert self.world.filter(member) == []
+            self.world.clock.advance(4.0)
+            self.world.state.tick()
+            self.evictions.step()
+            for event in self._fresh():
+                self.world.state.set_pod(as_pod(event["object"]))
+
+
+def test_all_victims_of_a_gang_are_evicted_in_one_round_and_events_tell_which_member_each_went_for():
+    scene = GangScene()
+    scene.gang_rounds(2)
+    assert sorted(scene.evicted()) == ["a", "b"]
+    assert sorted(scene.events.told) == [
+        ("a", "Preempted"), ("b", "Preempted"), ("g0", "Preempting"), ("g1", "Preempting")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_if_the_api_server_refuses_one_victim_of_a_gang_none_is_evicted(victim):
+    scene = GangScene()
+    scene.api.fault(Fault(status=429), "create", paths.pods("default", victim, "eviction"), times=math.inf)
+    scene.gang_rounds(10)
+    assert scene.evicted() == []
+    assert scene.world.filter(scene.world.wants("low", 1000, priority=LOW)) == ["n1"], "nothing is kept"
