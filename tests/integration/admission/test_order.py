@@ -2,7 +2,7 @@
 whatever their names, or refused with what happened. docs/design/0030-order-of-webhooks.md.
 """
 
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -14,7 +14,6 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster
-from tests.cluster.processes import PATIENCE
 from tests.integration.admission.injector import LABELS, Change, Injector
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, deployment, wait_for_classes, workload
@@ -218,25 +217,33 @@ def test_a_pod_that_nobody_changes_comes_once(space: Space) -> None:
         workload("beside", [container("other"), container("main", gpu_mem=64)]),
     ]
     for pod in made:
-        before = reviews(space.cluster)
-        dry(space, pod)
-        assert reviews(space.cluster) - before == 1, pod["metadata"]["name"]
+        assert asked(space, pod) == {"pods.cardwise.dev": 1}, pod["metadata"]["name"]
+    assert asked(space, workload("plain")) == {}, "a pod that asks for nothing comes never"
+
+
+def asked(space: Space, pod: Json) -> dict[str, int]:
+    """How often the API server asks each of our mutating entries about the pod."""
     before = reviews(space.cluster)
-    dry(space, workload("plain"))
-    assert reviews(space.cluster) == before, "a pod that asks for nothing comes never"
+    dry(space, pod)
+    return dict(reviews(space.cluster) - before)
 
 
-def reviews(cluster: Cluster) -> float:
-    """How many the webhook has had to change something."""
-    port = cluster.parts.metrics_port("webhook")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    return sum(
-        sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "cardwise_webhook_reviews_total" and sample.labels["path"].startswith("/mutate")
-    )
+def reviews(cluster: Cluster) -> Counter[str]:
+    """How often the API server has asked each of our mutating entries for pods."""
+    families = text_string_to_metric_families(cluster.api.request("GET", "/metrics").decode())
+    found = Counter[str]()
+    for sample in (sample for family in families for sample in family.samples):
+        name = sample.labels.get("name", "")
+        if sample.name == "apiserver_admission_webhook_request_total" and sample.labels["type"] == "admit":
+            found[name] += int(sample.value) if name.startswith("pods") else 0
+    return found
+
+
+def test_what_others_add_costs_two_reviews_more_at_most(space: Space, injector: Injector) -> None:
+    """0030 says so."""
+    with injecting(space, injector, BETWEEN, adds_container(gpu_mem="512Mi")):
+        assert asked(space, workload("plain")) == {"pods-late.cardwise.dev": 1}
+        assert asked(space, workload("share", gpu_mem=64)) == {"pods.cardwise.dev": 2, "pods-late.cardwise.dev": 1}
 
 
 def test_pods_without_gpu_go_on_while_the_webhook_hangs_whoever_else_changes_them(
