@@ -42,6 +42,9 @@ class InvalidName(BadRequest):
     def __init__(self, message: str) -> None:
         super().__init__(400, "InvalidName", message)
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class Unauthorized(KubeError):
     """401: the credentials are missing or no longer valid."""

@@ -151,6 +151,24 @@ def test_a_command_that_changes_something_needs_its_own_role(command, denied, ro
     assert said.endswith(f"kubectl create clusterrolebinding {role} --clusterrole={role} --user=jane")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["gangs", "-n", "x/y"], "'x/y' is no name of an object of Kubernetes: it contains '/'"),
+        (["explain", "deploy/x%2f"], "'x%2f' is no name of an object of Kubernetes: it contains '%'"),
+        (["drain", "n),m/0"], "no object has the label cardwise.dev/node='n),m': it is no value of a label"),
+    ],
+)
+def test_what_can_be_no_name_is_told_in_a_line_and_nobody_is_asked(monkeypatch, words, says):
+    api = lists()
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
+    monkeypatch.setattr(sys, "argv", ["cardwise", *words])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == f"cardwise: {says}"
+    assert api.sent() == []
+
+
 def test_which_command_ran_is_known_to_who_tells_of_its_rights(monkeypatch):
     api = lists()
     api.forbid("extendedresources", "resourceclasses", "pods")
