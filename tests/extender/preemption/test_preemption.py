@@ -154,6 +154,24 @@ def full(world):
     return world
 
 
+def test_pods_of_the_former_name_of_a_node_are_no_victims():
+    """kube-scheduler knows them on another node, and nobody there would end them."""
+    world = World("n1")
+    world.state.set_node("former", NodeRecord(Load(64_000, 1 << 40, 100)))
+
+    def runs_on_former(name: str, card: int) -> None:
+        made = bound(name, P100, card)
+        made["spec"] |= {"nodeName": "former", "priority": LOW}
+        world.tell(made)
+
+    runs_on_former("old-0", 0)
+    world.runs("here", P100, 1)
+    assert world.preempt(world.wants("p"), n1=["here"]) == {"n1": ["here"]}
+    world.gone("here")
+    runs_on_former("old-1", 1)
+    assert world.preempt(world.wants("q"), n1=[]) == {}
+
+
 def test_those_who_free_one_card_go_and_not_the_schedulers_own(full):
     assert full.preempt(full.wants("p"), n1=["a0", "a1"]) in ({"n1": ["a0", "b0"]}, {"n1": ["a1", "b1"]})
 
