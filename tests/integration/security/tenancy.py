@@ -95,7 +95,7 @@ class Tenant:
 
     def of(self, kind: str, name: str = "", sub: str = "", base: str = "/api/v1") -> str:
         """The path of what lies in his namespace."""
-        return paths.namespaced(base, kind, self.space.name, name, sub)
+        return paths.namespaced(base, kind, self.space.name, *filter(None, [name, sub]))
 
     def held(self) -> dict[str, int]:
         """MiB that the extender says his pods hold, by card."""

@@ -35,10 +35,10 @@ class World:
     class_of_person: str
 
     def pod(self, name: str, sub: str = "") -> str:
-        return paths.pods(self.namespace, name, sub)
+        return paths.pods(self.namespace, name, *filter(None, [sub]))
 
     def group(self, name: str, sub: str = "") -> str:
-        return paths.podgroups(self.namespace, name, sub)
+        return paths.podgroups(self.namespace, name, *filter(None, [sub]))
 
 
 Act = Callable[[KubeClient, World], object]
