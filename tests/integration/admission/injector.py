@@ -72,6 +72,7 @@ class Injector:
             self._change = change
             yield
         finally:
+            self._change = lambda _: []  # the API server may call a moment longer, and may refuse what is changed
             cluster.api.delete(paths.mutatingwebhookconfigurations(name))
             cluster.wait(lambda: not self._called(probe), f"the API server calls {name} no more")
 
