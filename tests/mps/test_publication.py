@@ -107,7 +107,7 @@ def test_a_card_whose_object_cannot_be_written_does_not_keep_the_others_untold(c
     cluster.api.fault(Fault(status=403), "patch", f"{cluster.path()}/*", times=math.inf)
     cluster.say(0)
     cluster.say(1)
-    assert cluster.state(1) == "Ready"
+    assert cluster.settled().later().state(1) == "Ready"
     assert "403" in cluster.publication.problem
 
 
