@@ -396,6 +396,20 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     assert world.touch_due() is None
 
 
+def test_the_end_of_a_pod_of_the_former_name_of_a_node_frees_the_card_where_it_is(world, clock):
+    pod = bound("a", P100, 0)
+    pod["spec"]["nodeName"] = "former"
+    world.set_node("former")
+    world.changed_nodes()
+    world.set_pod(as_pod(pod))
+    assert world.changed_nodes() == {"former", "n1"}
+    refuse(world)
+    pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {ENDED: {}}}]}
+    world.set_pod(as_pod(pod))
+    assert world.changed_nodes() == {"former", "n1"}
+    assert world.touch_due() == "n1"
+
+
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
     clock.advance(31)

@@ -56,6 +56,9 @@ def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) 
         if holding is None or not holding.assignment.containers or not wanted(holding):
             continue
         why = _kept(pod, seen)
+        if ledger.nodes_of(holding) != {holding.node}:
+            # Nobody would end it there: the machine has come back under another name.
+            why = why or "have cards that another node reports now"
         asked = None
         try:
             asked = request.parse_mutated(pod)

@@ -230,7 +230,7 @@ class _Greedy:
         residents = []
         for holding in self._world.ledger.holdings(node.name):
             pod = self._movables.get(holding.uid)
-            fixed = pod is None or holding.uid in staying or holding.node != node.name
+            fixed = pod is None or holding.uid in staying
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.

@@ -187,6 +187,14 @@ def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
     assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "team").exit_code == 0
 
 
+def test_pods_of_the_former_name_of_a_node_stay(monkeypatch):
+    pods = three()
+    assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 0
+    pods[0]["spec"]["nodeName"] = "former"
+    shown = run(monkeypatch, cluster(*pods), "--free-cards", "1")
+    assert "have cards that another node reports now: 1" in shown.stdout
+
+
 def ruled(action: str, condition: str, *, codes: bool = True) -> dict:
     """A Job that does this about a pod that ends with this condition; `codes`: after a rule about exit codes."""
     on_codes = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
