@@ -190,8 +190,6 @@ def test_a_pod_of_high_priority_gets_a_card_that_pods_of_another_kind_hold(
     for i in range(count):
         space.put(of_kind(f"low{i}", low, "low"))
     everybody = there(space)
-    space.create(of_kind("meek", high, "never"))
-    space.refused("meek", "Insufficient")
     space.put(of_kind("first", high, "high"))
     assert there(space) - everybody == {"first"}
     assert len(everybody - there(space)) == victims
