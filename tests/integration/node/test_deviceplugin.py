@@ -76,14 +76,15 @@ class Hand:
             card["device"] = str(path)
         self.write_cards()
 
-    def start_plugin(self, environment: dict[str, str] | None = None) -> None:
+    def start_plugin(self, environment: dict[str, str] | None = None, *, name: str = NODE) -> None:
+        """`name`: of the machine's Node."""
         node = self.cluster.node(NODE)
         with node.slots_listed():
             self.cluster.process(PLUGIN).start(
                 [
                     str(Path(sys.executable).parent / "cardwise-deviceplugin"),
                     f"--kubeconfig={self.cluster.kubeconfig}",
-                    f"--node-name={NODE}",
+                    f"--node-name={name}",
                     f"--simulated-cards={self.folder / 'cards.yaml'}",
                     f"--kubelet-dir={node.kubelet_dir}",
                     f"--cdi-dir={node.cdi_dir}",
@@ -93,10 +94,10 @@ class Hand:
                 ],
                 environment,
             )
-        self.wait(lambda: self.allocatable() == "512", "share slots in the node's status")
+        self.wait(lambda: self.allocatable(name) == "512", "share slots in the node's status")
 
-    def allocatable(self) -> str:
-        node = self.cluster.api.get(paths.nodes(NODE))
+    def allocatable(self, name: str = NODE) -> str:
+        node = self.cluster.api.get(paths.nodes(name))
         return node["status"]["allocatable"].get(names.SHARE, "")
 
     def write_cards(self) -> None:
@@ -108,7 +109,17 @@ class Hand:
         found = Path(self.cards[index]["device"]).stat().st_rdev
         return os.major(found), os.minor(found)
 
-    def pod(self, name: str, index: int, mib: int, then: str = STAY, *, grace: int = 1, env: dict | None = None) -> str:
+    def pod(
+        self,
+        name: str,
+        index: int,
+        mib: int,
+        then: str = STAY,
+        *,
+        grace: int = 1,
+        env: dict | None = None,
+        node: str = NODE,
+    ) -> str:
         """Creates and binds; returns the UID."""
         other = self.number(1 - index)
         limits = {names.GPU_MEM: str(mib), names.SHARE: "1"}
@@ -141,7 +152,7 @@ class Hand:
                 "uid": uid,
                 "annotations": codec.encode(Assignment({"0": (share,)}), assume_time_ns=time.time_ns()),
             },
-            "target": {"kind": "Node", "name": NODE},
+            "target": {"kind": "Node", "name": node},
         }
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
         return uid
@@ -452,6 +463,45 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand, lost):
     hand.wait(lambda: hand.starts(claimant), "the claimant starts")
     assert [grant["podUid"] for grant in hand.grants()] == [claimant]
     hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
+
+
+def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods(hand):
+    """The pod of its former name stays in the API, Running, on a Node that nobody answers for."""
+    former = hand.pod("former", 0, P100)
+    hand.wait(lambda: hand.starts(former), "the container told")
+    again = f"{NODE}-again"
+    plugin, kubelet = hand.cluster.process(PLUGIN), hand.cluster.process(f"kubelet-{NODE}")
+    before = kubelet.noted
+    assert before is not None
+    changed = {"--hostname-override": again, "--kubeconfig": hand.cluster.kubeconfig}
+    command = [
+        f"{option}={changed.get(option, value)}" if value else option
+        for option, _, value in (word.partition("=") for word in before.command)
+    ]
+    try:
+        plugin.stop()
+        kubelet.stop()
+        kubelet.start(command, before.environment)
+        hand.wait(lambda: hand.cluster.api.get(paths.nodes(again)), "the Node of the new name")
+        for card in hand.cards:
+            hand.cluster.api.delete(paths.extendedresources(card["uuid"].lower()))
+        hand.start_plugin(name=again)
+        uid = hand.pod("latter", 0, P100, node=again)
+        hand.wait(lambda: hand.starts(uid), "a pod of the new name has the card")
+        assert "has 0" in hand.told(uid)
+        assert hand.space.get("former")["status"]["phase"] == "Running"
+        assert [grant["podUid"] for grant in hand.grants()] == [uid]
+        assert hand.status(0)["held"] == []
+    finally:
+        hand.delete("former", "latter", force=True)
+        plugin.stop()
+        kubelet.stop()
+        kubelet.start(before.command, before.environment)
+        hand.cluster.api.delete(paths.nodes(again))
+        for card in hand.cards:
+            with suppress(errors.NotFound):
+                hand.cluster.api.delete(paths.extendedresources(card["uuid"].lower()))
+        hand.start_plugin()
 
 
 def test_a_pod_that_nobody_placed_does_not_start(hand):
