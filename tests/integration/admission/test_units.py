@@ -115,8 +115,10 @@ def test_quotas_count_what_the_pods_get(space):
     assert "exceeded quota: cards" in said
     found = lambda: space.cluster.api.get(paths.gpuquotas(space.name, "held")).get("status", {})  # noqa: E731
     space.wait(lambda: "4096" in json.dumps(found()), "the GPUQuota counts MiB")
-    with pytest.raises(CommandFailed, match=r"means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"):
-        space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100u"}}}))
+    with pytest.raises(
+        CommandFailed, match=r"means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"
+    ):
+        space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100G"}}}))
 
 
 def used(space: Space) -> dict[str, str]:
