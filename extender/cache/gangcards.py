@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import NodeState
 
 _NOTHING: Mapping[str, list[Holding]] = {}
 
@@ -57,6 +58,16 @@ class GangCards:
     def on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
         """What is reserved on the node that the pod must leave."""
         return self._by_node[node] if node in self.nodes(rank, namespace, uid) else []
+
+    def node_with(self, name: str) -> NodeState | None:
+        """The node with what is reserved there: a copy."""
+        state = self._ledger.node(name)
+        if state is None:
+            return None
+        twin = state.copy()
+        for holding in self._by_node.get(name, ()):
+            twin.add(holding.assignment, holding.mps_client, 1)
+        return twin
 
     @contextmanager
     def reserved(self, nodes: Collection[str]) -> Iterator[None]:

@@ -186,15 +186,21 @@ class GangPlaces:
                 found = self._plan(members, self._terms(gang, now, draft, without=last))
             if isinstance(found, Planned):
                 return found
-            kept, reserved = self._taking(members, kept), self._taking(members, reserved)
-        # Of a reservation on so many nodes nothing is counted: its rest is left alone.
-        without = reserved if len(reserved) > MANY else ()
-        with self._nominated.kept(own, priority, kept), self._cache.gang_cards.reserved(reserved - set(without)):
+            kept = self._taking(members, kept)
+        counted, without = self._beside(members, reserved)
+        with self._nominated.kept(own, priority, kept), self._cache.gang_cards.reserved(counted):
             return self._plan(members, self._terms(gang, now, draft, without=without))
 
     def _reserved_from(self, gang: Gang) -> set[str]:
         """The nodes where cards are reserved for another gang, which this one must leave."""
         return set(self._cache.gang_cards.nodes(gang.rank(), gang.namespace))
+
+    def _beside(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
+        """Of nodes with a reservation: those of which the rest may be used, and those that are left alone, because to
+        count what is reserved on many takes longer than others may wait.
+        """
+        reserved = self._taking(members, reserved) if reserved else reserved
+        return (reserved, set()) if len(reserved) <= MANY else (set(), reserved)
 
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
         """A plan, if possible one in which nominated members get the nodes that kube-scheduler has named for them: it
@@ -240,9 +246,10 @@ class GangPlaces:
         """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
         if self._short(members)[0] is not None:
             return None
-        terms = self._terms(gang, now)
+        counted, without = self._beside(members, self._reserved_from(gang))
+        terms = self._terms(gang, now, without=without)
         offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
-        with self._cache.gang_cards.reserved(self._reserved_from(gang)):
+        with self._cache.gang_cards.reserved(counted):
             found = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return found if isinstance(found, Planned) else None
 

@@ -97,6 +97,8 @@ class GangReservation:
         self._results.clear()
         self._waits.clear()
         self._search = None
+        self._end()
+        self._cards.put(None)
 
     def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
         """Chooses the gang and its cards. `due`: the gangs that have waited too long. Returns whether something is not

@@ -226,7 +226,7 @@ class Pod:
 
     # What it is among others.
 
-    @property
+    @cached_property
     def rank(self) -> Rank:
         """Its place in the order of gangs: a single pod is a gang of one."""
         alone = Member(

@@ -344,30 +344,34 @@ def test_t76_a_gang_that_waits_for_cpu_keeps_no_card(tenant: Tenant) -> None:
 
     create(tenant, busy("busy"))
     tenant.space.running("busy")
-    with waiting_long(tenant, [busy(f"few-{i}") for i in range(2)]) as neighbour:
-        takes_all_but(neighbour, 0)
-    tenant.space.delete("busy")
+    try:
+        with waiting_long(tenant, [busy(f"few-{i}") for i in range(2)]) as neighbour:
+            takes_all_but(neighbour, 0)
+    finally:
+        tenant.space.delete("busy")
 
 
 @contextlib.contextmanager
 def waiting_long(tenant: Tenant, members: list[Json]) -> Iterator[Space]:
-    """A gang of these members, and one that has to wait for a neighbour's card, has cards reserved. Yields the
+    """A gang of these members, and two that have to wait for a neighbour's card, has cards reserved. Yields the
     neighbour's namespace.
     """
-    members = [*members, workload("whole", whole_gpu=2, node=OTHER)]
+    members = [*members, *(workload(f"many-{i}", gpu_mem=P100, node=OTHER) for i in range(2))]
     said = {names.GROUP_NAME: "long", names.GROUP_NUM: str(len(members)), names.QUEUE_PRIORITY: "999999999"}
     soon = ("--gang-reserve-seconds=0", "--gang-reserve-refusals=1")
     with Space(tenant.cluster, "neighbour") as neighbour, flags(tenant.cluster, "extender", *soon):
-        neighbour.create(workload("there", whole_gpu=1, node=OTHER))
+        neighbour.create(workload("there", gpu_mem=P100, node=OTHER))
         neighbour.running("there")
-        for one in members:
-            one["metadata"]["annotations"] |= said
-            create(tenant, one)
-        tenant.space.wait(lambda: "does not fit as a whole" in tenant.space.reasons("whole"), "the gang waits")
-        late = (f"late-{i}" for i in count())
-        tenant.space.wait(lambda: is_reserved(neighbour, next(late)), "what the neighbour leaves there is reserved")
-        yield neighbour
-        tenant.space.delete(*(one["metadata"]["name"] for one in members))
+        try:
+            for one in members:
+                one["metadata"]["annotations"] |= said
+                create(tenant, one)
+            tenant.space.wait(lambda: "does not fit as a whole" in tenant.space.reasons("few-0"), "the gang waits")
+            late = (f"late-{i}" for i in count())
+            tenant.space.wait(lambda: is_reserved(neighbour, next(late)), "what the neighbour leaves there is reserved")
+            yield neighbour
+        finally:
+            tenant.space.delete(*(one["metadata"]["name"] for one in members))
 
 
 def is_reserved(neighbour: Space, name: str) -> bool:
