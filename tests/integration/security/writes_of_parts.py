@@ -35,10 +35,12 @@ class World:
     class_of_person: str
 
     def pod(self, name: str, sub: str = "") -> str:
-        return paths.pods(self.namespace, name, *filter(None, [sub]))
+        """Its path; without a name that of all pods of the namespace."""
+        return paths.pods(self.namespace, *filter(None, [name, sub]))
 
     def group(self, name: str, sub: str = "") -> str:
-        return paths.podgroups(self.namespace, name, *filter(None, [sub]))
+        """As `pod`, of PodGroups."""
+        return paths.podgroups(self.namespace, *filter(None, [name, sub]))
 
 
 Act = Callable[[KubeClient, World], object]
