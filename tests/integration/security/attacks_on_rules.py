@@ -573,6 +573,11 @@ CARDWISE_ITSELF = (
         late=[By.EXTENDER],
     ),
     Attack(
+        "T67",
+        "the webhook asked by hand about names that are other URLs of the API server: a watch, a list of all pods",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
         "T62",
         "many reviews at a time, by dry run, of the largest pods that the webhook takes",
         late=[By.WEBHOOK],

@@ -23,7 +23,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import P100, container, pod
 from tests.cluster import Cluster
-from tests.cluster.processes import PATIENCE
+from tests.cluster.processes import PATIENCE, children
 from tests.integration.security.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
 from tests.integration.security.attacks_on_rules import (
     BIGGER_SHARE,
@@ -511,6 +511,73 @@ def test_t70_of_a_head_no_more_than_a_hundred_lines_are_read(tenant: Tenant) -> 
             assert connection.sock.recv(4096).startswith(b"HTTP/1.1 431 ")
 
 
+def test_t67_no_name_in_a_review_is_another_url_of_the_api_server(tenant: Tenant) -> None:
+    """From sixteen addresses, since the webhook serves addresses in turns. What is sent where is for unit tests:
+    tests/webhook/server/test_names.py.
+    """
+    cluster = tenant.cluster
+    for number in range(20):  # of what a list of all pods would fill the webhook with
+        notes = {"notes": "x" * 100_000}
+        create(tenant, workload(f"fat{number}", gpu_mem=64, annotations=notes, spec={"nodeSelector": {"nowhere": "1"}}))
+    before = resident_mib(cluster, "webhook")
+    with asked_about(tenant, "?watch=true&x=", "/pods?limit=0&x=", "a/../b", addresses=16) as answers:
+        fair = [f"fair{number}" for number in range(4)]
+        for name in fair:
+            create(tenant, workload(name, gpu_mem=64, node=NODE))
+        tenant.space.running(*fair)
+    assert answers
+    wrong = [one for one in answers if b'"allowed":false' not in one or b"is no name in Kubernetes" not in one]
+    assert not wrong, wrong[0]
+    assert resident_mib(cluster, "webhook") - before < 64
+    tenant.space.delete(*fair, *(f"fat{number}" for number in range(20)))
+
+
+@contextlib.contextmanager
+def asked_about(tenant: Tenant, *texts: str, addresses: int) -> Iterator[list[bytes]]:
+    """From so many addresses of this machine, one after the other, reviews of a Binding that names each text, as its
+    namespace or as its pod, and of a pod of a gang in such a namespace. Yields the answers so far.
+    """
+    cluster, gang = tenant.cluster, {names.GROUP_NAME: "asked", names.GROUP_NUM: "2"}
+    made = workload("asked", gpu_mem=64, annotations=gang)
+    admitted = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})
+    binding = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": NODE}}
+    bodies = list[tuple[str, bytes]]()
+    for text in texts:
+        bodies.append(("/validate", review_of(text, admitted)))
+        for namespace, name in ((text, "p"), ("default", text)):
+            review = json.loads(review_of(namespace, binding))
+            review["request"] |= {"subResource": "binding", "name": name}
+            bodies.append(("/validate/bindings", json.dumps(review).encode()))
+    answers, over = list[bytes](), threading.Event()
+
+    def go_on(line: http.client.HTTPSConnection) -> None:
+        while not over.wait(0.02):  # what it costs the attacker is next to nothing
+            for path, body in bodies:
+                line.request("POST", path, body, {"Content-Type": "application/json"})
+                answers.append(line.getresponse().read())
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(addresses) as pool:
+        lines = [
+            stack.enter_context(contextlib.closing(line))
+            for number in range(addresses)
+            for line in webhook_lines(cluster, 1, f"127.0.1.{number + 1}")
+        ]
+        loops = [pool.submit(go_on, line) for line in lines]
+        try:
+            yield answers
+        finally:
+            over.set()
+        for loop in loops:
+            loop.result()
+
+
+def resident_mib(cluster: Cluster, part: str) -> float:
+    """Memory of the part's processes."""
+    main = cluster.process(part).pid
+    sizes = [Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0] for pid in (main, *children(main))]
+    return sum(map(int, sizes)) / 1024
+
+
 def test_t62_many_reviews_of_one_tenant_keep_no_other_from_an_answer(tenant: Tenant) -> None:
     """Asked by hand, by connections that stand already, as the API server's do: how much that takes at a time is its
     own matter. How few are answered before it is for a unit test, tests/runtime/http/test_httpserver.py: here each
@@ -553,12 +620,14 @@ def answered_before(cluster: Cluster, count: int) -> int:
     return answered.index("one")
 
 
-def webhook_lines(cluster: Cluster, count: int) -> list[http.client.HTTPSConnection]:
-    """Quickly: the webhook closes those that say nothing for some seconds."""
+def webhook_lines(cluster: Cluster, count: int, address: str = "") -> list[http.client.HTTPSConnection]:
+    """Quickly: the webhook closes those that say nothing for some seconds. `address`: of our end."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a default one reads the machine's authorities
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     where = cluster.parts.url("webhook").removeprefix("https://")
-    lines = [http.client.HTTPSConnection(where, context=context, timeout=PATIENCE) for _ in range(count)]
+    source = (address, 0) if address else None
+    options = {"context": context, "timeout": PATIENCE, "source_address": source}
+    lines = [http.client.HTTPSConnection(where, **options) for _ in range(count)]
     for line in lines:
         line.connect()
     return lines
