@@ -31,8 +31,9 @@ pytestmark = [
 class Patient(PatientClient):
     """Watches end as those of our parts."""
 
-    def _ask(self, *args, stream=False, **settings):
-        return (KubeClient if stream else PatientClient)._ask(self, *args, stream=stream, **settings)
+    def _ask(self, *args, query=None, **settings):
+        watches = "watch" in (query or {})
+        return (KubeClient if watches else PatientClient)._ask(self, *args, query=query, **settings)
 
 
 @pytest.fixture(scope="module")
