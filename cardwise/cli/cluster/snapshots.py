@@ -56,7 +56,7 @@ def take(client: KubeClient) -> Snapshot:
         nodes = list(client.objects(paths.nodes()))
         pods = [pod for pod in client.objects(paths.pods()) if not _over(pod)]
     except errors.Forbidden as error:
-        found.notes.append(_unlimited(error))
+        found.notes.append(unlimited(error))
         found.pods += [SimulatedPod(f"{where}/{name}", PodShape(asked, Load())) for where, name, asked in seen.waiting]
         found.waiting = len(found.pods)
         now = empty = {node.name: UNLIMITED for node in seen.ledger.nodes()}
@@ -111,7 +111,7 @@ def read_left(client: KubeClient) -> tuple[dict[str, Load], str]:
     try:
         return left(client.objects(paths.nodes()), client.objects(paths.pods())), ""
     except errors.Forbidden as error:
-        return {}, _unlimited(error)
+        return {}, unlimited(error)
 
 
 def load_of(pod: Json) -> Load:
@@ -138,5 +138,6 @@ def _take(found: Snapshot, pod: Json) -> bool:
     return True
 
 
-def _unlimited(error: errors.Forbidden) -> str:
+def unlimited(error: errors.Forbidden) -> str:
+    """What is less exact where nodes or pods may not be read."""
     return f"cpu and memory of nodes are taken as unlimited: {error.message}"

@@ -127,9 +127,12 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
 
 
 def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None) -> Around:
-    """What is known beside cards; of a placed pod nothing is needed."""
-    if pod["spec"].get("nodeName"):
-        return Around()
+    """What is known beside cards; of a placed pod only its node is needed."""
+    if name := pod["spec"].get("nodeName"):
+        try:
+            return Around([client.get(paths.nodes(name))])
+        except (errors.Forbidden, errors.NotFound):
+            return Around()
     try:
         nodes = list(client.objects(paths.nodes()))
     except errors.Forbidden:

@@ -5,18 +5,19 @@ numpy.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import published, snapshots, visible
+from cardwise.cli.cluster import nodestates, published, snapshots, visible
 from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
+from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
-from cardwise.kube import errors, survey
+from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 from cardwise.simulation.workload import UNLIMITED
@@ -32,7 +33,8 @@ _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
     """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `mps`: the states of
-    its cards.
+    its cards. `closed`: why the whole node takes no new pods, "" where it takes them. `takers`:
+    how many of its cards take new pods.
     """
 
     name: str
@@ -45,6 +47,8 @@ class NodeSummary:
     pods: int
     mps: tuple[str, ...]
     memory: "Memory"
+    closed: str = ""
+    takers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,13 @@ def views(client: KubeClient, seen: Survey) -> ClusterSummary:
     """Reads what the survey lacks. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
-    left, without_left = snapshots.read_left(client)
+    left, closed, without_left = _beside_cards(client)
     asks, typical, without_asks = _asks(client, seen)
     fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
+    cordoned = {state.name: _cordoned(state) for state in seen.ledger.nodes()}
+    for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
+        if (node := seen.ledger.node(name)) is not None:
+            seen.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
     states = inspecttable.with_cards(seen.ledger)
     for state in states:
         fragments.set(state.name, state, left.get(state.name, UNLIMITED))
@@ -109,11 +117,33 @@ def views(client: KubeClient, seen: Survey) -> ClusterSummary:
     for resource in seen.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
-    each = [_view(seen, state, mps.get(state.name, ()), fragments.node(state.name)) for state in states]
+    each = [
+        replace(
+            _view(seen, state, mps.get(state.name, ()), fragments.node(state.name)),
+            cordoned=cordoned[state.name],
+            closed=closed.get(state.name, ""),
+        )
+        for state in states
+    ]
     cluster = _together(each, fragments.total())
-    return ClusterSummary(
-        each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_left, without_asks)))
-    )
+    notes = [f"node {node.name} takes no new pods: it is {node.closed}" for node in each if node.closed]
+    notes += filter(None, (without_left, without_asks))
+    return ClusterSummary(each, cluster, fragments.classes(seen.ledger.kinds), typical, notes)
+
+
+def _beside_cards(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
+    """What each node has left beside cards, which nodes take no new pods and why, and what could not be read."""
+    try:
+        nodes = list(client.objects(paths.nodes()))
+        left = snapshots.left(nodes, client.objects(paths.pods()))
+    except errors.Forbidden as error:
+        return {}, {}, snapshots.unlimited(error)
+    states = {node["metadata"]["name"]: nodestates.closed(node) for node in nodes}
+    return left, {name: state for name, state in states.items() if state}, ""
+
+
+def _cordoned(state: NodeState) -> tuple[str, ...]:
+    return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
 def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, str]":
@@ -148,12 +178,13 @@ def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory"
         models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),
         cards=len(state.cards),
         sick=tuple(str(card.index) for card in state.cards if not card.healthy),
-        cordoned=tuple(str(card.index) for card in state.cards if card.cordoned),
+        cordoned=_cordoned(state),
         empty=sum(state.empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
         pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
         mps=tuple(sorted(mps)),
         memory=memory,
+        takers=sum(card.healthy and not card.cordoned for card in state.cards),
     )
 
 
@@ -169,6 +200,7 @@ def _together(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummary:
         pods=sum(node.pods for node in nodes),
         mps=tuple(sorted({state for node in nodes for state in node.mps})),
         memory=memory,
+        takers=sum(node.takers for node in nodes),
     )
 
 
@@ -180,9 +212,8 @@ def table(found: ClusterSummary, only: Collection[str] = (), columns: int | None
     heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "SICK", "CORDONED", "MODELS"] if wide else heads]
     for view in _shown(found, only):
-        takers = view.cards - len({*view.sick, *view.cordoned})
         memory = view.memory
-        row = [view.name, f"{takers}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
+        row = [view.name, f"{view.takers}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
         row += [str(view.largest), found.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
         more = [",".join(view.sick) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
         rows.append([*row, *more] if wide else row)
@@ -200,7 +231,7 @@ def as_json(found: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
     measured = bool(found.typical)
     *each, cluster = [_object(view, measured=measured) for view in _shown(found, only)]
-    del cluster["name"]
+    del cluster["name"], cluster["closed"]
     of_classes = [
         {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(found.classes.items())
     ]
@@ -233,4 +264,5 @@ def _object(view: NodeSummary, *, measured: bool) -> Json:
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),
         "pods": view.pods,
+        "closed": view.closed,
     }

@@ -20,6 +20,7 @@ _CHECKS = (
     cluster.gpushare,
     units.bare_numbers,
     parts.cards,
+    cluster.closed_nodes,
     limits.classes_without_cards,
     limits.resource_quotas,
     cluster.runtimes,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from cardwise.cli.cluster import nodestates
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, name_of, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -36,6 +37,22 @@ def version(facts: Facts) -> Iterator[Finding]:
     else:
         remedy = f"upgrade the control plane to {least} or later"
         yield Finding("kubernetes", Severity.PROBLEM, f"Kubernetes {said or 'of unknown version'}, not {least}", remedy)
+
+
+def closed_nodes(facts: Facts) -> Iterator[Finding]:
+    """Nodes with cards that are not ready, cordoned or under pressure: no new pod comes there."""
+    states = {node["metadata"]["name"]: nodestates.closed(node) for node in facts.nodes}
+    with_cards = sorted(name for name in facts.card_nodes() if name in states)
+    closed: dict[str, list[str]] = {}
+    for name in with_cards:
+        if states[name]:
+            closed.setdefault(states[name], []).append(name)
+    usable = any(not states[name] for name in with_cards)
+    for state, nodes in closed.items():
+        some = nodes[0] if len(nodes) == 1 else "NODE"
+        text = f"{finding.nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"
+        level = Severity.WARNING if usable else Severity.PROBLEM
+        yield Finding("nodes", level, text, nodestates.remedy(state, some).replace("`", ""))
 
 
 def runtimes(facts: Facts) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cardwise.cli.cluster import nodestates
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, quotas, request
@@ -50,6 +51,18 @@ class Around:
         return frozenset(
             name for has in offered for name, amount in has.items() if lookalikes.like_a_gpu(name) and amount != "0"
         )
+
+
+def state_of_node(name: str, around: Around) -> list[str]:
+    """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
+    if around.nodes is None:
+        return []
+    node = next((node for node in around.nodes if node["metadata"]["name"] == name), None)
+    state = nodestates.closed(node) if node is not None else ""
+    if not state:
+        return []
+    old = ": what the pod says of itself may be old" if nodestates.NOT_READY in state else ""
+    return [f"Node {name} is {state}{old}."]
 
 
 def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[str]:
@@ -105,7 +118,7 @@ def gang(view: GangView) -> list[str]:
 
 
 def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
-    """Which nodes with cards the pod keeps away from, in one line; empty where none."""
+    """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
     admitted = around.admitted(pod)
     if admitted is None:
         selector = _selector(pod)
@@ -116,8 +129,51 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
     away = [name for name in with_cards if name not in admitted]
     if not away:
         return []
-    which = "every node with cards" if len(away) == len(with_cards) else wording.few(away, _FEW, "node")
-    return [f"It keeps away from {which} by {kept_away_by(pod, away, around)}."]
+    states = closed_nodes(pod, away, around)
+    lines = [
+        f"Node {node} takes no new pods: it is {state}."
+        if len(names_of) == 1
+        else f"{wording.few(names_of, _FEW, 'node')} take no new pods: they are {state}."
+        for state, names_of in _by_state(states).items()
+        for node in names_of[:1]
+    ]
+    avoided = [name for name in away if not states.get(name) or not _admits_if_open(pod, name, around)]
+    if avoided:
+        which = "every node with cards" if len(avoided) == len(with_cards) else wording.few(avoided, _FEW, "node")
+        lines.append(f"It keeps away from {which} by {kept_away_by(pod, avoided, around)}.")
+    return lines
+
+
+def closed_nodes(pod: Json, away: Collection[str], around: Around) -> dict[str, str]:
+    """Those of these nodes that the pod may not be on for a taint of Kubernetes' own, with the node's state."""
+    tolerations = (pod.get("spec") or {}).get("tolerations") or ()
+    states = {}
+    for node in around.nodes or ():
+        keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated(node, tolerations)]
+        if node["metadata"]["name"] in away and any(map(nodestates.of_taint, keys)):
+            states[node["metadata"]["name"]] = nodestates.closed(node)
+    return states
+
+
+def kept_away_by_state(pod: Json, away: Collection[str], around: Around) -> dict[str, str]:
+    """Those of these nodes that would take the pod if their state were another, with that state."""
+    states = closed_nodes(pod, away, around)
+    return {name: state for name, state in states.items() if _admits_if_open(pod, name, around)}
+
+
+def _admits_if_open(pod: Json, name: str, around: Around) -> bool:
+    """Whether the pod might be on the node, were it not for the node's state."""
+    node = next(node for node in around.nodes or () if node["metadata"]["name"] == name)
+    spec = node.get("spec") or {}
+    taints = [taint for taint in spec.get("taints") or () if not nodestates.of_taint(taint["key"])]
+    return eligible.admits(node | {"spec": spec | {"taints": taints}}, pod)
+
+
+def _by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
+    nodes: dict[str, list[str]] = {}
+    for name, state in states.items():
+        nodes.setdefault(state, []).append(name)
+    return nodes
 
 
 def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
@@ -130,7 +186,12 @@ def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
         "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
     }
     found = [why for why, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)]
-    taints = {one for node in nodes for one in eligible.untolerated(node, spec.get("tolerations") or ())}
+    taints = {
+        taint
+        for node in nodes
+        for taint in eligible.untolerated(node, spec.get("tolerations") or ())
+        if not nodestates.of_taint(taint.partition(":")[0].partition("=")[0])
+    }
     if taints:
         found.append(f"taints that it does not tolerate ({wording.few(sorted(taints), _FEW)})")
     return " and ".join(found) or "a node that is gone"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from cardwise.cli.cluster import nodestates
 from cardwise.cli.explanation import holdups
 from cardwise.cli.explanation.holdups import Around
 from cardwise.core.api import names, quotas
@@ -129,6 +130,10 @@ def _without_mps(
 def _elsewhere(pod: Json, away: Sequence[NodeView], around: Around) -> Iterator[str]:
     """Nodes that would take the pod, if it did not keep away from them."""
     free = [view.name for view in away if view.refusal is None]
+    closed = holdups.kept_away_by_state(pod, free, around)
+    for name, state in list(closed.items())[:_FEW]:
+        yield f"node {name} were not {state} ({nodestates.remedy(state, name)}): what it asks for is free there"
+    free = [name for name in free if name not in closed]
     if free:
         why = holdups.kept_away_by(pod, free, around)
         yield f"it did not keep away from {wording.few(free, _FEW, 'node')} by {why}: what it asks for is free there"

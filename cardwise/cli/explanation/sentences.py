@@ -54,7 +54,7 @@ def explain(
         asked = request.parse(pod) if node else request.parse_mutated(pod)
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
-        return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
+        return _placed(where, pod, node, survey, around) if node else f"{where} can never be placed: {error}\n"
     together = text(gang)
     if asked is None and gang:
         at = f"is on node {node}" if node else "is placed together with its gang"
@@ -68,7 +68,7 @@ def explain(
         return f"{where} asks for no GPU and no device of Cardwise ({known}).\n{foreign}"
     asks = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
     if node:
-        return asks + _placed("It", pod, node, survey)
+        return asks + _placed("It", pod, node, survey, around)
     return asks + _waiting(pod, asked, survey, told or Published(), engine, around=around)
 
 
@@ -97,7 +97,7 @@ def _names(pod: Json) -> dict[str, str]:
     return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
 
 
-def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
+def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Around) -> str:
     annotations = annotations_of(pod)
     try:
         assigned = assignment.decode(annotations)
@@ -125,7 +125,7 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None) -> str:
         runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
         not_yet = "It runs." if runs else "The node has not granted it yet: its container is not up."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
-    return text([*lines, *_states(pod)])
+    return text([*lines, *_states(pod), *holdups.state_of_node(node, around)])
 
 
 def _states(pod: Json) -> list[str]:

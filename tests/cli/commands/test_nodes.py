@@ -63,6 +63,25 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"spec": {"unschedulable": True}}, "cordoned"),
+        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "NotReady"),
+    ],
+)
+def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, state, why):
+    api = lists(configmaps=[HALVES], pods=[])
+    api.change("nodes", "n1", **state)
+    shown = run(monkeypatch, api)
+    assert shown.stderr == f"note: node n1 takes no new pods: it is {why}\n"
+    assert shown.stdout.splitlines()[1].split() == ["n1", "0/2", "0/27717", "0", "0", "0", "(0%)", "-", "0"]
+    assert shown.stdout.splitlines()[3].split()[:2] == ["CLUSTER", "1/4"]
+    told = json.loads(run(monkeypatch, api, "-o", "json").stdout)
+    assert [one["closed"] for one in told["nodes"]] == [why, ""]
+    assert told["nodes"][0]["cordonedCards"] == [], "the node is, and none of its cards"
+
+
 def test_for_programs(monkeypatch):
     api = lists(configmaps=[HALVES])
     told = json.loads(run(monkeypatch, api, "-o", "json", "n2").stdout)
@@ -83,6 +102,7 @@ def test_for_programs(monkeypatch):
             "largestFreeMiB": 0,
             "mps": [],
             "pods": 1,
+            "closed": "",
         }
     ]
     assert (told["cluster"]["freeMiB"], told["cluster"]["fragmentedPercent"]) == (8441 + 12207, 25.0)

@@ -105,6 +105,29 @@ def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
     assert "cardwise uncordon" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"spec": {"unschedulable": True}}, "node n1 takes no new pods: cordoned"),
+        ({"conditions": [{"type": "Ready", "status": "False"}]}, "node n1 takes no new pods: NotReady"),
+        ({"conditions": [{"type": "DiskPressure", "status": "True"}]}, "node n1 takes no new pods: DiskPressure"),
+    ],
+)
+def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
+    (planted,) = sound.nodes
+    planted.update({"spec": state["spec"]} if "spec" in state else {})
+    planted["status"] |= {key: value for key, value in state.items() if key != "spec"}
+    (found,) = troubles(sound)
+    assert (found.check, found.level, found.text) == ("nodes", Severity.PROBLEM, text), "no other node has cards"
+    sound.nodes = [*sound.nodes, node("n2")]
+    sound.cards = [*sound.cards, sound.cards[0] | {"spec": sound.cards[0]["spec"] | {"node": "n2"}}]
+    (found,) = troubles(sound)
+    assert found.level is Severity.WARNING
+    planted["metadata"]["name"] = "without-cards"
+    sound.nodes = [*sound.nodes, node("n1")]
+    assert not any(one.check == "nodes" for one in troubles(sound))
+
+
 def test_what_is_the_same_on_many_nodes_is_one_line(sound):
     for one in many(sound):
         one["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}

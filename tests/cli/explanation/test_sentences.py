@@ -396,6 +396,38 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Around()), "nodes may not be read"
 
 
+NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+
+
+def test_a_node_that_takes_no_pods_is_blamed_and_not_the_pod():
+    dead = labelled("n1") | {"spec": {"taints": [NOT_READY, NOT_READY | {"effect": "NoExecute"}]}}
+    cordoned = labelled("n2") | {"spec": {"taints": [UNSCHEDULABLE], "unschedulable": True}}
+    text = heard({}, around(dead, cordoned))
+    assert "Node n1 takes no new pods: it is NotReady.\n" in text
+    assert "Node n2 takes no new pods: it is cordoned.\n" in text
+    assert "  - node n1 were not NotReady (`kubectl describe node n1` says why): what it asks for is free" in text
+    assert "  - node n2 were not cordoned (`kubectl uncordon n2`): what it asks for is free there\n" in text
+    for blame in ("keeps away", "keep away", "tolerate"):
+        assert blame not in text
+    both = labelled("n1") | {"spec": {"taints": [NOT_READY, {"key": "mine", "effect": "NoSchedule"}]}}
+    text = heard({}, around(both, labelled("n2")))
+    assert "It keeps away from n1 by taints that it does not tolerate (mine:NoSchedule).\n" in text
+    assert "Node n1 takes no new pods: it is NotReady.\n" in text
+
+
+def test_a_placed_pod_hears_that_its_node_is_not_ready():
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    there["status"] = {"phase": "Running"}
+    seen = Survey(ledger=ledger_with_free(n1=[4069]))
+    silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    text = sentences.explain(there, seen, around=around(silent))
+    assert "Node n1 is NotReady (its kubelet does not report): what the pod says of itself may be old.\n" in text
+    assert "Node n1 is" not in sentences.explain(there, seen, around=around(labelled("n1")))
+
+
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
     text = sentences.explain(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
