@@ -1,6 +1,7 @@
 """`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 import click
@@ -8,7 +9,7 @@ import click
 from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import podgroups, published, schedulers, snapshots, workloads
 from cardwise.cli.cluster.podgroups import GangView
-from cardwise.cli.explanation import holdups, objects, sentences
+from cardwise.cli.explanation import holdups, objects, remedies, sentences
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import printing
 from cardwise.core.api import policies
@@ -112,6 +113,8 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
         console.say(f"note: {seen.partial}", err=True)
     if told.note and seen is not None and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    if seen is not None:
+        _mark_ending(client, seen, namespace)
     engine = None
     if seen is not None and published.in_force(pod, told) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
@@ -124,6 +127,18 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
         pod, seen, holdups.gang(gang) if gang is not None else (), told, engine, around=_around(client, pod, seen, gang)
     )
     return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
+
+
+def _mark_ending(client: KubeClient, seen: Survey, namespace: str) -> None:
+    """Mark what deleted pods still hold: nobody has to end them again."""
+    try:
+        pods = list(client.objects(paths.pods()))
+    except errors.Forbidden:
+        pods = list(client.objects(paths.pods(namespace)))
+    ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
+    for holding in seen.ledger.holdings():
+        if holding.uid in ending and not holding.mark:
+            seen.ledger.hold(replace(holding, mark=remedies.ENDING))
 
 
 def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None) -> Around:

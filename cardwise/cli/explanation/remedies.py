@@ -19,6 +19,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.survey import Survey
 
+ENDING = "ending"  # mark of a pod that is deleted and whose containers may still run
 _FEW = 5  # pods or cards named in one line
 _LEAST = 256  # MiB: less is nothing to advise
 _MEMBERS = 16  # of a gang, for whom room is looked for
@@ -57,8 +58,8 @@ def remedies(
 
 
 def holder(holding: Holding, uuid: str = "") -> str:
-    """A pod and what it holds, of one card if `uuid` names it; a mark has what a node holds of a pod that has gone."""
-    gone = ", its pod has gone" if holding.mark else ""
+    """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
+    gone = ", is ending" if holding.mark == ENDING else ", its pod has gone" if holding.mark else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{gone})"
 
@@ -74,7 +75,7 @@ def _less(
 
 def _former(namespace: str, views: Sequence[NodeView], around: Around) -> Iterator[str]:
     """A rolling update starts the new pod before it ends the old one, which holds the card."""
-    holders = (one for view in views for card in view.cards for one in card.holders)
+    holders = (one for view in views for card in view.cards for one in card.holders if one.mark != ENDING)
     own = dict.fromkeys(one.name for one in holders if one.namespace == namespace and one.name in around.former)
     if own:
         yield (

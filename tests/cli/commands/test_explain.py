@@ -122,6 +122,19 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
         assert workloads.replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"
 
 
+def test_pods_that_are_ending_are_not_among_those_that_should_end(monkeypatch, api):
+    api.add("pods", waiting("team-a", "p", {"aliyun.com/gpu-mem": "16000", "cardwise.dev/share": "1"}))
+    said = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
+    assert "  - these ended (card 1 of n1, 3893 MiB short): " in said
+    assert "team-b/big (4069 MiB)" in said.rpartition("these ended")[2]
+    for name, namespace in (("big", "team-b"), ("web-1-a", "team-a")):
+        api.change("pods", name, namespace, metadata={"deletionTimestamp": "2026-11-28T05:00:00Z"})
+    said = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
+    assert "these ended" not in said
+    assert "  - what is ending on n1 is gone: nobody else has to go\n" in said
+    assert "held by team-a/web-1-a (100 MiB, is ending), team-b/big (4069 MiB, is ending)\n" in said
+
+
 def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api):
     def free() -> int:
         said = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
