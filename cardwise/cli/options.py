@@ -88,4 +88,20 @@ def client(context: click.Context | None = None) -> "KubeClient":
     return KubeClient.load(meta.get(f"{__name__}.kubeconfig"), context=meta.get(f"{__name__}.context", ""))
 
 
+def check_namespace(client: "KubeClient", name: str) -> None:
+    """For a namespace in which nothing was found. Raises ClickException if it does not exist; where that may not be
+    read, nobody knows.
+    """
+    from cardwise.kube import errors, paths  # noqa: PLC0415 - see above
+
+    try:
+        client.get(paths.namespaces(name))
+    except errors.Forbidden:
+        return
+    except errors.NotFound:
+        raise click.ClickException(
+            f"there is no namespace {name!r}: `kubectl get namespaces` lists those there are"
+        ) from None
+
+
 namespace = click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")

@@ -320,7 +320,9 @@ def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
     assert "13441/32768" in run(monkeypatch, api, "quota").output
     assert "13441/32768" not in run(monkeypatch, api, "quota", "-n", "team-b").output
     assert "no pod 'none' in namespace 'team-a'" in run(monkeypatch, api, "explain", "pod", "none").output
-    assert "no pod 'none' in namespace 'x'" in run(monkeypatch, api, "explain", "pod", "none", "-n", "x").output
+    assert (
+        "no pod 'none' in namespace 'team-b'" in run(monkeypatch, api, "explain", "pod", "none", "-n", "team-b").output
+    )
     assert "in namespace 'team-a'" in run(monkeypatch, api, "gangs").output
 
 

@@ -19,6 +19,7 @@ from tests.fakes.apiserver import ApiServer, Fault, Rule
 from tests.fakes.clock import FakeClock
 
 K80, P100 = 11441, 16276  # MiB
+NAMESPACES = ("default", "team-a", "team-b")
 K80_CLASS = "nvidia.tesla.k80"
 
 
@@ -34,6 +35,8 @@ class Cluster(ApiServer):
         self._forbidden: list[Rule] = []
         for plural, some in objects.items():
             self.add(plural, *some)
+        if "namespaces" not in objects:
+            self.add("namespaces", *({"metadata": {"name": name}} for name in NAMESPACES))
 
     def add(self, plural: str, *objects: Json) -> None:
         for one in objects:

@@ -37,6 +37,7 @@ def explain(namespace: str | None, output: str, what: tuple[str, ...]) -> None:
     namespace = namespace or client.namespace
     found = _find(client, kind, namespace, name)
     if found is None:
+        options.check_namespace(client, namespace)
         raise click.ClickException(
             f"there is no {kind or 'pod or workload'} {name!r} in namespace {namespace!r}; -n names another"
         )

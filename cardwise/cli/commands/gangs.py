@@ -17,6 +17,8 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     client = options.client()
     of = "" if all_namespaces else namespace or client.namespace
     views = podgroups.views(client, of)
+    if of and not views:
+        options.check_namespace(client, of)
     if output in ("json", "yaml"):
         printing.dump(gangtable.as_json(views), output)
     elif views:

@@ -27,6 +27,8 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     else:
         printing.warn(seen)
         views = totals.entries(seen.ledger, seen.quotas, seen.missing, of)
+    if of and not views and not native:
+        options.check_namespace(client, of)
     if output in ("json", "yaml"):
         printing.dump(quotatable.as_json(views, native), output)
         return

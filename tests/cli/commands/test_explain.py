@@ -135,6 +135,18 @@ def test_pods_that_are_ending_are_not_among_those_that_should_end(monkeypatch, a
     assert "held by team-a/web-1-a (100 MiB, is ending), team-b/big (4069 MiB, is ending)\n" in said
 
 
+@pytest.mark.parametrize("command", ["quota", "gangs", "explain"])
+def test_a_namespace_that_does_not_exist_is_said_to_be_so(monkeypatch, api, command):
+    api.add("namespaces", {"metadata": {"name": "team-z"}})
+    words = [command, *["web"][: command == "explain"]]
+    typo = run(monkeypatch, api, *words, "-n", "taem-z")
+    assert (typo.exit_code, typo.stdout) == (1, "")
+    assert "there is no namespace 'taem-z'" in typo.stderr
+    assert "there is no namespace" not in run(monkeypatch, api, *words, "-n", "team-z").stderr
+    api.forbid("namespaces")
+    assert "there is no namespace" not in run(monkeypatch, api, *words, "-n", "taem-z").stderr, "nobody knows"
+
+
 def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api):
     def free() -> int:
         said = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
