@@ -59,11 +59,14 @@ def bundle(installed: str, file: Path) -> None:
     """
     client = options.client()
     try:
-        missing = write(client, file, list(checks.examine(client, installed)), installed, options.clock().wall())
+        findings = checks.examine(client, installed)
+        missing = write(client, file, findings, installed, options.clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
+    for unread in (finding for finding in findings if finding.unread):
+        console.say(f"note: doctor {'' if unread.text.startswith('could') else 'says: '}{unread.text}", err=True)
     for line in missing:
         console.say(f"note: not in it: {line}", err=True)
     console.say(f"wrote {file}; look through it before you send it")

@@ -60,12 +60,11 @@ def judge(seen: Facts) -> Iterator[Finding]:
         yield from check(seen)
     for kind, why in seen.unread.items():
         if why:
-            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again")
+            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again", unread=1)
     hidden = [_called(kind) for kind, why in seen.unread.items() if not why]
     if hidden:
-        yield Finding(
-            "rights", Severity.NOTE, f"your rights do not show: {', '.join(hidden)}", "ask as an administrator"
-        )
+        text = f"could not look at {len(hidden)} of {facts.KINDS} things, for want of rights: {', '.join(hidden)}"
+        yield Finding("rights", Severity.NOTE, text, "ask as an administrator", unread=len(hidden))
 
 
 def _called(kind: str) -> str:

@@ -1,7 +1,7 @@
 """Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 
 from cardwise.core.api import names
@@ -51,6 +51,9 @@ class Facts:
     def card_nodes(self) -> set[str]:
         """Nodes on which Cardwise knows a card or another device."""
         return {card["spec"]["node"] for card in self.cards}
+
+
+KINDS = len(fields(Facts)) - len(("version", "now", "absent", "unread"))  # of objects that are read
 
 
 def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from cardwise.cli.doctor.facts import KINDS
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
@@ -24,12 +25,15 @@ _WIDTH = max(map(len, Severity))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do)."""
+    """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do),
+    `unread` how many kinds of objects could not be read.
+    """
 
     check: str
     level: Severity
     text: str
     remedy: str = ""
+    unread: int = 0
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -63,6 +67,8 @@ def table(findings: Sequence[Finding]) -> str:
         for level in reversed(Severity)
         for number in [sum(one.level is level for one in findings)]
     )
+    if unread := sum(one.unread for one in findings):
+        counts = f"could not look at {unread} of {KINDS} things; of the others: {counts}"
     return "".join(f"{line}\n" for line in [*shown, counts])
 
 

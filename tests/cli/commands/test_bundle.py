@@ -178,3 +178,10 @@ def test_an_archive_that_is_there_is_not_overwritten(api, monkeypatch, tmp_path)
     assert "is there already; name another file" in refused.stderr
     assert target.read_bytes() == before
     assert "cannot be written" in run(monkeypatch, api, "bundle", str(tmp_path / "no" / "b.tar.gz")).stderr
+
+
+def test_what_doctor_could_not_look_at_is_said(monkeypatch, tmp_path):
+    api = Cluster({})
+    api.forbid("nodes")
+    said = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
+    assert "note: doctor could not look at 1 of 18 things, for want of rights: nodes\n" in said.stderr

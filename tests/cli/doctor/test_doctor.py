@@ -128,6 +128,17 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
     assert not any(one.check == "nodes" for one in troubles(sound))
 
 
+def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
+    plant_no_rights(sound)
+    shown = table(list(checks.judge(sound))).splitlines()
+    assert shown[-1].startswith("could not look at 2 of 18 things; of the others: 0 problems, 0 warnings, 1 note")
+    sound.unread = {"leases": "the server is currently unable to handle the request"}
+    shown = table(list(checks.judge(sound))).splitlines()
+    assert shown[-1].startswith("could not look at 1 of 18 things; of the others: 0 problems")
+    sound.unread = {}
+    assert table(list(checks.judge(sound))).splitlines()[-1].startswith("0 problems")
+
+
 def test_what_is_the_same_on_many_nodes_is_one_line(sound):
     for one in many(sound):
         one["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
@@ -583,7 +594,12 @@ def plant_no_rights(seen: Facts) -> None:
             "node n2: ExtendedResource gpu-n1-0 is about a card of node n1",
             "kubectl delete node with the former name. If both nodes are alive, they report the same UUID",
         ),
-        (plant_no_rights, Severity.NOTE, "your rights do not show: node leases, schedulers", "administrator"),
+        (
+            plant_no_rights,
+            Severity.NOTE,
+            "could not look at 2 of 18 things, for want of rights: node leases, schedulers",
+            "administrator",
+        ),
     ],
 )
 def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, text, remedy):
