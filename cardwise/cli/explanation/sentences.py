@@ -123,7 +123,11 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
     if assigned.containers:
         # Of devices alone no annotation tells.
         runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
-        not_yet = "It runs." if runs else "The node has not granted it yet: its container is not up."
+        why = "its init containers have not ended" if _initializing(pod) else "its container is not up"
+        not_yet = f"The node has not granted it yet: {why}."
+        if runs:
+            statuses = pod["status"].get("containerStatuses") or ()
+            not_yet = "Its containers have ended." if statuses and all(map(_ended, statuses)) else "It runs."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
     return text([*lines, *_states(pod), *holdups.state_of_node(node, around)])
 
@@ -131,8 +135,20 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
 def _states(pod: Json) -> list[str]:
     """Why containers do not run, as the kubelet says it."""
     lines = []
+    init = _init_containers(pod)
     for one in statuses_of(pod):
-        state = one.get("state") or {}
+        state, kind = one.get("state") or {}, "init container" if one.get("name") in init else "container"
+        if one.get("name") in init and "running" in state:
+            lines.append(f"  {kind} {one['name']} runs: the containers after it start once it has ended")
+            continue
+        if ended := _ended(one):
+            how = f"exit code {ended.get('exitCode')} ({ended.get('reason')})"
+            if one.get("name") not in init:
+                rest = "; what the pod holds is free once all of it has ended"
+                lines.append(f"  {kind} {one.get('name')} has ended with {how}{rest}")
+            elif ended.get("exitCode"):
+                lines.append(f"  {kind} {one['name']} failed with {how}: the containers after it do not start")
+            continue
         if "running" in state and one.get("started") is False:
             lines.append(f"  container {one.get('name')} runs and is not ready; the pod's events say why")
         waits = state.get("waiting") or {}
@@ -141,19 +157,37 @@ def _states(pod: Json) -> list[str]:
         ended = (one.get("lastState") or {}).get("terminated") or {}
         last = f"; it ended with exit code {ended['exitCode']} ({ended.get('reason')})" if "exitCode" in ended else ""
         said = f": {waits['message']}" if waits.get("message") else ""
-        lines.append(f"  container {one.get('name')} does not run: {waits['reason']}{said}{last}")
+        lines.append(f"  {kind} {one.get('name')} does not run: {waits['reason']}{said}{last}")
     return lines
+
+
+def _init_containers(pod: Json) -> set[str]:
+    """The names of containers that must have ended before those after them start; sidecars are not among them."""
+    containers = (pod.get("spec") or {}).get("initContainers") or ()
+    return {one["name"] for one in containers if one.get("restartPolicy") != "Always"}
+
+
+def _ended(status: Json) -> Json:
+    """How the container has ended, {} where it has not."""
+    return (status.get("state") or {}).get("terminated") or {}
+
+
+def _initializing(pod: Json) -> bool:
+    """Whether an init container runs, waits or has failed."""
+    init = _init_containers(pod)
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    return any(one.get("name") in init and _ended(one).get("exitCode") != 0 for one in statuses)
 
 
 def _exits(pod: Json) -> list[str]:
     """With which exit code containers have failed."""
     lines = []
-    for one in (pod.get("status") or {}).get("containerStatuses") or ():
-        ended = (one.get("state") or {}).get("terminated") or {}
+    init = _init_containers(pod)
+    for one in statuses_of(pod):
+        ended = _ended(one)
         if ended.get("exitCode"):
-            lines.append(
-                f"  container {one.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason')})"
-            )
+            kind = "init container" if one.get("name") in init else "container"
+            lines.append(f"  {kind} {one.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason')})")
     return lines
 
 

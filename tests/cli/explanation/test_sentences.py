@@ -535,6 +535,43 @@ def test_a_container_that_does_not_start_says_why():
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
 
 
+def with_init(init: dict[str, object], phase: str = "Pending", main: dict[str, object] | None = None) -> str:
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    there = pod("p", gpu_mem=4069, init=[{"name": "fetch"}], annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    main = main or {"waiting": {"reason": "PodInitializing"}}
+    there["status"] = {
+        "phase": phase,
+        "initContainerStatuses": [{"name": "fetch", "state": init}],
+        "containerStatuses": [{"name": "main", "state": main}],
+    }
+    return sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+
+
+def test_an_init_container_is_what_the_pod_waits_for():
+    not_yet = "The node has not granted it yet: its init containers have not ended.\n"
+    text = with_init({"running": {}})
+    assert f"{not_yet}  init container fetch runs: the containers after it start once it has ended\n" in text
+    text = with_init({"terminated": {"exitCode": 3, "reason": "Error"}})
+    failed = "  init container fetch failed with exit code 3 (Error): the containers after it do not start\n"
+    assert not_yet + failed in text
+    text = with_init({"waiting": {"reason": "CreateContainerConfigError", "message": 'configmap "c" not found'}})
+    waits = '  init container fetch does not run: CreateContainerConfigError: configmap "c" not found\n'
+    assert not_yet + waits in text
+    text = with_init({"terminated": {"exitCode": 0, "reason": "Completed"}})
+    assert "init container" not in text
+    assert "its container is not up" in text
+    ended = with_init({"terminated": {"exitCode": 3, "reason": "Error"}}, "Failed")
+    assert "  init container fetch ended with exit code 3 (Error)\n" in ended
+
+
+def test_a_container_that_has_ended_while_the_pod_goes_on_is_told():
+    done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    text = with_init(done, "Running", done)
+    assert "It runs." not in text
+    assert "  container main has ended with exit code 0 (Completed); what the pod holds is free once all of it" in text
+
+
 def test_what_runs_on_a_simulated_node_runs():
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
