@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cardwise.cli.cluster.engine import SurveyedEngine
 
 _STARTING = ("ContainerCreating", "PodInitializing")
+_NOT_ADMITTED = "UnexpectedAdmissionError"  # of the kubelet, where a device plugin does not give what a pod needs
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _ABOUT_DEVICES = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _UNTOLD = wire.ExtendedResourceStatus()
@@ -48,6 +49,8 @@ def explain(
     if status.get("phase") in names.FINISHED_PHASES:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *([why] if why else []), *_exits(pod)]
+        if status.get("reason") == _NOT_ADMITTED:
+            lines += _not_admitted(pod)
         return text(lines)
     try:
         # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
@@ -70,6 +73,21 @@ def explain(
     if node:
         return asks + _placed("It", pod, node, survey, around)
     return asks + _waiting(pod, asked, survey, told or Published(), engine, around=around)
+
+
+def _not_admitted(pod: Json) -> list[str]:
+    """What to do about a pod that the kubelet has refused on its node."""
+    name = f"-n {pod['metadata']['namespace']} {pod['metadata']['name']}"
+    refused = (
+        "The node's kubelet refused it, as it does with each pod with a share after a reboot of the node, and with a "
+        "pod that is bound while the device plugin is replaced. The pod never runs again: its controller makes "
+        f"another; `kubectl delete pod {name}` removes this one."
+    )
+    avoid = (
+        "Drain a node before a reboot. A Job does not count the pods that a drain evicts if its podFailurePolicy "
+        "ignores the pod condition DisruptionTarget; each other failure counts towards its backoffLimit."
+    )
+    return [refused, avoid]
 
 
 def text(lines: Iterable[str]) -> str:

@@ -124,7 +124,14 @@ def test_what_has_failed_says_why():
     failed = pod("p", gpu_mem=4069)
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     text = sentences.explain(failed, Survey())
-    assert text == "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"
+    assert text.startswith(
+        "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"
+    )
+    advice = text.splitlines()[2:]
+    assert "after a reboot of the node" in advice[0]
+    assert "kubectl delete pod -n default p" in advice[0]
+    assert "Drain a node before a reboot" in advice[1]
+    assert "podFailurePolicy" in advice[1]
     ended = {"name": "main", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}
     failed["status"] = {"phase": "Failed", "containerStatuses": [ended]}
     assert sentences.explain(failed, Survey()).endswith("  container main ended with exit code 4 (Error)\n")
