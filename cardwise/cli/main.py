@@ -49,6 +49,18 @@ class _Group(click.Group):
         command.short_help = said
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest commands of similar names for one that there is not. Raises UsageError."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib  # noqa: PLC0415 - no right command needs it
+
+            near = difflib.get_close_matches(args[0], _COMMANDS)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

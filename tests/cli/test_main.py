@@ -436,3 +436,11 @@ def test_and_inspect_itself_for_no_more_of_the_cluster_than_it_shows(tmp_path):
     assert "Allocated/Total GPU Memory In Cluster:" in said
     not_shown = {"numpy", "rich", "cardwise.core.preemption", "cardwise.core.gangs", "cardwise.simulation"}
     assert (not_shown | {"kubernetes", "requests", "oauthlib", "websocket"}) & loaded == set()
+
+
+def test_a_mistyped_command_gets_a_suggestion():
+    done = CliRunner().invoke(main.cli, ["explian", "pod", "x"])
+    assert done.exit_code == 2
+    assert "No such command 'explian'" in done.output
+    assert "explain" in done.output.partition("No such command 'explian'")[2]
+    assert "mean" not in CliRunner().invoke(main.cli, ["zzzzzz"]).output
