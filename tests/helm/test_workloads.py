@@ -422,3 +422,28 @@ def test_the_image_can_be_pinned_by_its_digest(render: Render) -> None:
     images = {c["image"] for spec in workloads(objects).values() for c in spec["containers"]}
     assert images == {f"cardwise@{digest}"}
     assert f"--share-agent-image=cardwise@{digest}" in container(lambda *_: objects, "webhook")["args"]
+
+
+@pytest.mark.parametrize("sets", [(), ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3", *OFF[:1])])
+def test_a_quota_admits_our_pods_of_system_priority_where_the_cluster_limits_them(
+    render: Render, sets: tuple[str, ...]
+) -> None:
+    """GKE admits pods of these PriorityClasses only in namespaces with a ResourceQuota for them."""
+    objects = render(*sets)
+    quota = one(objects, "ResourceQuota", "cardwise-system-priority")
+    (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    assert quota["metadata"]["namespace"] == names.NAMESPACE
+    # It limits nothing: a quota that a new node could fill would keep its device plugin away.
+    assert quota["spec"]["hard"] == {"pods": "1G"}
+    named = {spec["priorityClassName"] for spec in workloads(objects).values() if "priorityClassName" in spec}
+    assert named == set(scope["values"]) == {"system-cluster-critical", "system-node-critical"}
+
+
+def test_each_part_s_priority_class_is_a_value(render: Render) -> None:
+    for mode in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3", "mps.enabled=true")):
+        parts = ("webhook", "extender", "deviceplugin", "mps", "scheduler")
+        specs = workloads(render(*mode, *(f"{part}.priorityClassName=ours" for part in parts)))
+        assert {spec["priorityClassName"] for spec in specs.values() if "priorityClassName" in spec} == {"ours"}
+        none = workloads(render(*mode, *(f"{part}.priorityClassName=" for part in parts)))
+        assert [name for name, spec in none.items() if "priorityClassName" in spec] == []
