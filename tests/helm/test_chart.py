@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from cardwise.core.api import names
@@ -112,3 +113,17 @@ def test_it_can_be_an_optional_dependency_of_another_chart(helm: str, tmp_path: 
 
 def test_alone_it_cannot_be_disabled_as_a_whole(helm: str) -> None:
     assert "enabled: it is for the condition cardwise.enabled" in template(helm, "enabled=false").stderr
+
+
+def test_a_namespace_that_the_chart_makes_admits_the_parts_on_nodes(render: Render) -> None:
+    """Clusters may enforce Pod Security's profile baseline, as Talos does, which forbids hostPath and privileges."""
+    (namespace,) = [each for each in render("namespace.create=true") if each["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/admin.md", "helm/cardwise/README.md"])
+def test_who_installs_by_the_documents_labels_the_namespace_first(page: str) -> None:
+    label = "kubectl label namespace cardwise-system pod-security.kubernetes.io/enforce=privileged"
+    before, install, _ = (CHART.parents[1] / page).read_text().partition("\nhelm install cardwise ")
+    assert install
+    assert label in before.splitlines()[-1]

@@ -100,3 +100,14 @@ def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
 def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:
     assert "shares are advice" in notes()
     assert "shares are advice" not in notes(*OWN)
+
+
+LABEL = f"kubectl label namespace {names.NAMESPACE} pod-security.kubernetes.io/enforce=privileged"
+
+
+def test_they_say_which_pod_security_the_parts_on_nodes_need(notes: Notes) -> None:
+    off = "deviceplugin.enabled=false"
+    for sets in ((), KUBEADM, (*KUBEADM, off), (off, "mps.enabled=true")):
+        assert LABEL in notes(*sets), sets
+    for sets in ((off,), ("namespace.create=true",)):
+        assert "pod-security" not in notes(*sets), sets
