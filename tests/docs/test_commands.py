@@ -128,3 +128,10 @@ def test_the_tensorflow_job_has_servers_without_gpu():
     assert request.parse(templates["tf-ps"]) is None
     assert request.parse(templates["tf-worker"]).containers[0].whole
     assert gangs.membership(templates["tf-ps"]) == gangs.membership(templates["tf-worker"])
+
+
+def test_a_node_is_drained_also_of_pods_with_the_share_agent():
+    """The agent's volume is an emptyDir: without the option kubectl drains nothing."""
+    drains = [drain for page in DOCS for drain in re.findall(r"kubectl drain [^`\n]+", page.read_text())]
+    assert drains
+    assert [drain for drain in drains if "--delete-emptydir-data" not in drain] == []

@@ -121,3 +121,15 @@ def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
         limits = profile.get("kubespawner_override", {}).get("extra_resource_limits", {})
         pod = {"metadata": {}, "spec": {"containers": [{"name": "notebook", "resources": {"limits": limits}}]}}
         assert (request.parse(pod) is None) == (not limits)
+
+
+def test_a_driver_upgrade_by_the_operator_drains_pods_with_a_share() -> None:
+    """By default it evicts only pods that ask for nvidia.com/gpu or MIG, and stops at an emptyDir, as the agent's."""
+    values = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _page("gpu-operator"), re.DOTALL)]
+    (policy,) = [each["driver"]["upgradePolicy"] for each in values if "driver" in each]
+    assert policy["drain"]["enable"] is policy["drain"]["deleteEmptyDir"] is True
+    assert any(each.get("nodes", {}).get("selector") == {"nvidia.com/gpu.deploy.client": "true"} for each in values)
+
+
+def _page(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text()
