@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cardwise.cli.main import cli
-from cardwise.core.api import classes, quotas, request
+from cardwise.core.api import classes, names, quotas, request
 from cardwise.core.gangs import gangs
 from cardwise.core.values.refusals import Refusal
 from webhook.pods import gangs as webhook_gangs
@@ -19,6 +19,7 @@ FOLDERS = (ROOT / "docs", ROOT / "docs" / "reference", ROOT / "docs" / "integrat
 DOCS = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 EXAMPLES = [path for folder in ("types", "devices") for path in sorted((ROOT / "examples" / folder).glob("*.yaml"))]
 REFUSALS = (ROOT / "docs" / "reference" / "refusals.md").read_text()
+README = (ROOT / "README.md").read_text()
 TYPES = (ROOT / "docs" / "reference" / "types.md").read_text()
 
 
@@ -135,3 +136,17 @@ def test_a_node_is_drained_also_of_pods_with_the_share_agent():
     drains = [drain for page in DOCS for drain in re.findall(r"kubectl drain [^`\n]+", page.read_text())]
     assert drains
     assert [drain for drain in drains if "--delete-emptydir-data" not in drain] == []
+
+
+def test_the_readme_says_which_pods_without_gpu_cardwise_can_refuse():
+    """policies.cardwise.dev refuse a plain pod that sets the variable that opens all cards."""
+    (line,) = [line for line in README.splitlines() if line.startswith("- **Out of the way.**")]
+    assert "NVIDIA_VISIBLE_DEVICES" in line
+    assert "gangs" in line
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/admin.md", "docs/reference/extender.md"])
+def test_who_uninstalls_is_told_of_the_pods_that_stay_gated(page):
+    """Nothing takes a gang's gate away once the extender is gone."""
+    command = f"kubectl delete pods -A -l {names.GANG} --field-selector=spec.nodeName=,status.phase=Pending"
+    assert command in (ROOT / page).read_text()
