@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
-from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, template, text
+from cardwise.core.values.decoded import Json
+from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, documents, one, template, text
 from webhook.server import sizes
 
 KNOWN = {
@@ -127,3 +128,31 @@ def test_who_installs_by_the_documents_labels_the_namespace_first(page: str) -> 
     before, install, _ = (CHART.parents[1] / page).read_text().partition("\nhelm install cardwise ")
     assert install
     assert label in before.splitlines()[-1]
+
+
+def test_who_applies_what_is_rendered_applies_no_hook_and_may_do_so_again(helm: str) -> None:
+    """kubectl knows no hooks: it would run those of a deletion at once, and cannot change a Job for another image."""
+    admin = (CHART.parents[1] / "docs" / "admin.md").read_text()
+    (command,) = re.findall(r"^(helm template .*) \| kubectl apply --server-side -f -$", admin, re.MULTILINE)
+    assert "`helm template --no-hooks | kubectl apply`" in (CHART / "values.yaml").read_text().replace("\n  # ", " ")
+
+    def rendered(tag: str) -> dict[tuple[str, str, str], Json]:
+        words = command.replace("$REGISTRY", "r.example").replace("helm/cardwise", str(CHART), 1).split()
+        words += ["--kube-version=1.34.0", f"--set=image.tag={tag}"]
+        done = subprocess.run([helm, *words[1:]], capture_output=True, text=True, check=True)
+        objects = documents(done.stdout)
+        assert objects[0]["kind"] == "Namespace"
+        assert "helm.sh/hook:" not in done.stdout
+        return {
+            (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in objects
+        }
+
+    first, second = rendered("v1"), rendered("v2")
+    assert first.keys() == second.keys()
+    assert first != second
+    changed = {kind for kind, *_ in (key for key in first if first[key] != second[key])}
+    assert changed <= {"Deployment", "DaemonSet"}
+    assert {kind for kind, *_ in first} & {"Job", "Pod"} == set()
+    for key in first:
+        if key[0] in ("Deployment", "DaemonSet"):
+            assert first[key]["spec"]["selector"] == second[key]["spec"]["selector"]
