@@ -329,7 +329,9 @@ def samples_run(space: Space) -> None:
     space.wait(lambda: all(deployed(name).get("readyReplicas") == 1 for name in good), f"{good} run")
     pods = [pod for pod in space.pods() if pod["metadata"].get("labels", {}).get("app") in SAMPLES]
     assert [(where(pod)[0], assigned(pod).mem) for pod in pods] == [(MOVED, 2048)] * len(good)
-    space.wait(lambda: "write 16276Mi where MiB are meant" in str(deployed(mib).get("conditions")), "what to write is said")
+    space.wait(
+        lambda: "write 16276Mi where MiB are meant" in str(deployed(mib).get("conditions")), "what to write is said"
+    )
     space.kubectl("delete", "deployment", *SAMPLES, "--cascade=foreground", "--wait")
 
 
