@@ -31,6 +31,7 @@ ELSEWHERE = {
     "git clone ": "what runs this is a clone",
     "docker ": "needs an engine: tests/helm holds the Dockerfile",
     "helm ": "chart/test_chart.py",
+    "kubectl create namespace cardwise-system": "before helm, and it is there already: tests/helm/test_notes.py",
     "kubectl logs cardwise-test": "helm test leaves that pod: chart/test_chart.py",
     "kubectl delete -f cleanup.yaml": "after an uninstallation: chart/test_chart.py",
     "kubectl create -f cleanup.yaml": "after an uninstallation: chart/test_chart.py",
