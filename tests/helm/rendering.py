@@ -50,10 +50,10 @@ Objects = list[Json]
 Render = Callable[..., Objects]
 
 
-def template(helm: str, *sets: str) -> subprocess.CompletedProcess[str]:
+def template(helm: str, *sets: str, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
     """`helm template` with these `--set`s."""
     flags = ["--namespace", names.NAMESPACE, *GIVEN, *(flag for each in sets for flag in ("--set", each))]
-    command = [helm, "template", "cardwise", str(CHART), "--kube-version", "1.34.0", *flags]
+    command = [helm, "template", "cardwise", str(chart), "--kube-version", "1.34.0", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

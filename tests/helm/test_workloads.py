@@ -1,6 +1,8 @@
 """What the chart runs: with options that the parts have, no more rights than they need, and never half-configured."""
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import click
@@ -447,3 +449,22 @@ def test_each_part_s_priority_class_is_a_value(render: Render) -> None:
         assert {spec["priorityClassName"] for spec in specs.values() if "priorityClassName" in spec} == {"ours"}
         none = workloads(render(*mode, *(f"{part}.priorityClassName=" for part in parts)))
         assert [name for name, spec in none.items() if "priorityClassName" in spec] == []
+
+
+@pytest.mark.parametrize(
+    ("address", "refused"), [("10.0.0.8", True), ("10.0.0.7", False), ("", False)], ids=["other", "same", "none"]
+)
+def test_another_address_of_the_extender_s_service_is_refused_before_the_upgrade(
+    helm: str, tmp_path: Path, address: str, refused: bool
+) -> None:
+    """Kubernetes refuses to change it, amid the upgrade. `helm template` asks no cluster, so the Service is put in."""
+    chart = tmp_path / "cardwise"
+    shutil.copytree(CHART, chart)
+    checks = chart / "templates" / "checks.yaml"
+    before, lookup, after = checks.read_text().partition('(lookup "v1" "Service" $own "cardwise-extender")')
+    assert lookup
+    checks.write_text(f'{before}(dict "spec" (dict "clusterIP" "10.0.0.7")){after}')
+    done = template(helm, f"extender.service.clusterIP={address}", chart=chart)
+    assert (done.returncode != 0) == refused, done.stderr
+    assert ("extender.service.clusterIP: the Service has 10.0.0.7" in done.stderr) == refused
+    assert (f"kubectl delete service cardwise-extender --namespace {names.NAMESPACE}" in done.stderr) == refused
