@@ -53,11 +53,12 @@ compiled: .venv/.compiled
 	@touch $@
 
 .PHONY: check
-check: env ## lint, types and import contracts
+check: env ## lint, types, import contracts and names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 .PHONY: workflows

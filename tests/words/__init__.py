@@ -1,0 +1,1 @@
+"""The check of names: `python -m tests.words` fails on names that the project does not use."""

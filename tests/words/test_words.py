@@ -1,0 +1,48 @@
+"""The check of names: what it rejects, and that its lists are true."""
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+from tests.words.__main__ import rejected_names
+
+_WORDS = {"variables": ["one"], "functions": ["look"]}
+_CONFIG = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
+_ROOT = Path(__file__).resolve().parents[2]
+
+_SOURCE = """
+def look(one, *, pods):
+    for one in pods:
+        self.one = one
+    with pods as _one:
+        pass
+    [one for one in pods]
+
+class Cards:
+    def look(self): ...
+    def look_up_card(self): ...
+"""
+
+
+def test_each_definition_of_a_rejected_name_is_found() -> None:
+    rejected = [(name.line, name.kind, name.name) for name in rejected_names("a.py", _SOURCE, _WORDS, set())]
+    assert sorted(rejected) == [
+        (2, "function", "look"),
+        (2, "variable", "one"),
+        (3, "variable", "one"),
+        (4, "variable", "one"),
+        (5, "variable", "one"),
+        (7, "variable", "one"),
+        (10, "function", "look"),
+    ]
+
+
+def test_an_allowed_name_is_not_rejected() -> None:
+    kinds = [name.kind for name in rejected_names("a.py", _SOURCE, _WORDS, {"one"})]
+    assert kinds == ["function", "function"]
+
+
+def test_each_folder_of_the_lists_exists() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=_ROOT, check=True, capture_output=True, text=True).stdout.split()
+    for folder in [*_CONFIG["pending"], *_CONFIG["allowed"]]:
+        assert any(path == folder or path.startswith(f"{folder}/") for path in tracked), folder
