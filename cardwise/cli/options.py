@@ -105,3 +105,12 @@ def check_namespace(client: "KubeClient", name: str) -> None:
 
 
 namespace = click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+
+cardwise_namespace = click.option(
+    "--cardwise-namespace",
+    envvar="CARDWISE_NAMESPACE",
+    show_envvar=True,
+    default=names.NAMESPACE,
+    show_default=True,
+    help="Namespace in which Cardwise is installed.",
+)

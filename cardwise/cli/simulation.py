@@ -45,6 +45,7 @@ class SimulationOptions:
     leaving: bool
     load: float
     lifetimes: float
+    cardwise_namespace: str
     pod: tuple[str, ...]
     gpu_mem_unit: str
     add_nodes: tuple[str, ...]
@@ -93,7 +94,7 @@ def _of_trace(folder: Path, asked: SimulationOptions) -> _World:
 
 
 def _of_cluster(client: KubeClient, asked: SimulationOptions) -> _World:
-    live = snapshots.take(client)
+    live = snapshots.take(client, asked.cardwise_namespace)
     for note in live.notes:
         console.say(f"note: {note}", err=True)
     if not live.nodes:

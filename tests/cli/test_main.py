@@ -444,3 +444,11 @@ def test_a_mistyped_command_gets_a_suggestion():
     assert "No such command 'explian'" in done.output
     assert "explain" in done.output.partition("No such command 'explian'")[2]
     assert "mean" not in CliRunner().invoke(main.cli, ["zzzzzz"]).output
+
+
+@pytest.mark.parametrize("command", ["bundle", "defrag", "doctor", "explain", "nodes", "simulate", "top"])
+def test_where_cardwise_is_installed_has_one_name(command):
+    said = CliRunner().invoke(main.cli, [command, "--help"]).output
+    assert "--cardwise-namespace" in said
+    assert "CARDWISE_NAMESPACE" in said
+    assert "--installed" not in said

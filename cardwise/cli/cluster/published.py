@@ -4,7 +4,6 @@ Whoever may view the extender's namespace may read it. Without that right the de
 so.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +13,9 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_VARIABLE: Final = "CARDWISE_NAMESPACE"  # where Cardwise is installed, if not in its usual namespace
 _NONE: Final = (
-    "the leading extender makes it, and where Cardwise is installed in another namespace the environment variable "
-    f"{_VARIABLE} names it"
+    "the leading extender makes it; where Cardwise is installed in another namespace, name that by "
+    "--cardwise-namespace or $CARDWISE_NAMESPACE"
 )
 
 
@@ -38,9 +36,8 @@ class Published:
         return self.known_limits or CardLimits()
 
 
-def take(client: KubeClient) -> Published:
-    """Reads it. What is not there is as an extender without settings has it, or is in another namespace."""
-    namespace = os.environ.get(_VARIABLE) or names.NAMESPACE
+def take(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
+    """Reads it. `namespace`: of Cardwise. What is not there is as an extender without settings has it."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))

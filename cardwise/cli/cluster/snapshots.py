@@ -46,8 +46,8 @@ class Snapshot:
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
-def take(client: KubeClient) -> Snapshot:
-    """Reads it. Raises `KubeError`."""
+def take(client: KubeClient, installed: str = names.NAMESPACE) -> Snapshot:
+    """Reads it. `installed`: the namespace of Cardwise. Raises `KubeError`."""
     seen = survey.take(client, addresses=False, own=client.namespace)
     found = Snapshot(holdings=seen.ledger.holdings(), classes=seen.classes, notes=list(seen.problems))
     if seen.partial:
@@ -62,7 +62,7 @@ def take(client: KubeClient) -> Snapshot:
         now = empty = {node.name: UNLIMITED for node in seen.ledger.nodes()}
     else:
         now, empty = left(nodes, pods), left(nodes, [pod for pod in pods if not _take(found, pod)])
-    found.learned = published.take(client).workload
+    found.learned = published.take(client, installed).workload
     for node in seen.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)

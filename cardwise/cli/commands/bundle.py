@@ -50,17 +50,17 @@ _PRESENCE: Final = ("command", "args")  # whether they are there says much, thei
 
 @click.command()
 @options.cluster
-@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@options.cardwise_namespace
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
-def bundle(installed: str, file: Path) -> None:
+def bundle(cardwise_namespace: str, file: Path) -> None:
     """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs.
 
     FILE is cardwise-bundle.tar.gz, if you name none.
     """
     client = options.client()
     try:
-        findings = checks.examine(client, installed)
-        missing = write(client, file, findings, installed, options.clock().wall())
+        findings = checks.examine(client, cardwise_namespace)
+        missing = write(client, file, findings, cardwise_namespace, options.clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None
     except OSError as error:

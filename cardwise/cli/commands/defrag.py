@@ -118,8 +118,10 @@ class DefragOutcome:
     default="5m",
     show_default=True,
     help="With --evict: how long to wait until a pod may go, and until its replacement is ready.",
+@options.cardwise_namespace
 )
 @options.plain_output
+    cardwise_namespace: str,
 def defrag(
     *,
     free_cards: int | None,
@@ -137,7 +139,7 @@ def defrag(
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
     client = options.client()
     clock = options.clock()
-    told = published.take(client)
+    told = published.take(client, cardwise_namespace)
     seen = survey.take(client, addresses=False, beyond=True, limits=told.limits)
     try:
         asked = _asked(

@@ -24,9 +24,10 @@ _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to
 @click.command()
 @options.cluster
 @options.namespace
+@options.cardwise_namespace
 @options.plain_output
 @click.argument("what", nargs=-1, required=True, metavar="[KIND] NAME | KIND/NAME")
-def explain(namespace: str | None, output: str, what: tuple[str, ...]) -> None:
+def explain(namespace: str | None, cardwise_namespace: str, output: str, what: tuple[str, ...]) -> None:
     """Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.
 
     KIND is pod, deployment, statefulset, job, cronjob, replicaset or daemonset, also as kubectl abbreviates them.
@@ -43,9 +44,9 @@ def explain(namespace: str | None, output: str, what: tuple[str, ...]) -> None:
         )
     kind, obj = found
     if kind == workloads.POD:
-        text, data = _of_pod(client, obj, namespace)
+        text, data = _of_pod(client, obj, namespace, cardwise_namespace)
     else:
-        text, data = _of_workload(client, kind, obj, namespace)
+        text, data = _of_workload(client, kind, obj, namespace, cardwise_namespace)
     if output == "table":
         console.say(text, nl=False)
     else:
@@ -84,7 +85,7 @@ def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str
     return None
 
 
-def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tuple[str, Json]:
+def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str, installed: str) -> tuple[str, Json]:
     made = workloads.made_by(client, kind, obj)
     pods = sorted(made.pods, key=lambda pod: (_WORST.index(workloads.state(pod)), pod["metadata"]["name"]))
     counts = Counter(map(workloads.state, pods))
@@ -97,14 +98,14 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tu
     text = sentences.text(lines)
     data: Json = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
     if pods:
-        inner, of_pod = _of_pod(client, pods[0], namespace)
+        inner, of_pod = _of_pod(client, pods[0], namespace, installed)
         text, data = text + inner, data | {"first": of_pod}
     return text, data | {"text": text.splitlines()}
 
 
-def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, Json]:
+def _of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tuple[str, Json]:
     gang = podgroups.of_pod(client, pod)
-    told = published.take(client)
+    told = published.take(client, installed)
     seen = None
     try:
         seen = survey.take(client, addresses=False, own=namespace, limits=told.limits)

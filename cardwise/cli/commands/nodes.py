@@ -13,6 +13,7 @@ import click
 from cardwise.cli import console, options
 from cardwise.cli.cluster import nodestates, published, snapshots, visible
 from cardwise.cli.render import inspecttable, printing, tables, visibletable
+from cardwise.core.api import names
 from cardwise.core.api.cards import POSITION
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState
@@ -71,8 +72,9 @@ class ClusterSummary:
 @click.command()
 @options.cluster
 @options.output
+@options.cardwise_namespace
 @click.argument("node", nargs=-1)
-def nodes(output: str, node: tuple[str, ...]) -> None:
+def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.
 
     CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
@@ -89,7 +91,7 @@ def nodes(output: str, node: tuple[str, ...]) -> None:
     if missing:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
-    found = views(client, seen)
+    found = views(client, seen, cardwise_namespace)
     for note in found.notes:
         console.say(f"note: {note}", err=True)
     printing.warn(seen)
@@ -99,12 +101,12 @@ def nodes(output: str, node: tuple[str, ...]) -> None:
         console.say(table(found, node, console.columns(), wide=output == "wide"), nl=False)
 
 
-def views(client: KubeClient, seen: Survey) -> ClusterSummary:
-    """Reads what the survey lacks. Raises `KubeError`."""
+def views(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
+    """Reads what the survey lacks. `installed`: the namespace of Cardwise. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     left, closed, without_left = _beside_cards(client)
-    asks, typical, without_asks = _asks(client, seen)
+    asks, typical, without_asks = _asks(client, seen, installed)
     fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
     cordoned = {state.name: _cordoned(state) for state in seen.ledger.nodes()}
     for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
@@ -146,7 +148,7 @@ def _cordoned(state: NodeState) -> tuple[str, ...]:
     return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
-def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, str]":
+def _asks(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[Ask, float], str, str]":
     """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
 
     And which of these, as `ClusterSummary` has it, and why.
@@ -154,7 +156,7 @@ def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, 
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
 
-    told = published.take(client)
+    told = published.take(client, installed)
     why = told.note or "the extender has learned nothing yet"
     if told.workload:
         learned = Workload()

@@ -62,6 +62,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.argument("trace", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
 @options.cluster
+@options.cardwise_namespace
 @click.option(
     "--pods",
     multiple=True,

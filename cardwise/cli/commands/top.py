@@ -32,7 +32,7 @@ _BIG = 2000  # cards from which on a cluster is big
     "--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="How many nodes to show; 0: all."
 )
 @options.plain_output
-@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@options.cardwise_namespace
 @click.argument("node", nargs=-1)
 def top(
     *,
@@ -40,7 +40,7 @@ def top(
     interval: float,
     limit: int,
     output: str,
-    installed: str,
+    cardwise_namespace: str,
     node: tuple[str, ...],
 ) -> None:
     """Cards, what is granted of each and to whom, and what that really uses: the most used nodes first, or NODE…
@@ -50,7 +50,7 @@ def top(
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
     client = options.client()
-    look = TopView(client, nodes=node, limit=limit, installed=installed, clock=options.clock())
+    look = TopView(client, nodes=node, limit=limit, installed=cardwise_namespace, clock=options.clock())
     try:
         if watch or (watch is None and output == "table" and sys.stdout.isatty()):
             live(look, max(1.0, interval), options.clock())

@@ -245,13 +245,15 @@ def test_no_job_loses_more_pods_than_it_has_failures_left(monkeypatch, job, move
 def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_for(monkeypatch):
     note = (
         "note: the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in {0}; the leading "
-        "extender makes it, and where Cardwise is installed in another namespace the environment variable "
-        "CARDWISE_NAMESPACE names it\n"
+        "extender makes it; where Cardwise is installed in another namespace, name that by --cardwise-namespace or "
+        "$CARDWISE_NAMESPACE\n"
     )
     monkeypatch.delenv("CARDWISE_NAMESPACE", raising=False)
     none = run(monkeypatch, cluster(*three(), configmaps=[]), "--free-cards", "1")
     assert none.exit_code == 0, none.output
     assert none.stderr == note.format(names.NAMESPACE) + "nothing was changed; --evict moves them\n"
+    named = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--cardwise-namespace", "gpus")
+    assert note.format("gpus") in named.stderr
     monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
     assert note.format("gpus") in run(monkeypatch, cluster(*three()), "--free-cards", "1").stderr
 
