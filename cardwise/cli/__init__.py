@@ -6,5 +6,5 @@ cordons, evictions, probe pods.
 The rooms, none of which imports from one above it: `main` (the program), `commands` (one file a command, named as it),
 `simulation` (what `simulate` does), `explanation` and `doctor` (what they have to say), `render` (tables, bars, JSON),
 `cluster` (what is read of a cluster, and the engine over it), `options`, `rights` (that are missing), `console` (who
-prints).
+prints), `signals` (that end a program).
 """

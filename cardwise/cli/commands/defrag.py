@@ -5,7 +5,6 @@ nobody else waits for numpy.
 """
 
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from typing import Final
 import click
 import msgspec
 
-from cardwise.cli import console, options
+from cardwise.cli import console, options, signals
 from cardwise.cli.cluster import evicting, movables, published, snapshots, whatif, workloads
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
@@ -54,7 +53,6 @@ _UNKNOWN_LIMITS: Final = (
     "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOvercommit): if "
     "one of these is set, pods may move for a card that the extender then says is too full"
 )
-_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +116,12 @@ class DefragOutcome:
     default="5m",
     show_default=True,
     help="With --evict: how long to wait until a pod may go, and until its replacement is ready.",
-@options.cardwise_namespace
 )
 @options.plain_output
-    cardwise_namespace: str,
+@options.cardwise_namespace
 def defrag(
     *,
+    cardwise_namespace: str,
     free_cards: int | None,
     fit: str | None,
     gpu_mem_unit: str,
@@ -214,18 +212,10 @@ def _asked(
     )
 
 
-def _end(sign: int, _frame: object) -> None:
-    """As Ctrl-C does: cards are given back before the end."""
-    sys.exit(128 + sign)
-
-
 def _carry_out(client: KubeClient, outcome: DefragOutcome, timeout: float, clock: Clock) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
     work = evicting.Carrying(client, timeout, clock)
-    with ExitStack() as until:
-        for sign in _ENDING:
-            if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
-                until.callback(signal.signal, sign, signal.signal(sign, _end))
+    with signals.as_exceptions(), ExitStack() as until:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:
                 work.cordon(move.before, until)

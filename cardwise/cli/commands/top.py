@@ -140,17 +140,19 @@ class TopView:
 
 
 def live(look: TopView, interval: float, clock: Clock = SYSTEM) -> None:
-    """Shows the live screen until somebody presses Ctrl-C."""
+    """Shows the live screen until q or Ctrl-C is typed."""
     from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
 
     look.look(_room()[1])  # what is wrong from the start is told as of any other command
     problem = ""
-    with suppress(KeyboardInterrupt), livescreen.opened() as draw:
+    with suppress(KeyboardInterrupt), livescreen.opened() as draw, livescreen.keyboard(clock) as keys:
+        ends = "q ends" if keys.is_there else "Ctrl-C ends"
         while True:
             now = clock.wall().astimezone()
-            head = f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{problem}"
+            head = f"cardwise top, {now:%H:%M:%S}, {ends}{problem}"
             draw(console.clean(f"{head}\n{look.screen(_room()[0])}"))
-            clock.sleep(interval)
+            if keys.wait_for("q", interval):
+                return
             try:
                 look.look(_room()[1])
                 problem = ""

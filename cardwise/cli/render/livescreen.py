@@ -1,8 +1,15 @@
 """The live screen of `cardwise top`: plain text on the terminal's other screen, coloured, and drawn anew at each look.
 
 rich draws it. Only this module imports rich, and only a live screen imports this module: docs/design/0014-libraries.md.
+While it is open, the terminal hands over each key at once and shows none (cbreak mode). Whatever ends it, SIGTERM too,
+the terminal is as it was.
 """
 
+import os
+import select
+import sys
+import termios
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -11,6 +18,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from cardwise.cli import signals
+from cardwise.clock import Clock
+
 # By what stands in the text, so that a live screen and what `--once` prints have the same words.
 _COLOURS: Final = {
     "bold": r"\A[^\n]*|^NODE .*$",
@@ -18,14 +28,69 @@ _COLOURS: Final = {
     "yellow": r"\bcordoned\b|^note: .*$",
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
+_KEYS: Final = 64  # bytes read at once: more than a hand types in a moment
 
 
 @contextmanager
 def opened() -> Iterator[Callable[[str], None]]:
     """Yields what draws a text, cut to the terminal. Afterwards the terminal shows what it showed before."""
     console = Console(highlight=False, force_terminal=True)
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with (
+        signals.as_exceptions(),
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
+    ):
         yield lambda text: live.update(coloured(text), refresh=True)
+
+
+class Keyboard:
+    """The keys that are typed while a live screen is open. `terminal`: a file descriptor, None where nobody types."""
+
+    def __init__(self, terminal: int | None, clock: Clock) -> None:
+        self._terminal = terminal
+        self._clock = clock
+
+    @property
+    def is_there(self) -> bool:
+        return self._terminal is not None
+
+    def wait_for(self, key: str, seconds: float) -> bool:
+        """Waits so long, or until the key is typed, in either case; returns whether it was."""
+        until = self._clock.now() + seconds
+        while self._terminal is not None and (left := until - self._clock.now()) > 0:
+            if not select.select([self._terminal], [], [], left)[0]:
+                return False
+            typed = os.read(self._terminal, _KEYS)
+            if key.encode() in typed.lower():
+                return True
+            if not typed:  # the terminal has hung up
+                self._terminal = None
+        if self._terminal is None:
+            self._clock.sleep(max(0.0, until - self._clock.now()))
+        return False
+
+
+@contextmanager
+def keyboard(clock: Clock) -> Iterator[Keyboard]:
+    """The keys of the terminal on standard input; those of nobody where it is none, or another program has it."""
+    terminal = _own_terminal()
+    if terminal is None:
+        yield Keyboard(None, clock)
+        return
+    former = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield Keyboard(terminal, clock)
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, former)  # keys that nobody has read are no command of the shell
+
+
+def _own_terminal() -> int | None:
+    """Standard input, if it is a terminal with this program in the foreground: others are stopped if they set it."""
+    try:
+        terminal = sys.stdin.fileno()
+        return terminal if os.tcgetpgrp(terminal) == os.getpgrp() else None
+    except (AttributeError, ValueError, OSError):  # closed, or no file, or no terminal
+        return None
 
 
 def coloured(text: str) -> Text:

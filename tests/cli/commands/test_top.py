@@ -2,9 +2,15 @@
 
 import json
 import math
+import os
+import pty
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import termios
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import pytest
@@ -241,6 +247,76 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
     assert third.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
     assert all(len(row) <= 60 for row in click.unstyle(second).splitlines())
     assert len(first.splitlines()) <= 12
+
+
+LIVE = """
+import fcntl, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+from cardwise.cli.commands import top
+from tests.cli.worlds import Cluster, card
+top.live(top.TopView(Cluster({"extendedresources": [card("n1", 0)]}).kube), 600.0)
+"""
+
+
+@contextmanager
+def typing(stdin: int | None = None) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
+    """A person's end of a terminal, on which the live screen has been drawn, and the program. `stdin`: its standard
+    input; None: that terminal.
+    """
+    person, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    program = subprocess.Popen(
+        [sys.executable, "-c", LIVE],
+        stdin=terminal if stdin is None else stdin,
+        stdout=terminal,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"TERM": "xterm"},
+        start_new_session=True,
+    )
+    try:
+        read_until(person, b"n1 ")
+        yield person, program
+        read_until(person, b"\x1b[?1049l")  # the screen is as it was
+        program.wait()
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        program.kill()
+        program.wait()
+        os.close(person)
+        os.close(terminal)
+
+
+def read_until(person: int, text: bytes) -> None:
+    shown = b""
+    while text not in shown:
+        shown += os.read(person, 65536)
+
+
+@pytest.mark.parametrize("keys", [b"xQ", b"\x03"], ids=["q", "Ctrl-C"])
+def test_a_key_ends_the_live_screen_and_the_terminal_is_as_it_was(keys):
+    with typing() as (person, program):
+        os.write(person, keys)
+    assert program.returncode == 0
+
+
+def test_a_signal_leaves_the_terminal_as_it_was():
+    with typing() as (_, program):
+        program.terminate()
+    assert program.returncode == 128 + signal.SIGTERM
+
+
+def test_with_a_pipe_as_input_nothing_is_read_and_ctrl_c_ends_the_live_screen():
+    end, other = os.pipe()
+    os.write(other, b"q")
+    try:
+        with typing(end) as (person, program):
+            assert program.poll() is None, "the pipe is not for it"
+            os.write(person, b"\x03")
+        assert program.returncode == 0
+        assert os.read(end, 9) == b"q"
+    finally:
+        os.close(end)
+        os.close(other)
 
 
 def test_what_is_wrong_is_red_and_no_word_differs_from_what_is_printed_once():

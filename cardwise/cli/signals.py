@@ -1,0 +1,23 @@
+"""Signals that end a program: commands that have something to put back end by an exception, as on Ctrl-C."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
+
+
+@contextmanager
+def as_exceptions() -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGHUP raise SystemExit, so that `with` and `finally` do what they have to."""
+    with ExitStack() as former:
+        for sign in _ENDING:
+            if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
+                former.callback(signal.signal, sign, signal.signal(sign, _end))
+        yield
+
+
+def _end(sign: int, _frame: object) -> None:
+    sys.exit(128 + sign)
