@@ -98,7 +98,7 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(console.clean(f"cardwise: {rights.missing(error, cli.called)}"))
+                sys.exit(console.clean(f"cardwise: {rights.refusal(error, cli.called)}"))
             case errors.UnknownKind():
                 sys.exit(
                     "cardwise: this cluster has no kinds of cardwise.dev: Cardwise is not installed there; "

@@ -1,51 +1,98 @@
-"""Turns a Forbidden error into the right that is missing and the command by which an administrator gives it."""
+"""Turns a Forbidden error into the right that is missing, the role that has it, and the command that gives it."""
 
 import re
-from typing import TYPE_CHECKING
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from cardwise.core.api import names
 
 if TYPE_CHECKING:
     from cardwise.kube import errors
 
-_DENIED = re.compile(
+_DENIED: Final = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
-_READS = ("get", "list", "watch")
-_CORDONS = "cardwise-drain"
+_READS: Final = ("get", "list", "watch")
+_CORDONS: Final = "cardwise-drain"
 # What commands that change something need, reading too.
-_ROLES = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
-_EVERYBODY = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
+_ROLES: Final = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
+_NOT_LOGGED_IN: Final = "system:anonymous"
+_IN_NO_NAME: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # of a binding
 
 
-def missing(error: "errors.Forbidden", command: str = "") -> str:
-    """Which right is missing, in our words where the API server's say it, and how it is given.
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    """What the API server denied. `namespace`: "" for the whole cluster."""
+
+    user: str
+    verb: str
+    resource: str
+    group: str
+    namespace: str
+
+    def __str__(self) -> str:
+        where = f"namespace {self.namespace}" if self.namespace else "the whole cluster"
+        return f"the right to {self.verb} {self.resource} in {where} is missing"
+
+    def role(self, command: str) -> str:
+        """The ClusterRole that has the right, and all others that the command needs."""
+        ours, writes = self.group == names.GROUP, self.verb not in _READS
+        if command in _ROLES:
+            return _CORDONS if writes and ours else _ROLES[command]
+        if writes:
+            return _CORDONS  # of commands that look none writes
+        if ours:
+            return "cardwise-view"
+        return "view" if self.namespace else "cardwise-inspect"
+
+    def is_in_namespace(self, command: str) -> bool:
+        """Whether a right in that namespace is enough."""
+        return bool(self.namespace) and command not in _ROLES and self.verb in _READS
+
+
+def missing(error: "errors.Forbidden") -> str:
+    """Which right is missing, and the role that has it, for a note beside what a command could show."""
+    denial = _denial(error)
+    if denial is None:
+        return error.message
+    if denial.user == _NOT_LOGGED_IN:
+        return _not_logged_in()
+    return f"{denial} (ClusterRole {denial.role('')}, docs/admin.md#looking)"
+
+
+def refusal(error: "errors.Forbidden", command: str = "") -> str:
+    """Which right is missing, and the command by which an administrator gives it to the user whom it was denied.
 
     `command`: the one that ran; where one role has all that it needs, that role.
     """
+    denial = _denial(error)
+    if denial is None:
+        return error.message  # of a webhook, a policy or a quota: no role helps
+    if denial.user == _NOT_LOGGED_IN:
+        return _not_logged_in()
+    role = denial.role(command)
+    # A name of its own for each user: kubectl makes no binding whose name is there.
+    name = _IN_NO_NAME.sub("-", f"{role}-{denial.user}")
+    binding = f"clusterrolebinding {name}"
+    if denial.is_in_namespace(command):
+        binding = f"rolebinding {name} -n {denial.namespace}"
+    given = f"kubectl create {binding} --clusterrole={role} --user={shlex.quote(denial.user)}"
+    return f"{denial}; an administrator gives it by: {given}"
+
+
+def _not_logged_in() -> str:
+    """Nobody is to bind a role to that user: it is everybody who reaches the API server."""
+    return (
+        f"the API server takes you for {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; "
+        "log in, or name another by --context or --kubeconfig"
+    )
+
+
+def _denial(error: "errors.Forbidden") -> _Denial | None:
+    """None where the message is not that of a missing right."""
     found = _DENIED.search(error.message)
-    user, namespace = (found["user"], found["namespace"]) if found is not None else ("USER", None)
-    ours = found is not None and found["group"] == names.GROUP
-    writes = found is not None and found["verb"] not in _READS
     if found is None:
-        lacking = error.message
-    else:
-        where = f"namespace {namespace}" if namespace else "the whole cluster"
-        lacking = f"the right to {found['verb']} {found['resource']} in {where} is missing"
-    if command in _ROLES:
-        bound = _bound(_CORDONS if writes and ours else _ROLES[command], user)
-    elif writes:
-        bound = _bound(_CORDONS, user)  # of commands that look none writes
-    elif namespace:
-        bound = _bound("cardwise-view" if ours else "view", user, namespace)
-    elif ours or found is None:
-        return f"{lacking}; an administrator gives it to everybody by: {_EVERYBODY}"
-    else:
-        bound = _bound("cardwise-inspect", user)
-    return f"{lacking}; an administrator gives it by: {bound}"
-
-
-def _bound(role: str, user: str, namespace: str = "") -> str:
-    binding = f"rolebinding {role} -n {namespace}" if namespace else f"clusterrolebinding {role}"
-    return f"kubectl create {binding} --clusterrole={role} --user={user}"
+        return None
+    return _Denial(found["user"], found["verb"], found["resource"], found["group"], found["namespace"] or "")

@@ -1,6 +1,7 @@
 """The commands by their arguments: what comes out, where, and with which errors."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -86,49 +87,72 @@ def test_a_missing_right_is_told_with_the_command_that_gives_it(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert "the right to list extendedresources in the whole cluster is missing" in str(ended.value.code)
-    assert str(ended.value.code).endswith(EVERYBODY)
+    assert str(ended.value.code).endswith(GIVES_VIEW)
 
 
-EVERYBODY = (
-    "gives it to everybody by: kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view "
-    "--group=system:authenticated"
-)
+GIVES_VIEW = "by: kubectl create clusterrolebinding cardwise-view-jane --clusterrole=cardwise-view --user=jane"
+ASK_FOR_VIEW = "is missing (ClusterRole cardwise-view, docs/admin.md#looking)"
 
 
 @pytest.mark.parametrize(
     ("denied", "command"),
     [
-        ('cannot list resource "extendedresources" in API group "cardwise.dev" at the cluster scope', EVERYBODY),
-        ("somebody's webhook says no", EVERYBODY),
+        ('cannot list resource "extendedresources" in API group "cardwise.dev" at the cluster scope', GIVES_VIEW),
         (
             'cannot list resource "nodes" in API group "" at the cluster scope',
-            "by: kubectl create clusterrolebinding cardwise-inspect --clusterrole=cardwise-inspect --user=jane",
+            "by: kubectl create clusterrolebinding cardwise-inspect-jane --clusterrole=cardwise-inspect --user=jane",
         ),
         (
             'cannot list resource "pods" in API group "" in the namespace "team"',
-            "by: kubectl create rolebinding view -n team --clusterrole=view --user=jane",
+            "by: kubectl create rolebinding view-jane -n team --clusterrole=view --user=jane",
         ),
         (
             'cannot list resource "gpuquotas" in API group "cardwise.dev" in the namespace "team"',
-            "by: kubectl create rolebinding cardwise-view -n team --clusterrole=cardwise-view --user=jane",
+            "by: kubectl create rolebinding cardwise-view-jane -n team --clusterrole=cardwise-view --user=jane",
         ),
         (
             'cannot patch resource "extendedresources" in API group "cardwise.dev" at the cluster scope',
-            "by: kubectl create clusterrolebinding cardwise-drain --clusterrole=cardwise-drain --user=jane",
+            "by: kubectl create clusterrolebinding cardwise-drain-jane --clusterrole=cardwise-drain --user=jane",
         ),
     ],
 )
 def test_each_missing_right_has_its_command(denied, command):
     error = errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}')
-    assert rights.missing(error).endswith(command)
+    assert rights.refusal(error).endswith(command)
 
 
 def test_a_missing_right_is_said_in_a_few_words():
     for at, where in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
         denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
-        said = rights.missing(errors.Forbidden(403, "Forbidden", denied))
-        assert said.startswith(f"the right to list pods in {where} is missing; an administrator gives it by: ")
-    assert rights.missing(errors.Forbidden(403, "Forbidden", "no (really)")).startswith("no (really); ")
+        error = errors.Forbidden(403, "Forbidden", denied)
+        assert rights.refusal(error).startswith(f"the right to list pods in {where} is missing; an administrator gives")
+        assert rights.missing(error).startswith(f"the right to list pods in {where} is missing (ClusterRole ")
+        assert len(rights.missing(error)) < 120
+    error = errors.Forbidden(403, "Forbidden", "somebody's webhook says no")
+    assert rights.refusal(error) == rights.missing(error) == "somebody's webhook says no", "no role helps"
+
+
+@pytest.mark.parametrize(
+    ("user", "binding"),
+    [
+        ("system:serviceaccount:team:ann", "cardwise-view-system:serviceaccount:team:ann --clusterrole=cardwise-view "),
+        ("https://idp.example/#ann", "cardwise-view-https:-idp.example-ann --clusterrole=cardwise-view "),
+    ],
+)
+def test_the_right_is_given_to_the_user_whom_it_was_denied_under_a_name_of_its_own(user, binding):
+    denied = f'User "{user}" cannot list resource "gpuquotas" in API group "cardwise.dev" at the cluster scope'
+    said = rights.refusal(errors.Forbidden(403, "Forbidden", denied))
+    assert f"kubectl create clusterrolebinding {binding}" in said
+    assert shlex.split(said)[-1] == f"--user={user}"
+    assert "system:authenticated" not in said
+
+
+def test_a_kubeconfig_without_credentials_is_no_reason_to_give_everybody_rights():
+    denied = 'User "system:anonymous" cannot list resource "nodes" in API group "" at the cluster scope'
+    error = errors.Forbidden(403, "Forbidden", denied)
+    for said in (rights.refusal(error), rights.missing(error)):
+        assert "your kubeconfig has no credentials; log in" in said
+        assert "kubectl create" not in said
 
 
 CARDS_DENIED = (
@@ -147,8 +171,8 @@ CARDS_DENIED = (
     ],
 )
 def test_a_command_that_changes_something_needs_its_own_role(command, denied, role):
-    said = rights.missing(errors.Forbidden(403, "Forbidden", denied), command)
-    assert said.endswith(f"kubectl create clusterrolebinding {role} --clusterrole={role} --user=jane")
+    said = rights.refusal(errors.Forbidden(403, "Forbidden", denied), command)
+    assert said.endswith(f"kubectl create clusterrolebinding {role}-jane --clusterrole={role} --user=jane")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +219,7 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     assert rows[0] == run(monkeypatch, lists(), "classes").stdout.splitlines()[0].split()
     assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
     assert "without who uses what: the right to list extendedresources" in found.stderr
-    assert EVERYBODY in found.stderr
+    assert ASK_FOR_VIEW in found.stderr
     assert {one["name"] for one in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]} == {
         "big",
         K80_CLASS,
@@ -230,7 +254,7 @@ def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, 
     assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
     assert ["team-a/notebook", "n1", "0", "2000"] in rows
     assert "team-b" not in found.output
-    assert EVERYBODY in found.stderr
+    assert ASK_FOR_VIEW in found.stderr
     of_node = run(monkeypatch, api, *command, "n2", "-o", "json")
     assert [one["name"] for one in json.loads(of_node.stdout)["pods"]] == ["train"]
     api.forbid("extendedresources", "resourceclasses", "pods of all")

@@ -45,9 +45,8 @@ ELSEWHERE = {
     "python -m cardwise.share": "in a container: tests/share",
     "kubectl -n cardwise-system port-forward": "a Service of the chart: chart/test_chart.py, chart/test_metrics.py",
 }
-ADMINS_COMMAND = (
-    "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
-)
+ANNS_VIEW = "cardwise-view-system:serviceaccount:first-hour:ann"
+VIEW = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=GROUP"  # of admin.md
 OTHER_PAGES = {"migration.md": "chart/test_migration.py types them"}
 
 # What the reader of a page leaves behind, in the way of other pages.
@@ -162,7 +161,7 @@ class Shell:
 
 
 def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, shell: "Shell", tmp_path: Path):
-    """Nothing of it takes a right on the cluster; what is not to be seen is told with the admin's command."""
+    """Nothing of it takes a right on the cluster; what is not to be seen is told with the role."""
     space = Space(cluster, "first-hour")
     environment = os.environ | cluster.environment() | {"KUBECONFIG": str(space.editor("ann", tmp_path))}
     ann = Shell(environment, {"folder": ROOT, "card": "", "resource": ""})
@@ -177,13 +176,20 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
             assert said.returncode == 0, f"{command}\n{said.stdout}{said.stderr}"
             shown = said.stdout + said.stderr
             assert "my-namespace" not in shown, "another team's pod"
-            assert ADMINS_COMMAND in shown, command
+            assert "(ClusterRole cardwise-view, docs/admin.md#looking)" in shown, command
             if command in ("inspect", "top --once", "nodes"):
                 assert "first-hour/notebook" in said.stdout
             if command not in ("quota", "explain notebook"):
                 assert "nvidia.tesla.k80 " in said.stdout, "a type"
-        # What the admin's command gives is what people.viewCards gives.
-        assert shell.type(ADMINS_COMMAND).returncode == 0
+        # A command that can show nothing says how an administrator gives ann the right: she has it then.
+        refused = ann.type("cardwise gangs -A")
+        assert refused.returncode != 0
+        assert shell.type(refused.stderr.strip().partition(" gives it by: ")[2]).returncode == 0
+        space.wait(lambda: ann.type("cardwise gangs -A").returncode == 0, "gangs may be seen")
+        cluster.ask("delete", "clusterrolebinding", ANNS_VIEW)
+        # What the page gives a group is what people.viewCards gives.
+        assert VIEW in TYPED["admin.md"]
+        assert shell.type(VIEW.replace("GROUP", f"system:serviceaccounts:{space.name}")).returncode == 0
         space.wait(lambda: "TOTAL-MIB" in ann.type("cardwise top --once").stdout, "cards may be seen")
         for command in ("inspect -d", "top --once", "nodes", "classes -o wide", "quota", "explain notebook"):
             said = ann.type(f"cardwise {command}")
@@ -192,7 +198,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
             if command in ("inspect -d", "top --once"):
                 assert "notebook" in said.stdout
     finally:
-        cluster.ask("delete", "clusterrolebinding", "cardwise-view", "--ignore-not-found")
+        cluster.ask("delete", "clusterrolebinding", "cardwise-view", ANNS_VIEW, "--ignore-not-found")
         space.delete("notebook", grace=1)
         space.wait(lambda: not space.pods(), "its pod is gone")
         cluster.ask("delete", "namespace", space.name, "--wait=false")
