@@ -18,6 +18,7 @@ _READS: Final = ("get", "list", "watch")
 _CORDONS: Final = "cardwise-drain"
 # What commands that change something need, reading too.
 _ROLES: Final = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
+_OF_ALL_NAMESPACES: Final = ("gangs", "simulate")  # they need the pods of all of them besides
 _NOT_LOGGED_IN: Final = "system:anonymous"
 _IN_NO_NAME: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # of a binding
 
@@ -43,9 +44,9 @@ class _Denial:
             return _CORDONS if writes and ours else _ROLES[command]
         if writes:
             return _CORDONS  # of commands that look none writes
-        if ours:
-            return "cardwise-view"
-        return "view" if self.namespace else "cardwise-inspect"
+        if not self.namespace and (not ours or command in _OF_ALL_NAMESPACES):
+            return "cardwise-inspect"
+        return "cardwise-view" if ours else "view"
 
     def is_in_namespace(self, command: str) -> bool:
         """Whether a right in that namespace is enough."""

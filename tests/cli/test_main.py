@@ -168,9 +168,11 @@ CARDS_DENIED = (
         ("defrag", CARDS_DENIED.format("list"), "cardwise-defrag"),
         ("defrag", 'User "jane" cannot list resource "poddisruptionbudgets" in API group "policy"', "cardwise-defrag"),
         ("defrag", CARDS_DENIED.format("patch"), "cardwise-drain"),
+        ("gangs", CARDS_DENIED.format("list"), "cardwise-inspect"),
+        ("simulate", CARDS_DENIED.format("list"), "cardwise-inspect"),
     ],
 )
-def test_a_command_that_changes_something_needs_its_own_role(command, denied, role):
+def test_a_command_that_needs_more_than_it_was_denied_has_a_role_for_all_of_it(command, denied, role):
     said = rights.refusal(errors.Forbidden(403, "Forbidden", denied), command)
     assert said.endswith(f"kubectl create clusterrolebinding {role}-jane --clusterrole={role} --user=jane")
 

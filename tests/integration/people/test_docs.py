@@ -45,7 +45,7 @@ ELSEWHERE = {
     "python -m cardwise.share": "in a container: tests/share",
     "kubectl -n cardwise-system port-forward": "a Service of the chart: chart/test_chart.py, chart/test_metrics.py",
 }
-ANNS_VIEW = "cardwise-view-system:serviceaccount:first-hour:ann"
+ANNS_ROLE = "cardwise-inspect-system:serviceaccount:first-hour:ann"
 VIEW = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=GROUP"  # of admin.md
 OTHER_PAGES = {"migration.md": "chart/test_migration.py types them"}
 
@@ -186,7 +186,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         assert refused.returncode != 0
         assert shell.type(refused.stderr.strip().partition(" gives it by: ")[2]).returncode == 0
         space.wait(lambda: ann.type("cardwise gangs -A").returncode == 0, "gangs may be seen")
-        cluster.ask("delete", "clusterrolebinding", ANNS_VIEW)
+        cluster.ask("delete", "clusterrolebinding", ANNS_ROLE)
         # What the page gives a group is what people.viewCards gives.
         assert VIEW in TYPED["admin.md"]
         assert shell.type(VIEW.replace("GROUP", f"system:serviceaccounts:{space.name}")).returncode == 0
@@ -198,7 +198,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
             if command in ("inspect -d", "top --once"):
                 assert "notebook" in said.stdout
     finally:
-        cluster.ask("delete", "clusterrolebinding", "cardwise-view", ANNS_VIEW, "--ignore-not-found")
+        cluster.ask("delete", "clusterrolebinding", "cardwise-view", ANNS_ROLE, "--ignore-not-found")
         space.delete("notebook", grace=1)
         space.wait(lambda: not space.pods(), "its pod is gone")
         cluster.ask("delete", "namespace", space.name, "--wait=false")
