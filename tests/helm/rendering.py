@@ -1,7 +1,7 @@
 """Runs the real Helm on our chart, and finds things in what it renders."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -50,10 +50,10 @@ Objects = list[Json]
 Render = Callable[..., Objects]
 
 
-def template(helm: str, *sets: str, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
-    """`helm template` with these `--set`s."""
-    flags = ["--namespace", names.NAMESPACE, *GIVEN, *(flag for each in sets for flag in ("--set", each))]
-    command = [helm, "template", "cardwise", str(chart), "--kube-version", "1.34.0", *flags]
+def template(helm: str, *sets: str, chart: Path = CHART, flags: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """`helm template` with these `--set`s, and other flags."""
+    given = ["--namespace", names.NAMESPACE, *GIVEN, *(flag for each in sets for flag in ("--set", each))]
+    command = [helm, "template", "cardwise", str(chart), "--kube-version", "1.34.0", *given, *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

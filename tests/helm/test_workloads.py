@@ -13,8 +13,10 @@ import deviceplugin.__main__ as deviceplugin_part
 import extender.__main__ as extender_part
 import mps.__main__ as mps_part
 import webhook.__main__ as webhook_part
-from cardwise.core.api import mps, names, policies, schedulerconfig
+from cardwise.core.api import gpunodes, mps, names, policies, schedulerconfig
 from cardwise.core.values.decoded import Json
+from cardwise.kube.pods import nodeconstraints
+from cardwise.kube.pods.nodeconstraints import Ground
 from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, one, template, text
 
 EVERYTHING = (
@@ -414,8 +416,35 @@ def test_pods_run_on_linux_only_also_where_an_admin_names_labels(render: Render)
         assert specs, sets
         assert {name for name, spec in specs.items() if spec["nodeSelector"]["kubernetes.io/os"] != "linux"} == set()
     assert specs["cardwise-deviceplugin"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
-    assert "affinity" not in specs["cardwise-deviceplugin"]
     assert specs["cardwise-webhook"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "cpu"}
+
+
+@pytest.mark.parametrize("part", ["deviceplugin", "mps"])
+def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_driver_is_replaced(
+    render: Render, part: str
+) -> None:
+    """By labels of NVIDIA's GPU Operator: a pod that holds the module of the driver keeps it from unloading."""
+    states = ("upgrade-required", "wait-for-jobs-required", "drain-required", "validation-required", "upgrade-done")
+    staying = [
+        {"nvidia.com/gpu.deploy.client": "true"},
+        *({"nvidia.com/gpu-driver-upgrade-state": state} for state in states),
+        {},
+    ]
+    for sets, labels in (
+        ((), [{key: (values or ("any",))[0]} for key, values in gpunodes.LABELS.items()]),
+        (("nodes.selector.pool=gpu",), [{"pool": "gpu"}]),
+    ):
+        spec = workloads(render("mps.enabled=true", *sets))[f"cardwise-{part}"]
+        constraints = nodeconstraints.of(spec)
+        linux = {"kubernetes.io/os": "linux"}
+        assert not constraints.allow("n1", Ground(linux))
+        for of_gpu in labels:
+            for more in staying:
+                assert constraints.allow("n1", Ground(linux | of_gpu | more)), (of_gpu, more)
+            for key, value in gpunodes.UPGRADING.items():
+                assert not constraints.allow("n1", Ground(linux | of_gpu | {key: value})), (of_gpu, key)
+        (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED]["nodeSelectorTerms"]]
+        assert len(terms) == len(labels), "no label more than doctor knows"
 
 
 def test_the_image_can_be_pinned_by_its_digest(render: Render) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, nvidia_runtimes, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
-from cardwise.core.api import names
+from cardwise.core.api import gpunodes, names
 from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -261,11 +261,18 @@ def _slots(nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterato
     meant = [nodeconstraints.of(_pod_spec(one)) for one in plugins]
     grounds = {name: Ground(node["metadata"].get("labels") or {}) for name, node in deaf.items()}
     left = [name for name, ground in grounds.items() if meant and not any(one.allow(name, ground) for one in meant)]
+    upgrading = [name for name in left if gpunodes.upgrading(grounds[name].labels)]
+    if upgrading:
+        label = gpunodes.upgrading(grounds[upgrading[0]].labels)
+        text = f"{finding.nodes(upgrading)}: NVIDIA's GPU Operator replaces the driver, so the device plugin has left"
+        remedy = f"it comes back once the operator has changed the label {label}"
+        yield Finding("cards", Severity.WARNING, text, remedy)
+    left = [name for name in left if name not in upgrading]
     if left:
         text = f"{finding.nodes(left)}: the device plugin does not run there: nodes.selector does not choose it"
         remedy = f"kubectl label node {left[0]} nvidia.com/gpu.present=true, or write nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
-    rest = [name for name in deaf if name not in left]
+    rest = [name for name in deaf if name not in (*left, *upgrading)]
     if rest:
         text = f"{finding.nodes(rest)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"

@@ -16,5 +16,6 @@ Comes in: decoded JSON of pods and of our objects. Goes out: requests, assignmen
     shareagent       the contract with the share agent
     cdiruntimes      which container runtimes take CDI devices
     schedulerconfig  the extender stanzas of kube-scheduler's configuration
+    gpunodes         labels of nodes by which others say that they have GPUs, or that their driver is being replaced
     lookalikes       misspelled and foreign resource names
 """

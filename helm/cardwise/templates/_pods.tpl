@@ -33,21 +33,44 @@ affinity:
   {{- end }}
 {{- end }}
 
-{{/* Pods of the nodes with cards; labels that an admin names instead come by nodeSelector ("cardwise.pod.common"). */}}
+{{/* Labels by which others mark nodes with NVIDIA's GPUs, with the values that mean one; none: any value. JSON. */}}
+{{- define "cardwise.nodes.labels" -}}
+{"nvidia.com/gpu.present": ["true"],
+ "feature.node.kubernetes.io/pci-10de.present": ["true"],
+ "feature.node.kubernetes.io/pci-0302_10de.present": ["true"],
+ "feature.node.kubernetes.io/pci-0300_10de.present": ["true"],
+ "cloud.google.com/gke-accelerator": [],
+ "k8s.amazonaws.com/accelerator": [],
+ "kubernetes.azure.com/accelerator": ["nvidia"]}
+{{- end }}
+
+{{/*
+Pods of the nodes with cards; labels that an admin names instead come by nodeSelector ("cardwise.pod.common"). They leave
+a node while NVIDIA's GPU Operator replaces its driver, because they hold the driver's kernel module. From 26.7 on its
+driver manager says so by gpu.deploy.client; before, the state of the upgrade does, once the node has been drained.
+*/}}
 {{- define "cardwise.pod.onNodes" -}}
-{{- if not .Values.nodes.selector }}
+{{- $terms := list }}
+{{- if .Values.nodes.selector }}
+{{- $terms = list list }}
+{{- else }}
+{{- range $key, $values := include "cardwise.nodes.labels" . | fromJson }}
+{{- $label := ternary (dict "operator" "In" "values" $values) (dict "operator" "Exists") (not (empty $values)) }}
+{{- $terms = append $terms (list (merge (dict "key" $key) $label)) }}
+{{- end }}
+{{- end }}
 affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       nodeSelectorTerms:
-        - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
-        - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
-        - matchExpressions: [{key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}]
-        - matchExpressions: [{key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}]
-        - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
-        - matchExpressions: [{key: k8s.amazonaws.com/accelerator, operator: Exists}]
-        - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
-{{- end }}
+        {{- range $terms }}
+        - matchExpressions:
+            {{- range . }}
+            - {{ toJson . }}
+            {{- end }}
+            - {key: nvidia.com/gpu.deploy.client, operator: NotIn, values: [paused-for-driver-upgrade]}
+            - {key: nvidia.com/gpu-driver-upgrade-state, operator: NotIn, values: [pod-restart-required]}
+        {{- end }}
 {{- with .Values.nodes.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}

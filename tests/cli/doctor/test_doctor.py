@@ -11,13 +11,14 @@ import pytest
 from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity, table, worst
-from cardwise.core.api import names, schedulerconfig
+from cardwise.core.api import gpunodes, names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.api.mps import MANAGER_GONE
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
+from cardwise.kube.pods import nodeconstraints
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
@@ -398,6 +399,16 @@ def plant_label_taken_away(seen: Facts) -> None:
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
 
 
+def plant_driver_upgrade(seen: Facts) -> None:
+    plant_unregistered_plugin(seen)
+    (key, value), *_ = gpunodes.UPGRADING.items()
+    paused = {"key": key, "operator": "NotIn", "values": [value]}
+    affinity = {"nodeAffinity": {nodeconstraints.REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [paused]}]}}}
+    seen.nodes[0]["metadata"]["labels"] = {key: value}
+    plugin = {"spec": {"template": {"spec": {"affinity": affinity}}}}
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+
+
 def plant_deleted_webhook(seen: Facts) -> None:
     """Of a chart that is installed: Helm does not install it again under its name."""
     plant_no_webhook(seen)
@@ -511,6 +522,12 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
         (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),
+        (
+            plant_driver_upgrade,
+            Severity.WARNING,
+            "node n1: NVIDIA's GPU Operator replaces the driver, so the device plugin has left",
+            "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade",
+        ),
         (plant_deleted_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade"),
         (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
         (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core.api import names
+from cardwise.core.api import gpunodes, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from tests.cluster import Cluster, images
+from tests.cluster import Cluster, binaries, images
+from tests.helm.rendering import documents, template
 from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
@@ -46,6 +47,7 @@ DEPLOYED = (
 )
 LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{one}": "true" for one in DEPLOYED}
 TAINT = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}  # GKE's, and usual elsewhere
+ON_NODES = ("mps.enabled=true", f"image.repository={images.BUSYBOX.partition(':')[0]}")
 PAGE = Path(__file__).parents[3] / "docs" / "integrations" / "gpu-operator.md"
 TAKEN_OFF = dict.fromkeys(re.findall(r"nvidia\.com/gpu\.deploy\.[a-z-]+(?==false)", PAGE.read_text()), "false")
 
@@ -107,6 +109,31 @@ def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(
     operator.wait(lambda: where() == wanted, "its pods run, none of its plugin and validator on our node")
     assert space.put(workload("share", gpu_mem=8138, spec={"runtimeClassName": "nvidia"}))[0] == ours
     assert where() == wanted
+
+
+def test_the_parts_on_a_node_leave_while_its_driver_is_replaced_and_come_back(space: Space, operator: Space) -> None:
+    """By the DaemonSets of the chart; `operator` is a namespace whose pods may mount what they mount."""
+    ours, theirs = space.own_nodes
+    parts = ("deviceplugin", "mps")
+    templates = tuple(f"--show-only=templates/{part}/daemonset.yaml" for part in parts)
+    rendered = template(str(binaries.helm(print) / "helm"), *ON_NODES, flags=templates)
+    assert rendered.returncode == 0, rendered.stderr
+    for daemon in documents(rendered.stdout):
+        daemon["metadata"]["namespace"] = NAMESPACE
+        daemon["spec"]["template"]["spec"]["serviceAccountName"] = "default"
+        space.cluster.api.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", daemon)
+
+    def running_on(node: str) -> int:
+        return sum(pod["spec"].get("nodeName") == node for pod in operator.pods())
+
+    operator.wait(lambda: (running_on(ours), running_on(theirs)) == (2, 2), "both parts are on both nodes")
+    for key, value in gpunodes.UPGRADING.items():
+        for state in ("drain-required", value):
+            space.cluster.api.patch(paths.nodes(ours), {"metadata": {"labels": {key: state}}})
+        operator.wait(lambda: running_on(ours) == 0, f"they have left because of {key}")
+        assert running_on(theirs) == 2
+        space.cluster.api.patch(paths.nodes(ours), {"metadata": {"labels": {key: "upgrade-done"}}})
+        operator.wait(lambda: running_on(ours) == 2, "they are back")
 
 
 def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Space) -> None:

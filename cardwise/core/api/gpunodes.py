@@ -1,0 +1,38 @@
+"""Labels of nodes that others write: which nodes have NVIDIA GPUs, and how far an upgrade of their driver is.
+
+The chart selects the nodes of its DaemonSets by them (`cardwise.pod.onNodes`). Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+# By key, the values that mean a GPU of NVIDIA's; () for any value. NVIDIA's GPU Operator and GPU feature discovery,
+# node-feature-discovery, GKE, EKS and AKS write them.
+LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nvidia.com/gpu.present": ("true",),
+    "feature.node.kubernetes.io/pci-10de.present": ("true",),
+    "feature.node.kubernetes.io/pci-0302_10de.present": ("true",),
+    "feature.node.kubernetes.io/pci-0300_10de.present": ("true",),
+    "cloud.google.com/gke-accelerator": (),
+    "k8s.amazonaws.com/accelerator": (),
+    "kubernetes.azure.com/accelerator": ("nvidia",),
+}
+PRESENT: Final = "nvidia.com/gpu.present"  # what an admin writes where nobody else labels nodes
+
+# While NVIDIA's GPU Operator replaces a node's driver no program may hold the kernel's module. By key, the value that
+# tells its clients to leave: the driver manager's from 26.7 on, and the upgrade's state (pkg/upgrade/consts.go of
+# k8s-operator-libs) in which the node has been drained and the driver's pod is restarted.
+UPGRADING: Final[Mapping[str, str]] = {
+    "nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade",
+    "nvidia.com/gpu-driver-upgrade-state": "pod-restart-required",
+}
+
+
+def is_labelled(labels: Mapping[str, str]) -> bool:
+    """Whether the node has a label of a GPU of NVIDIA's."""
+    return any(key in labels and (not values or labels[key] in values) for key, values in LABELS.items())
+
+
+def upgrading(labels: Mapping[str, str]) -> str:
+    """The label, as KEY=VALUE, by which the node says that its driver is being replaced; "" if it does not."""
+    return next((f"{key}={value}" for key, value in UPGRADING.items() if labels.get(key) == value), "")
