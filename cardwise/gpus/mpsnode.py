@@ -6,6 +6,7 @@ wrote it and the daemon that it is about are alive.
 
 import errno
 import fcntl
+import json
 import os
 import socket
 from dataclasses import dataclass
@@ -67,6 +68,20 @@ def read(home: Path) -> Status | None:
         return mps.decode((home / mps.READY).read_text())
     except (OSError, UnicodeDecodeError, mps.UnreadableState):
         return None
+
+
+def left_closed(root: Path, uuid: str) -> bool:
+    """Whether a manager closed the card to programs without MPS and has not opened it again: its note is there.
+
+    A manager that ends leaves cards so that pods hold (`--stop-daemons=idle`), with the daemons that serve these pods.
+    """
+    for home in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
+        try:
+            if uuid in json.loads((home / mps.MODES).read_bytes()):
+                return True
+        except (OSError, ValueError, TypeError):
+            continue
+    return False
 
 
 def manager_lives(root: Path) -> bool:

@@ -118,7 +118,8 @@ class MpsWait:
 
     def _look(self, grant: Grant, wanted: MpsState | None) -> Readiness:
         if wanted is None:
-            return Readiness()
+            closed = any(mpsnode.left_closed(self._root, share.uuid) for share in grant.shares)
+            return Readiness(mps.LEFT_CLOSED if closed and not grant.is_agent else "")
         if grant.is_agent:
             return self._look_for_agent(grant, wanted)
         if wanted is MpsState.OFF:

@@ -1,18 +1,18 @@
 """Clears the MPS status of this node's cards when the MPS manager is gone, so that no MPS pod is placed here.
 
-A manager that crashes leaves its last status: the card looks ready for ever, and nothing starts on it. The same happens
-when the card is a new object, because the chart was installed anew without a manager. Files on the node say whether a
-manager lives; the device plugin reads them.
+A manager that crashes leaves its last status: the card looks ready for ever, and nothing starts on it. Files on the
+node say whether a manager lives; the device plugin reads them. Where no manager is to come (`--mps=off`), what an
+earlier one said is removed, except from a card that it left closed.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core.api.mps import MANAGER_GONE, Mode, MpsState
+from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE, Mode, MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsnode
-from cardwise.kube.wire import ExtendedResource
+from cardwise.kube.wire import ExtendedResource, MpsStatus
 
 PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
 
@@ -38,8 +38,8 @@ class StaleMpsStatus:
     def correction(self, found: ExtendedResource) -> Json:
         """What to put into the card's status by a merge patch; {} where what is there may stay."""
         said, uuid = found.status.mps, found.spec.uuid
-        if said is not None and self._setting is Mode.OFF:
-            return {"mps": None}  # what a manager has left behind that was taken away would keep pods off for ever
+        if self._setting is Mode.OFF:
+            return self._without_manager(said, uuid)
         if said is None:
             silent = self._managed() and not mpsnode.manager_lives(self._root)
         else:
@@ -51,5 +51,14 @@ class StaleMpsStatus:
         if now - self._silent_since.setdefault(uuid, now) < PATIENCE:
             return {}
         # The rest stays: it is what the manager will do again, and it makes the card a managed one.
+        return self._down(MANAGER_GONE)
+
+    def _without_manager(self, said: MpsStatus | None, uuid: str) -> Json:
+        """What an earlier manager said would keep pods off for ever; but a card that it left closed serves none."""
+        if not mpsnode.left_closed(self._root, uuid):
+            return {} if said is None else {"mps": None}
+        return {} if said is not None and said.reason == LEFT_CLOSED else self._down(LEFT_CLOSED)
+
+    def _down(self, reason: str) -> Json:
         changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"mps": {"state": str(MpsState.DOWN), "reason": MANAGER_GONE, "lastChange": changed}}
+        return {"mps": {"state": str(MpsState.DOWN), "reason": reason, "lastChange": changed}}

@@ -14,6 +14,7 @@ import extender.__main__ as extender_part
 import mps.__main__ as mps_part
 import webhook.__main__ as webhook_part
 from cardwise.core.api import gpunodes, mps, names, policies, schedulerconfig
+from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
@@ -417,6 +418,17 @@ def test_pods_run_on_linux_only_also_where_an_admin_names_labels(render: Render)
         assert {name for name, spec in specs.items() if spec["nodeSelector"]["kubernetes.io/os"] != "linux"} == set()
     assert specs["cardwise-deviceplugin"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
     assert specs["cardwise-webhook"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "cpu"}
+
+
+def test_nodes_wait_for_an_mps_manager_only_where_the_chart_runs_one(render: Render) -> None:
+    """What an earlier installation with MPS left on a node must not keep pods away from its cards for ever."""
+    for sets, mode in (
+        ((), Mode.OFF),
+        (("mps.enabled=true",), Mode.PREFERRED),
+        (("deviceplugin.mps=preferred",), Mode.PREFERRED),
+        (("mps.enabled=true", "deviceplugin.mps=required"), Mode.REQUIRED),
+    ):
+        assert f"--mps={mode}" in container(render, "deviceplugin", *sets)["args"], sets
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])

@@ -8,7 +8,7 @@ from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, nvidia_runtimes, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
-from cardwise.core.api.mps import MANAGER_GONE
+from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube.leases.election import MAX_DURATION
@@ -317,7 +317,15 @@ def mps(facts: Facts) -> Iterator[Finding]:
     for reason, some in _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}").items():
         remedy = "it is tried again by itself; the log of cardwise-mps there says more"
         if MANAGER_GONE in reason:
-            remedy = "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: deviceplugin.mps=off"
+            remedy = (
+                "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: mps.enabled=false, with "
+                "deviceplugin.mps=auto or off"
+            )
+        if LEFT_CLOSED in reason:
+            remedy = (
+                "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these cards have ended, and take "
+                "it away then; or drain and reboot the node"
+            )
         yield Finding("mps", level, f"{_many(some)} without MPS, {reason}", remedy)
     ready = sum(status.get("state") in _USABLE for status in told.values())
     if ready:

@@ -36,7 +36,9 @@ LOCK: Final = "manager.lock"
 NODE: Final = "node"
 CONTROL: Final = "control"  # the socket in the pipe folder
 
-MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"  # as the device plugin says it in a card's status
+# Reasons that the device plugin writes into a card's status.
+MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
+LEFT_CLOSED: Final = "the card is closed to programs without MPS, as an MPS manager that is gone has left it"
 
 LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
 LEAST_CEILING: Final = 512  # MiB; where no pod of the card has a larger share

@@ -5,6 +5,11 @@
 {{- print "  manual    you edit kube-scheduler's configuration yourself: the notes of the installation say how" -}}
 {{- end }}
 
+{{/* Whether nodes have an MPS manager. Without one in this release, what an earlier one left there is not waited for. */}}
+{{- define "cardwise.deviceplugin.mps" -}}
+{{- if ne .Values.deviceplugin.mps "auto" }}{{ .Values.deviceplugin.mps }}{{ else if .Values.mps.enabled }}preferred{{ else }}off{{ end -}}
+{{- end }}
+
 {{/* Whether objects of the Prometheus Operator are wanted: `enabled` is auto, true or false. */}}
 {{- define "cardwise.monitoring.wanted" -}}
 {{- $there := .root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1" -}}

@@ -13,7 +13,7 @@ from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity, table, worst
 from cardwise.core.api import gpunodes, names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
-from cardwise.core.api.mps import MANAGER_GONE
+from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
@@ -448,6 +448,11 @@ def plant_no_mps_any_more(seen: Facts) -> None:
         one["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
 
 
+def plant_closed_by_mps(seen: Facts) -> None:
+    del seen.cards[0]["status"]["mps"]
+    seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": LEFT_CLOSED}
+
+
 def plant_nvidia_plugin(seen: Facts) -> None:
     seen.nodes = [node("n1", **{"nvidia.com__gpu": "2"})]
 
@@ -581,7 +586,13 @@ def plant_no_rights(seen: Facts) -> None:
             "n1: GPU-n1-1 is without MPS, Down: the daemon died",
             "tried again by itself",
         ),
-        (plant_no_mps_any_more, Severity.PROBLEM, "n1, 2 cards: without MPS, Down: the node's", "deviceplugin.mps=off"),
+        (
+            plant_no_mps_any_more,
+            Severity.PROBLEM,
+            "n1, 2 cards: without MPS, Down: the node's",
+            "deviceplugin.mps=auto",
+        ),
+        (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the card is closed", "until the pods"),
         (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
         (plant_dra_driver, Severity.NOTE, "NVIDIA's DRA driver is installed: DaemonSet gpu/nvidia-dra", "nodeSelector"),

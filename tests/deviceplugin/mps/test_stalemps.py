@@ -1,5 +1,7 @@
 """What the cluster is told of MPS once its manager cannot tell it any more."""
 
+import json
+
 import pytest
 
 from cardwise.core.api import mps
@@ -21,9 +23,9 @@ class Seen:
         self.clock, self.mps_clock = FakeClock(), FakeClock()
         self.said = StaleMpsStatus(setting, root, lambda: managed, self.clock, self.mps_clock)
 
-    def after(self, seconds, state="Ready", *, index=0):
+    def after(self, seconds, state="Ready", *, index=0, reason=""):
         self.clock.advance(seconds)
-        told = wire.MpsStatus("card", state, "", multi_user=False, max_clients=48) if state else None
+        told = wire.MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
         uuid = card_uuid(index)
         found = wire.ExtendedResource(
             wire.OwnedMeta(name=uuid.lower()),
@@ -87,6 +89,21 @@ def test_a_node_that_has_had_a_manager_says_that_nothing_starts_without_one(worl
     world.end()
     assert seen.after(0, "") == seen.after(stalemps.PATIENCE - 1, "") == "stays"
     assert seen.after(1, "")["state"] == "Down"
+
+
+def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_manager_left_closed(world):
+    """As after an installation with MPS and a later one without: pods held the first card when the manager ended."""
+    world.end()
+    (world.cards[0].home / mps.MODES).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
+    seen = Seen(world.root, Mode.OFF)
+    told = seen.after(0)
+    assert (told["state"], told["reason"]) == ("Down", mps.LEFT_CLOSED), "at once: nobody can use it without MPS"
+    assert seen.after(0, "")["state"] == "Down", "also where the card is a new object"
+    assert seen.after(0, index=1) is None, "what a manager said of the other counts no more"
+    assert seen.after(0, "", index=1) == "stays"
+    assert seen.after(AGES, "Down", reason=mps.LEFT_CLOSED) == "stays", "once"
+    (world.cards[0].home / mps.MODES).unlink()
+    assert seen.after(0, "Down", reason=mps.LEFT_CLOSED) is None
 
 
 def test_one_daemon_for_all_cards_is_known_for_each(world):

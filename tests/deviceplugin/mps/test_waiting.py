@@ -1,5 +1,6 @@
 """What the start of a container waits for: a card that MPS serves, or that is without it."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -148,6 +149,16 @@ def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
     assert pipes(rig, start(rig, bound(rig, mode="preferred"))) == {}
     _, why = why_not(rig, bound(rig, "b", [(1, 100)], mode="required"))
     assert "--mps=off" in why
+
+
+def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(world):
+    world.end()
+    (world.cards[0].home / mps.MODES).write_text(json.dumps({world.cards[0].uuid: "DEFAULT"}))
+    world.rig.mps = Mode.OFF
+    rig = world.rig.start()
+    _, why = why_not(rig, bound(rig))
+    assert mps.LEFT_CLOSED in why
+    assert pipes(rig, start(rig, bound(rig, "b", [(1, 100)]))) == {}
 
 
 def test_a_node_that_must_have_it_waits_for_a_manager_that_never_came(idle_rig):
