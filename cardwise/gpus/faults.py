@@ -6,6 +6,7 @@ no pods until it was reset. No event tells of a reset. It is seen from counters 
 are kept on disk: for a reset all programs that use the driver must end, this one too.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -118,10 +119,36 @@ class Faults:
 
 
 def _read(path: Path) -> dict[str, Lasting]:
+    """The faults by UUID. What cannot be read, such as what another version of Cardwise wrote, is kept beside the file:
+    the next fault replaces that.
+    """
+    faults: dict[str, Lasting] = {}
+    problem = ""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Lasting])
+        text = path.read_bytes()
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
         _log.error("which cards need a reset is not known", path=str(path), error=str(error))
         return {}
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        entries, problem = {}, str(error)
+    for uuid, raw in entries.items():
+        try:
+            faults[uuid] = msgspec.json.decode(raw, type=Lasting)
+        except msgspec.DecodeError as error:
+            problem = f"{uuid}: {error}"
+    if problem:
+        kept = path.with_name(f"{path.name}.unreadable")
+        with contextlib.suppress(OSError):
+            kept.write_bytes(text)
+        _log.error(
+            "which cards need a reset is not known for all cards: the file is damaged or of another version of "
+            "Cardwise; look at the copy, and reset these cards",
+            path=str(path),
+            copy=str(kept),
+            error=problem,
+        )
+    return faults

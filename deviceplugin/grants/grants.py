@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -31,6 +32,7 @@ _STRIPES = 64
 _PROBE_BYTES = 4096  # a full disk has no room for a block
 _VERSION = 1
 _WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
+_KNOWN = (_VERSION, _WITH_DEVICES)
 
 
 class UnsafeName(ValueError):
@@ -46,6 +48,12 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
     @classmethod
     def of(cls, share: DeviceShare) -> "GrantedDevice":
         return cls(share.resource_class, share.uuid)
+
+
+class _Format(Struct):
+    """What says how the rest of a grant on disk is to be read."""
+
+    version: Any = _VERSION
 
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -418,10 +426,17 @@ class GrantStore:
 
 
 def _read(path: Path) -> Grant:
-    grant = msgspec.json.decode(path.read_bytes(), type=Grant)
-    known = grant.version in (_VERSION, _WITH_DEVICES)
-    if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name) or not known:
-        raise ValueError("it does not say what its name says, or has another version")
+    text = path.read_bytes()
+    version = msgspec.json.decode(text, type=_Format).version  # first: another version may have other fields
+    if version not in _KNOWN:
+        known = " and ".join(map(str, _KNOWN))
+        raise ValueError(
+            f"another version of the device plugin wrote it: it has version {quoted(version)}, "
+            f"this one reads versions {known}; a container that runs gets its grant anew"
+        )
+    grant = msgspec.json.decode(text, type=Grant)
+    if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
+        raise ValueError("it does not say what its name says")
     _checked(grant)
     return grant
 

@@ -4,6 +4,7 @@ The ExtendedResource is the truth of it while there is one. But the object goes 
 for a moment, and its next one must not offer a card that somebody has taken out of use.
 """
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,22 @@ from cardwise.runtime.replacing import replace
 _log = structlog.get_logger(__name__)
 
 
+_UNKNOWN = "another version of Cardwise has written why"
+
+
 class Cordons:
-    """For one thread. What cannot be read is as if nothing had been cordoned."""
+    """For one thread. A card whose entry cannot be read, such as one of another version, is cordoned all the same. A
+    file that cannot be read at all is as if nothing had been cordoned, and kept beside the next one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._by_uuid: dict[str, Cordon] = {}
-        try:
-            self._by_uuid = msgspec.json.decode(path.read_bytes(), type=dict[str, Cordon])
-        except FileNotFoundError:
-            pass
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("which cards were cordoned is not known", path=str(path), error=str(error))
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._read(path.read_bytes())
+            except (OSError, msgspec.DecodeError) as error:
+                _log.error("which cards were cordoned is not known", path=str(path), error=str(error))
         self._written = dict(self._by_uuid)
 
     def note(self, resources: Iterable[ExtendedResource]) -> None:
@@ -45,6 +50,20 @@ class Cordons:
         """What the spec of a new object says of it beside what the card is."""
         cordon = self._by_uuid.get(uuid)
         return {} if cordon is None else {"unschedulable": True, "cordon": msgspec.to_builtins(cordon)}
+
+    def _read(self, text: bytes) -> None:
+        """Raises OSError, msgspec.DecodeError."""
+        try:
+            entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError:
+            replace(self._path.with_name(f"{self._path.name}.unreadable"), text)
+            raise
+        for uuid, raw in entries.items():
+            try:
+                self._by_uuid[uuid] = msgspec.json.decode(raw, type=Cordon)
+            except msgspec.DecodeError as error:
+                _log.error("why a card was cordoned is not known", uuid=uuid, path=str(self._path), error=str(error))
+                self._by_uuid[uuid] = Cordon(reason=_UNKNOWN)
 
     def _write(self) -> None:
         try:

@@ -25,6 +25,10 @@ class Cards:
     def begin(self) -> None:
         self.faults = Faults(self.path, self.clock)
 
+    def aside(self) -> list[str]:
+        """What was kept of files that could not be read."""
+        return [path.read_text() for path in self.path.parent.glob("faults.json.unreadable*")]
+
     def looked_at(self, seconds: float = 5.0, trouble: str = "", **marks: object) -> str:
         """Why the card is out after a look at it that comes so much later."""
         self.clock.advance(seconds)
@@ -151,6 +155,20 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
     cards.path.write_text("{")
     cards.begin()
     assert cards.faults.reasons() == {}
+    assert cards.aside() == ["{"], "what it said is kept for people"
+
+
+def test_what_another_version_wrote_of_one_card_is_kept_and_the_others_count(cards):
+    """After a downgrade: otherwise every card would be well again, and the file lost with the next fault."""
+    for card in ("GPU-0", "GPU-1"):
+        cards.faults.break_down(card, 48, AT_THE_FAULT)
+    written = json.loads(cards.path.read_text()) | {"GPU-1": {"version": 9, "faults": [48]}}
+    cards.path.write_text(json.dumps(written))
+    cards.begin()
+    assert set(cards.faults.reasons()) == {"GPU-0"}
+    assert [json.loads(text) for text in cards.aside()] == [written]
+    cards.begin()
+    assert len(cards.aside()) == 1, "once for each content"
 
 
 def test_without_a_file_it_ends_with_the_process(cards):

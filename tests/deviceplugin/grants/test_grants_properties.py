@@ -165,3 +165,29 @@ def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
     aside = tmp_path / "grants-unreadable"
     assert len(list(aside.iterdir())) == 4
     assert stat.S_IMODE(aside.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"version": 9, "podUid": "u1", "cards": {"GPU-0": 10}},
+        {"version": 9, "shares": "of another kind"},
+        {"version": {"major": 9}},
+    ],
+    ids=["other fields", "other types", "another version field"],
+)
+def test_a_grant_of_a_newer_device_plugin_is_kept_aside_with_what_to_do(tmp_path, newer):
+    """A downgrade. Whatever the file has, its version is looked at first; the other grants are read as always."""
+    store = GrantStore(tmp_path / "grants")
+    for pod, card in (("u1", 0), ("u2", 1)):
+        store.claim(grant(pod, "a", card, 10), TOTALS)
+    path = tmp_path / "grants" / "u1" / "a.json"
+    path.write_text(json.dumps(newer))
+    again = GrantStore(tmp_path / "grants")
+    assert [each.pod_uid for each in again.all()] == ["u2"]
+    (problem,) = again.unreadable
+    assert str(path) in problem
+    assert "another version of the device plugin" in problem
+    assert "this one reads versions 1 and 2" in problem
+    (aside,) = (tmp_path / "grants-unreadable").iterdir()
+    assert json.loads(aside.read_text()) == newer

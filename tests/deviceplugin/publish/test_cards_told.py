@@ -1,5 +1,6 @@
 """What the cluster is told of a node's cards, and what becomes of what others say of them."""
 
+import json
 import math
 
 import pytest
@@ -254,6 +255,31 @@ def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
     assert "unschedulable" not in rig.card(0)["spec"]
     assert rig.capacity(names.GPU_MEM) == str(2 * 16276), "the sum of the node does not change"
+
+
+@pytest.mark.parametrize("newer", [{"version": 9}, ["jane"], {"reason": ["it smokes"]}], ids=str)
+def test_a_cordon_that_another_version_has_written_stays(rig, newer):
+    """After a downgrade: what it says is not known, that the card is out of use is."""
+    cordon(rig, 1, reason="it smokes")
+    rig.settle()
+    rig.stop()
+    remembered = rig.folder / "state" / "cordons.json"
+    remembered.write_text(json.dumps({card_uuid(1): newer}))
+    rig.api.remove(f"{RESOURCES}/{card_uuid(1).lower()}")
+    rig.start()
+    assert rig.card(1)["spec"]["unschedulable"] is True
+    assert "unschedulable" not in rig.card(0)["spec"]
+
+
+def test_cordons_that_cannot_be_read_at_all_are_kept_aside(rig):
+    rig.stop()
+    remembered = rig.folder / "state" / "cordons.json"
+    remembered.write_text('[{"version": 9}]')
+    rig.start()
+    cordon(rig, 1, reason="it smokes")
+    rig.settle()
+    assert card_uuid(1) in remembered.read_text()
+    assert [path.read_text() for path in remembered.parent.glob("cordons.json.unreadable*")] == ['[{"version": 9}]']
 
 
 def test_a_card_that_was_given_back_is_not_cordoned_anew(rig):
