@@ -57,6 +57,8 @@ _WHOLE = 5  # times the time of a page, for a list in one answer
 _FEWER = 4  # of so many objects one is in the next try of a page that was too large
 _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
 
+_BY_TIME = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
+
 _encode = msgspec.json.Encoder().encode
 _decode = bounded(msgspec.json.Decoder().decode)
 _decode_list_head = following(msgspec.json.Decoder(wire.ListHead).decode)
@@ -316,10 +318,16 @@ class KubeClient:
         except (ReadTimeoutError, TimeoutError) as error:
             raise errors.TimedOut(f"{method} {path}: {error}") from error
         except (HTTPError, OSError) as error:
-            raise errors.Unreachable(f"{method} {path}: {error}") from error
+            raise errors.Unreachable(f"{method} {path}: {error}{self._clock_hint(error)}") from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._failure(response, method, path)
         return response
+
+    def _clock_hint(self, error: Exception) -> str:
+        """What to look at where a certificate is not valid at this time: it, or our clock, may be wrong."""
+        if not any(words in str(error) for words in _BY_TIME):
+            return ""
+        return f"; this machine's clock says {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}: is that right?"
 
     def _failure(self, response: urllib3.BaseHTTPResponse, method: str, path: str) -> errors.KubeError:
         if response.status == HTTPStatus.UNAUTHORIZED:

@@ -18,7 +18,7 @@ from cardwise.runtime.tls.certstore import SecretStore
 from cardwise.runtime.tls.tls import Rotator
 from tests.cluster import PatientClient
 from tests.cluster.processes import PATIENCE, wait_for
-from tests.fakes.clock import FakeClock
+from tests.runtime.tls import certificates
 
 pytestmark = [
     pytest.mark.cluster("api"),
@@ -177,9 +177,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
     for seed in (None, past):
         if seed is not None:
             client.delete(paths.secrets(namespace, "certs"))
-            Rotator(
-                SecretStore(client, namespace, "certs"), hosts, tmp_path / "seed", clock=FakeClock(wall=past)
-            ).ensure()
+            SecretStore(client, namespace, "certs").save(certificates.made(past, hosts), "")
         threads = [threading.Thread(target=each.ensure) for each in rotators]
         for thread in threads:
             thread.start()

@@ -4,6 +4,7 @@ import os
 import socket
 import ssl
 import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -204,8 +205,16 @@ def test_threads_share_it(api: ApiServer, client: KubeClient):
 
 @pytest.fixture
 def tls_server(tmp_path):
-    """An HTTPS server that answers one watch with one event and then stays silent, or `{}` to anything else."""
-    now = datetime.now(UTC)
+    with serving_tls(tmp_path, datetime.now(UTC)) as served:
+        yield served
+
+
+@contextmanager
+def serving_tls(tmp_path, now: datetime):
+    """An HTTPS server that answers one watch with one event and then stays silent, or `{}` to anything else.
+
+    `now`: when its certificate was made, which is good for a day.
+    """
     authority = certs.new_authority("test CA", now, timedelta(days=1))
     leaf = certs.new_leaf(
         authority, "server", ["kube.test", "127.0.0.2"], certs.KeyPurpose.SERVER, now=now, lifetime=timedelta(days=1)
@@ -238,11 +247,13 @@ def tls_server(tmp_path):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    yield f"https://127.0.0.1:{listener.getsockname()[1]}", tmp_path, seen
-    done.set()
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
+    try:
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", tmp_path, seen
+    finally:
+        done.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
 
 
 def kubeconfig(url: str, directory, **cluster: object):
@@ -277,6 +288,16 @@ def test_kubeconfig_with_ca_server_name_and_token(tls_server):
     with pytest.warns(InsecureRequestWarning):  # the user's choice, and told so
         assert client.get("/version") == {}
     client.close()
+
+
+def test_a_certificate_that_is_not_valid_at_this_time_says_which_time_that_is(tmp_path):
+    """It, or our clock, may be wrong; whoever reads the log must be able to tell."""
+    with serving_tls(tmp_path, datetime.now(UTC) - timedelta(days=30)) as (url, directory, _):
+        cluster = {"certificate-authority": str(directory / "ca.crt"), "tls-server-name": "kube.test"}
+        client = KubeClient.load(kubeconfig(url, directory, **cluster))
+        with pytest.raises(errors.Unreachable, match=r"certificate has expired.*this machine's clock says 20\d\d-"):
+            client.get("/version")
+        client.close()
 
 
 def test_the_namespace_of_the_context_or_default(tmp_path):

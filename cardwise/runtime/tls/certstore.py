@@ -6,11 +6,13 @@ reads again and finds the work done.
 
 import base64
 import binascii
+import contextlib
 import fcntl
 import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +37,9 @@ class CertStore(Protocol):
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         """Replaces all. False, and nothing is changed, when the store is no longer at `version`."""
 
+    def clock(self) -> datetime | None:
+        """The time by the clock of who keeps the store; None where that is not known."""
+
 
 class DirStore:
     """On disk; processes of one machine may share it. Files of keys are 0600."""
@@ -57,6 +62,9 @@ class DirStore:
         finally:
             os.close(descriptor)  # and with it the lock
         return True
+
+    def clock(self) -> datetime | None:
+        return None  # our own machine
 
 
 class SecretStore:
@@ -107,6 +115,11 @@ class SecretStore:
         except (errors.Conflict, errors.NotFound):
             return False
         return True
+
+    def clock(self) -> datetime | None:
+        with contextlib.suppress(errors.KubeError):
+            return self._client.clock()
+        return None
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

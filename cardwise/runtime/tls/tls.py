@@ -6,6 +6,7 @@ cluster `Given` takes its place: servers then read the Secret volume, whose file
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -36,6 +37,7 @@ _log = structlog.get_logger("cardwise.runtime.tls")
 _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
+_SKEW_SECONDS = 60.0
 INTERVAL = 12 * 3600.0  # seconds between two checks
 _GIVEN_INTERVAL = 2.0  # short: a new certificate is served at once, and until its CA is known nobody can call us
 
@@ -114,13 +116,30 @@ class Rotator(Checks):
 
         Replicas may do it at once: one writes, the others take what it wrote. Raises KubeError or OSError.
         """
+        now = self._now()
         for _ in range(_ATTEMPTS):
             stored = self._store.load()
-            files = rotation.advance(stored.files, self._wanted, self._lifetimes, self._clock.wall())
+            files = rotation.advance(stored.files, self._wanted, self._lifetimes, now)
             if files == stored.files or self._store.save(files, stored.version):
                 self._publish(files, changed=files != stored.files)
                 return files[rotation.BUNDLE]
         raise errors.Conflict(409, "Conflict", f"the certificate store kept changing, {_ATTEMPTS} times in a row")
+
+    def _now(self) -> datetime:
+        """By the API server's clock where the certificates are in a Secret: it and kube-scheduler verify them. By that
+        of a machine whose clock is wrong a good CA would be replaced at once, or a certificate be good too late.
+        """
+        ours, theirs = self._clock.wall(), self._store.clock()
+        if theirs is None:
+            return ours
+        ahead = (ours - theirs).total_seconds()
+        if abs(ahead) > _SKEW_SECONDS:
+            _log.warning(
+                "clock skew: this machine's clock differs from the API server's, by which certificates are made; "
+                "run NTP or chrony on this node",
+                ahead_seconds=round(ahead),
+            )
+        return theirs
 
     def _publish(self, files: dict[str, bytes], *, changed: bool) -> None:
         names = _SERVER_FILES + (_CLIENT_FILES if self._wanted.client else ())

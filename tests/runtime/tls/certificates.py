@@ -4,14 +4,21 @@ import functools
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cryptography import x509
 
-from cardwise.runtime.tls import certs
+from cardwise.runtime.tls import certs, rotation
+from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
 
 NOW = datetime.now(UTC)
 HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
+
+
+def made(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
+    """All that a store has of certificates that were made at this time."""
+    return rotation.advance({}, WantedCertificates(hosts=hosts), Lifetimes(), now)
 
 
 def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path, client: bool = False) -> None:

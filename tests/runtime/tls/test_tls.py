@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from cryptography import x509
 
 from cardwise.kube import errors, paths
-from cardwise.runtime.tls import certs, filesets
+from cardwise.runtime.tls import certs, filesets, rotation
 from cardwise.runtime.tls.certstore import DirStore, SecretStore
 from cardwise.runtime.tls.tls import INTERVAL, Given, Rotator, Unusable
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
+from tests.runtime.tls import certificates
 from tests.runtime.tls.certificates import HOSTS, NOW
 
 
@@ -22,12 +24,11 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     if existing:
-        old = NOW - timedelta(days=300)
-        Rotator(store, HOSTS, tmp_path / "seed", clock=FakeClock(wall=old)).ensure()
+        store.save(certificates.made(NOW - timedelta(days=300)), "")
     before = api.revision
     # Every replica has read before the first one writes; who writes over an old one reads once more.
     everybody = threading.Barrier(2)
-    api.after(lambda _: everybody.wait(60), "get", times=4 if existing else 2)
+    api.after(lambda _: everybody.wait(60), "get", times=6 if existing else 4)
     rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(Rotator.ensure, rotators, timeout=60)
@@ -152,3 +153,23 @@ def test_set_of_files_is_replaced_whole(tmp_path):
     left = sorted(path.name for path in tmp_path.iterdir())
     assert len(left) == 3  # the name, the link and one directory
     assert [name for name in left if not name.startswith("..")] == ["a"]
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_replica_whose_clock_is_wrong_leaves_good_certificates_and_makes_good_ones(tmp_path, capsys, hours):
+    """The first of them comes to a Secret that another has just made, the second makes its own."""
+    api = ApiServer(clock=FakeClock(wall=NOW))
+    wrong = FakeClock(wall=NOW + timedelta(hours=hours))
+    for name, made in (("theirs", certificates.made(NOW)), ("ours", {})):
+        store = SecretStore(api.client(), "ns", name)
+        if made:
+            store.save(made, "")
+        Rotator(store, HOSTS, tmp_path / name, clock=wrong).ensure()
+        files = store.load().files
+        assert not made or files == made
+        for file in (rotation.AUTHORITY_CERT, rotation.SERVER_CERT):
+            certificate = x509.load_pem_x509_certificate(files[file])
+            assert certificate.not_valid_before_utc <= NOW < certificate.not_valid_after_utc
+    said = capsys.readouterr().out
+    assert "clock skew" in said
+    assert f"ahead_seconds={hours * 3600}" in said
