@@ -165,7 +165,15 @@ class Process:
                 os.killpg(self.pid, number)
 
     def _gone(self, timeout: float) -> bool:
-        return wait_for(lambda: not self.alive(), timeout)
+        return wait_for(lambda: not self.alive() and self._is_reaped(), timeout)
+
+    def _is_reaped(self) -> bool:
+        """Whether its last thread has ended, and its ports are free: the first may be a zombie before. True where it is
+        not our child.
+        """
+        noted = self.noted
+        child = None if noted is None else self._children.get(noted.pid)
+        return child is None or child.poll() is not None
 
 
 def wait_for(ready: Callable[[], bool], timeout: float = PATIENCE, while_: Callable[[], bool] = lambda: True) -> bool:

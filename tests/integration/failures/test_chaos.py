@@ -59,7 +59,8 @@ FROZEN = (*OFTEN, *(f"{versions.runtime()}-{name}" for name in ("n1", "n2")))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _cards(cluster: Cluster) -> Iterator[None]:
+def many_cards(cluster: Cluster) -> Iterator[None]:
+    """Of each node, and pods are spread over them."""
     with (
         cards_of(cluster, **dict.fromkeys(NODES, [TestCard()] * CARDS)),
         flags(cluster, "extender", f"--policy={DEFAULT}"),
@@ -178,9 +179,7 @@ def test_three_hundred_steps_of_chaos(space):
 def chaos(space: Space, steps: int, seed: int) -> None:
     cluster = space.cluster
     print(f"seed {seed}", flush=True)
-    numbers = {node: device_numbers(cluster, node) for node in NODES}
-    for name, (asked, _) in WORKLOADS.items():
-        space.cluster.apply([_in(space, deployment(name, 1, **asked))])
+    begin(space)
     with RuleOne(cluster) as watcher:
         monkey = Chaos(space, seed, steps)
         for number in range(steps):
@@ -191,38 +190,65 @@ def chaos(space: Space, steps: int, seed: int) -> None:
         monkey.calm()
         for part in ("extender", "webhook"):
             cluster.parts.wait_ready(part)
-        began = time.monotonic()
-        for name in WORKLOADS:
-            space.ask("scale", "deployment", name, "--replicas=1")
-
-        def ready() -> bool:
-            monkey.keep()
-            return _ready(space)
-
-        space.wait(ready, "every Deployment is ready")
-        quiet: list[str] = ["never asked"]
-
-        def agreed() -> bool:
-            monkey.keep()
-            quiet[:] = disagreements(space)
-            return not quiet and _ready(space)  # by now the Deployments' statuses are not of before the last step
-
-        space.wait(agreed, "all records agree")
-        print(f"ready and agreed after {time.monotonic() - began:.1f} s, {watcher.events} events of pods", flush=True)
-        dead = len(space.pods()) - len(WORKLOADS)
-        print(f"{dead} pods have failed meanwhile and hold nothing", flush=True)
-        for pod in _living(space):
-            name, (node, cards) = pod["metadata"]["name"], where(pod)
-            opened = space.inside(name, f"> /dev/termination-log; {probe(numbers[node])} cat /dev/termination-log")
-            seen = [line for line in opened.splitlines() if line.startswith("opens")]
-            assert seen == [f"opens {card}" for card in cards.split(",")], name
-            if "," not in cards:
-                assert opened.splitlines() == probed(numbers[node], cards), name
+        settle(space, monkey.keep)
+        print(f"{watcher.events} events of pods")
+        opens_its_cards(space)
         space.clear()
         space.wait(lambda: all(used == 0 for _, used, _ in inspect(cluster).values()), "every card is free")
     assert not watcher.failed, watcher.failed
     assert not watcher.violations, watcher.violations
     assert watcher.events > steps
+
+
+def begin(space: Space) -> None:
+    """One pod of each of the workloads."""
+    for name, (asked, _) in WORKLOADS.items():
+        space.cluster.apply([_in(space, deployment(name, 1, **asked))])
+
+
+def settle(space: Space, keep: Callable[[], None]) -> float:
+    """Waits until one pod of each workload is ready and all records agree; returns the seconds. `keep` is called at
+    each look.
+    """
+    began = time.monotonic()
+    for name in WORKLOADS:
+        space.ask("scale", "deployment", name, "--replicas=1")
+
+    def ready() -> bool:
+        keep()
+        return _ready(space)
+
+    space.wait(ready, "every Deployment is ready")
+    print(f"ready after {time.monotonic() - began:.1f} s")
+    quiet: list[str] = ["never asked"]
+
+    def agreed() -> bool:
+        keep()
+        quiet[:] = disagreements(space)
+        return not quiet and _ready(space)  # by now the Deployments' statuses are not of before the last step
+
+    try:
+        space.wait(agreed, "all records agree")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n" + "\n".join(quiet)) from None
+    seconds = time.monotonic() - began
+    dead = len(space.pods()) - len(_living(space))
+    print(f"ready and agreed after {seconds:.1f} s; {dead} pods have failed meanwhile and hold nothing", flush=True)
+    return seconds
+
+
+def opens_its_cards(space: Space) -> None:
+    """Each living pod opens the cards that its annotations name, and no other."""
+    numbers = {node: device_numbers(space.cluster, node) for node in NODES}
+    for pod in _living(space):
+        if names.ASSIGNMENT not in pod["metadata"].get("annotations", {}):
+            continue
+        name, (node, cards) = pod["metadata"]["name"], where(pod)
+        opened = space.inside(name, f"> /dev/termination-log; {probe(numbers[node])} cat /dev/termination-log")
+        seen = [line for line in opened.splitlines() if line.startswith("opens")]
+        assert seen == [f"opens {card}" for card in cards.split(",")], name
+        if "," not in cards:
+            assert opened.splitlines() == probed(numbers[node], cards), name
 
 
 def _in(space: Space, made: Json) -> Json:
@@ -236,7 +262,8 @@ def _ready(space: Space) -> bool:
         and each["status"].get("readyReplicas", 0) == each["status"].get("replicas", 0) == each["spec"]["replicas"]
         for each in found
     )
-    return settled and len(_living(space)) == sum(each["spec"]["replicas"] for each in found)
+    of_them = [pod for pod in _living(space) if pod["metadata"].get("ownerReferences")]
+    return settled and len(of_them) == sum(each["spec"]["replicas"] for each in found)
 
 
 def _living(space: Space) -> list[Json]:
