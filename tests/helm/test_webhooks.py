@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 
+from cardwise.cli.cluster import installation
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, one, text
@@ -51,6 +52,12 @@ def writes(*resources: str) -> set[str]:
 def lists(expression: str) -> list[set[str]]:
     """The CEL lists of texts in an expression."""
     return [set(re.findall(r"'([^']*)'", found)) for found in re.findall(r"\[('[^]]*')]", expression)]
+
+
+def test_explain_reads_from_the_configuration_which_namespaces_are_exempt(render: Render) -> None:
+    for sets, exempt in (((), {"kube-system", names.NAMESPACE}), (OTHER, {"quiet", "gpu"})):
+        found = one(render(*sets), "MutatingWebhookConfiguration", names.WEBHOOK_CONFIGURATION)
+        assert installation.exempt(found) == exempt
 
 
 @pytest.mark.parametrize("kind", KINDS)

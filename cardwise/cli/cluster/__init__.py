@@ -10,5 +10,6 @@ Comes in: a client. Goes out: nodes and pods to simulate, pods that may be moved
     podgroups  gangs, how far each is and what is held for it
     movables   pods that `defrag` may move; `evicting`: moves them
     cordons    finds a card, and cordons it
-    workloads  a workload by its name, with its pods
+    workloads  a workload by its name, with its pods; `podevents`: what events say of both
+    installation  whether the webhook is asked about a namespace, and whether an extender leads
 """

@@ -1,11 +1,13 @@
 """Workloads by the names that people type, with the pods that they have made and what kept them from making more."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cardwise.cli.cluster import podevents
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -24,17 +26,24 @@ _SHORT: Final[Mapping[str, str]] = {
 }  # fmt: skip
 KINDS: Final = (POD, *_PATHS)
 _REMAKING: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
+_CONTROLLERS: Final = (*_REMAKING, "DaemonSet")
+_ENDING: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
 _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A workload, its pods, and what the API server said last to whoever could not create one; "" where nobody."""
+    """A workload and its pods. `makers`: what makes the pods for it (ReplicaSets, Jobs), else itself. `refused`: what
+    the API server said last to whoever could not create one, "" where nobody. `bound_past`: names of its pods that the
+    extender has deleted lately, since a scheduler that does not ask it had bound them.
+    """
 
     kind: str
     obj: Json
-    pods: tuple[Json, ...]
-    refused: str
+    makers: tuple[Json, ...] = ()
+    pods: tuple[Json, ...] = ()
+    refused: str = ""
+    bound_past: tuple[str, ...] = ()
 
 
 def kind_of(word: str) -> str:
@@ -58,12 +67,19 @@ def find(client: KubeClient, kind: str, namespace: str, name: str) -> Json | Non
 
 def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
     """Raises KubeError."""
-    namespace, owners = obj["metadata"]["namespace"], [obj]
+    namespace = obj["metadata"]["namespace"]
+    makers: tuple[Json, ...] = (obj,)
     if kind in _MAKERS:
         api, plural = _PATHS[_MAKERS[kind]]
-        owners = list(_owned(client.objects(paths.namespaced(api, plural, namespace)), owners))
-    pods = tuple(_owned(client.objects(paths.pods(namespace)), owners))
-    return Made(kind, obj, pods, _refused(client, namespace, owners))
+        makers = tuple(_owned(client.objects(paths.namespaced(api, plural, namespace)), makers))
+    pods = tuple(_owned(client.objects(paths.pods(namespace)), makers))
+    there = {pod["metadata"]["name"] for pod in pods}
+    called = [one["metadata"]["name"] for one in makers]
+    past = dict.fromkeys(one.name for one in podevents.bound_past(client, namespace))
+    bound_past = tuple(
+        name for name in past if name not in there and any(_is_called_by(name, maker) for maker in called)
+    )
+    return Made(kind, obj, makers, pods, _refused(client, namespace, (obj, *makers)), bound_past)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +125,37 @@ def _remaker(pod: Json) -> tuple[str, ...]:
     return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
 
 
+def successor(pod: Json) -> str:
+    """Whether another pod is made when this one is gone, and by whom, as the end of a sentence."""
+    kind = controller(pod).get("kind") or ""
+    if names.MIRROR in annotations_of(pod):
+        return "the kubelet makes another while the manifest is there"
+    if not kind:
+        return "nothing makes another: create it again"
+    if kind == "Job":
+        return "its Job makes another while its backoffLimit allows"
+    return f"its {kind} {'makes' if kind in _CONTROLLERS else 'may make'} another"
+
+
 def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
     uids = {owner["metadata"].get("uid") for owner in owners}
     return (one for one in objects if controller(one).get("uid") in uids)
 
 
-def _refused(client: KubeClient, namespace: str, owners: Iterable[Json]) -> str:
-    """The last event that says so. Conditions say it too, but only of ReplicaSets, and not the newest."""
+def _is_called_by(pod: str, maker: str) -> bool:
+    """Whether a ReplicaSet, StatefulSet, DaemonSet or Job of the name calls its pods so."""
+    return pod.startswith(f"{maker}-") and _ENDING.fullmatch(pod.removeprefix(f"{maker}-")) is not None
+
+
+def _refused(client: KubeClient, namespace: str, owners: Sequence[Json]) -> str:
+    """What the last event says. It is kept for an hour; a condition of ReplicaSets says it too, and longer."""
     uids = {owner["metadata"].get("uid") for owner in owners}
-    query = {"fieldSelector": "reason=FailedCreate"}
-    try:
-        events = list(client.objects(paths.events(namespace), query))
-    except errors.Forbidden:
-        return ""
-    mine = [event for event in events if (event.get("involvedObject") or {}).get("uid") in uids]
-    newest = max(mine, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
-    return str(newest.get("message") or "")
+    said = [event.message for event in podevents.refused(client, namespace) if event.uid in uids]
+    if said:
+        return said[-1]
+    conditions = (one for owner in owners for one in (owner.get("status") or {}).get("conditions") or ())
+    failures = (one for one in conditions if one.get("type") == "ReplicaFailure" and one.get("status") == "True")
+    return next((str(one.get("message") or "") for one in failures), "")
 
 
 def scheduler_says(pod: Json) -> str:

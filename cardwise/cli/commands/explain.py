@@ -1,19 +1,23 @@
 """`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import click
 
 from cardwise.cli import console, options, rights
-from cardwise.cli.cluster import podgroups, published, schedulers, snapshots, workloads
+from cardwise.cli.cluster import installation, podevents, podgroups, published, schedulers, snapshots, workloads
 from cardwise.cli.cluster.podgroups import GangView
-from cardwise.cli.explanation import holdups, objects, remedies, sentences
+from cardwise.cli.explanation import absences, holdups, objects, remedies, sentences
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import printing
-from cardwise.core.api import policies
+from cardwise.core.api import names, policies, request
+from cardwise.core.placement import totals
+from cardwise.core.placement.totals import EntryView
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
@@ -36,7 +40,13 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, what: t
     kind, name = _named(what)
     client = options.client()
     namespace = namespace or client.namespace
-    found = _find(client, kind, namespace, name)
+    found = find(client, kind, namespace, name)
+    if found is None and kind in ("", workloads.POD):
+        gone = absences.of_gone_pod(namespace, name, podevents.about_pod(client, namespace, name))
+        if gone:
+            text = sentences.text(gone)
+            _show(text, absences.as_json(namespace, name, text), output)
+            return
     if found is None:
         options.check_namespace(client, namespace)
         raise click.ClickException(
@@ -44,9 +54,13 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, what: t
         )
     kind, obj = found
     if kind == workloads.POD:
-        text, data = _of_pod(client, obj, namespace, cardwise_namespace)
+        text, data = of_pod(client, obj, namespace, cardwise_namespace)
     else:
-        text, data = _of_workload(client, kind, obj, namespace, cardwise_namespace)
+        text, data = of_workload(client, kind, obj, namespace, cardwise_namespace)
+    _show(text, data, output)
+
+
+def _show(text: str, data: Json, output: str) -> None:
     if output == "table":
         console.say(text, nl=False)
     else:
@@ -68,7 +82,7 @@ def _named(words: tuple[str, ...]) -> tuple[str, str]:
     return kind, name
 
 
-def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
+def find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
     """None where there is none. Raises KubeError, Forbidden too where it may be a pod that one may not read."""
     refused = None
     for one in (kind,) if kind else workloads.KINDS:
@@ -85,7 +99,8 @@ def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str
     return None
 
 
-def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str, installed: str) -> tuple[str, Json]:
+def of_workload(client: KubeClient, kind: str, obj: Json, namespace: str, installed: str) -> tuple[str, Json]:
+    """What is said of the workload, and of the first of its pods; as `of_pod`."""
     made = workloads.made_by(client, kind, obj)
     pods = sorted(made.pods, key=lambda pod: (_WORST.index(workloads.state(pod)), pod["metadata"]["name"]))
     counts = Counter(map(workloads.state, pods))
@@ -93,19 +108,22 @@ def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str, insta
     lines = [f"{kind} {namespace}/{obj['metadata']['name']} has {len(pods)} pod{'s' * (len(pods) != 1)}: {how}."]
     if len(pods) == 0:
         lines[0] = f"{kind} {namespace}/{obj['metadata']['name']} has no pod."
-    if made.refused:
-        lines.append(f"Kubernetes could not create one: {made.refused}")
-    text = sentences.text(lines)
+    text = sentences.text([*lines, *absences.of_workload(made)])
     data: Json = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
     if pods:
-        inner, of_pod = _of_pod(client, pods[0], namespace, installed)
-        text, data = text + inner, data | {"first": of_pod}
+        inner, first = of_pod(client, pods[0], namespace, installed)
+        text, data = text + inner, data | {"first": first}
     return text, data | {"text": text.splitlines()}
 
 
-def _of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tuple[str, Json]:
+def of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tuple[str, Json]:
+    """What is said of the pod, for people and for programs. `installed`: Cardwise's namespace. Raises KubeError."""
+    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # what is around it changes nothing any more
+        text = sentences.explain(pod, None)
+        return text, objects.as_json(pod, None, "", text)
     gang = podgroups.of_pod(client, pod)
     told = published.take(client, installed)
+    waits = not pod["spec"].get("nodeName")
     seen = None
     try:
         seen = survey.take(client, addresses=False, own=namespace, limits=told.limits)
@@ -113,21 +131,21 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tu
         console.say(f"note: why it is so cannot be said in full: {rights.missing(error)}", err=True)
     if seen is not None and seen.partial:
         console.say(f"note: {seen.partial}", err=True)
-    if told.note and seen is not None and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
+    if told.note and seen is not None and waits:  # of a placed pod no policy decides any more
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     if seen is not None:
         _mark_ending(client, seen, namespace)
     engine = None
-    if seen is not None and published.in_force(pod, told) in policies.SCORED:
+    if seen is not None and waits and published.in_force(pod, told) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
 
         left, unknown = snapshots.read_left(client)
         engine = SurveyedEngine(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             console.say(f"note: {note}", err=True)
-    text = sentences.explain(
-        pod, seen, holdups.gang(gang) if gang is not None else (), told, engine, around=_around(client, pod, seen, gang)
-    )
+    around = _around(client, pod, seen, gang, installed)
+    of_gang = holdups.gang(gang) if gang is not None else ()
+    text = sentences.explain(pod, seen, of_gang, told, engine, around=around)
     return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
 
 
@@ -143,13 +161,18 @@ def _mark_ending(client: KubeClient, seen: Survey, namespace: str) -> None:
             seen.ledger.hold(replace(holding, mark=remedies.ENDING))
 
 
-def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None) -> Around:
+def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None, installed: str) -> Around:
     """What is known beside cards; of a placed pod only its node is needed."""
+    webhook = installation.webhook(client) if _is_unwritten(pod) else None
     if name := pod["spec"].get("nodeName"):
         try:
-            return Around([client.get(paths.nodes(name))])
-        except (errors.Forbidden, errors.NotFound):
-            return Around()
+            return Around([client.get(paths.nodes(name))], webhook=webhook)
+        except errors.NotFound:
+            return Around((), webhook=webhook)
+        except errors.Forbidden:
+            return Around(webhook=webhook)
+    if webhook is not None:
+        return Around(webhook=webhook)  # it is never placed, whatever the nodes are
     try:
         nodes = list(client.objects(paths.nodes()))
     except errors.Forbidden:
@@ -162,4 +185,32 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
     replicas = workloads.replicas(client, pod)
-    return Around(nodes, replicas.former, replicas.fellows | bound, partners, schedulers.take(client))
+    return Around(
+        nodes,
+        replicas.former,
+        replicas.fellows | bound,
+        partners,
+        schedulers.take(client),
+        silent=installation.silent_seconds(client, installed),
+        bound_past=tuple(dict.fromkeys(one.name for one in podevents.bound_past(client, metadata["namespace"]))),
+        quotas=_quotas(client, metadata["namespace"]) if seen is None else (),
+    )
+
+
+def _is_unwritten(pod: Json) -> bool:
+    """Whether it asks for cards or devices in a form that the webhook would have rewritten."""
+    try:
+        request.parse_mutated(pod)
+    except request.NotRewritten:
+        return True
+    except InvalidRequest:
+        return False
+    return False
+
+
+def _quotas(client: KubeClient, namespace: str) -> Sequence[EntryView]:
+    """The GPUQuotas as their statuses show them; none where they may not be read or are of no kind that is known."""
+    try:
+        return totals.entries_by_status(client.objects(paths.gpuquotas(namespace)))
+    except (errors.Forbidden, errors.NotFound):
+        return ()

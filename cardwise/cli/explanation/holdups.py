@@ -2,19 +2,22 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
-from cardwise.cli.cluster import nodestates
+from cardwise.cli.cluster import nodestates, workloads
+from cardwise.cli.cluster.installation import Webhook
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
+from cardwise.core.placement.totals import EntryView
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube.pods import eligible
+from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
 _DEFAULT: Final = "default-scheduler"  # asks us, unless the installation is wrong
@@ -30,7 +33,10 @@ class Around:
     names of pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would
     not help, since each would be made anew and wait beside this one: of its own gang, or of the controller that made it
     too. `partners`: by name what the other waiting pods of its gang ask for. `schedulers`: the names of the chart's own
-    kube-scheduler that is there, None where that is not known.
+    kube-scheduler that is there, None where that is not known. `webhook`: None where that is not known, or is of no
+    interest. `silent`: for how many seconds no extender has led, None where one does. `bound_past`: pods of the
+    namespace that the extender has deleted lately, since a scheduler that does not ask it had bound them. `quotas`: the
+    namespace's, as their statuses show them, where no card may be read.
     """
 
     nodes: Sequence[Json] | None = None
@@ -38,6 +44,14 @@ class Around:
     fellows: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
     schedulers: frozenset[str] | None = None
+    webhook: Webhook | None = None
+    silent: float | None = None
+    bound_past: tuple[str, ...] = ()
+    quotas: Sequence[EntryView] = ()
+
+    def is_gone(self, node: str) -> bool:
+        """Whether there is no Node of the name any more."""
+        return self.nodes is not None and all(one["metadata"]["name"] != node for one in self.nodes)
 
     def admitted(self, pod: Json) -> frozenset[str] | None:
         """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
@@ -53,16 +67,95 @@ class Around:
         )
 
 
-def state_of_node(name: str, around: Around) -> list[str]:
+def state_of_node(pod: Json, around: Around) -> list[str]:
     """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
+    name = pod["spec"]["nodeName"]
     if around.nodes is None:
         return []
+    if around.is_gone(name):
+        another = workloads.successor(pod)
+        if workloads.controller(pod).get("kind") in ("DaemonSet", "Node"):
+            another = "nothing makes another for a node that is gone"
+        return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes, and {another}."]
     node = next((node for node in around.nodes if node["metadata"]["name"] == name), None)
     state = nodestates.closed(node) if node is not None else ""
     if not state:
         return []
     old = ": what the pod says of itself may be old" if nodestates.NOT_READY in state else ""
     return [f"Node {name} is {state}{old}."]
+
+
+def not_rewritten(pod: Json, around: Around) -> str:
+    """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
+    metadata, known = pod["metadata"], around.webhook
+    namespace = metadata["namespace"]
+    delete = f"`kubectl delete pod -n {namespace} {metadata['name']}` deletes it; {workloads.successor(pod)}"
+    if known is None:
+        return (
+            "It was created while the webhook was not registered, or its namespace is exempt from it "
+            f"(webhook.exemptNamespaces of the chart). {delete}. If the next one is not rewritten either, write it in "
+            "another namespace."
+        )
+    if namespace in known.exempt:
+        return (
+            f"Namespace {namespace} is exempt from the webhook (webhook.exemptNamespaces of the chart), so that no pod "
+            "in it gets a GPU: create it in another namespace."
+        )
+    if known.since is None:
+        return f"The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, {delete}."
+    created = metadata.get("creationTimestamp")
+    if created and datetime.fromisoformat(created) < known.since:
+        when = f"It was created at {created}, before the webhook was registered (at {known.since:%Y-%m-%dT%H:%M:%SZ})."
+        return f"{when} {delete}."
+    return f"It was created while the webhook was not registered, which it is now. {delete}."
+
+
+def only_node(pod: Json) -> str:
+    """The node for which a DaemonSet has made the pod; "" of all other pods."""
+    required = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
+        nodeconstraints.REQUIRED
+    ) or {}
+    fields = [
+        one
+        for term in required.get("nodeSelectorTerms") or ()
+        for one in term.get("matchFields") or ()
+        if one.get("key") == "metadata.name" and one.get("operator") == "In"
+    ]
+    named = {str(name) for one in fields for name in one.get("values") or ()}
+    return named.pop() if len(named) == 1 and workloads.controller(pod).get("kind") == "DaemonSet" else ""
+
+
+def of_only_node(name: str, around: Around, *, has_some: bool) -> list[str]:
+    """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
+    lines = [f"It is for node {name} only: its DaemonSet makes one for each node that its template admits."]
+    if around.is_gone(name):
+        return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
+    states = (nodestates.closed(one) for one in around.nodes or () if one["metadata"]["name"] == name)
+    if nodestates.NOT_READY in (state := next(states, "")):
+        lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
+    if not has_some:
+        lines.append(
+            f"Node {name} has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps "
+            "its pods to nodes that have some."
+        )
+    return lines
+
+
+def installation(around: Around) -> list[str]:
+    """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
+    lines = []
+    if around.silent is not None:
+        lines.append(
+            f"No extender of Cardwise has led for {around.silent:.0f} s, so that no pod gets a card: your "
+            "administrator runs `cardwise doctor`."
+        )
+    if around.bound_past:
+        which = wording.few(around.bound_past, _FEW, "pod")
+        lines.append(
+            f"A scheduler that does not ask Cardwise's extender has bound pods of this namespace within the hour "
+            f"({which}), and the extender has deleted them: your administrator runs `cardwise doctor`."
+        )
+    return lines
 
 
 def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[str]:
@@ -127,10 +220,13 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
         by = f"its nodeSelector ({selector}), or its node affinity"
         return [f"It keeps away from nodes by {by}; which labels they have, an administrator can tell."]
     away = [name for name in with_cards if name not in admitted]
+    gone = [name for name in away if around.is_gone(name)]
+    lines = [f"Node {name} is gone from the cluster; its cards are known for some minutes more." for name in gone]
+    away = [name for name in away if name not in gone]
     if not away:
-        return []
+        return lines
     states = closed_nodes(pod, away, around)
-    lines = [
+    lines += [
         f"Node {node} takes no new pods: it is {state}."
         if len(names_of) == 1
         else f"{wording.few(names_of, _FEW, 'node')} take no new pods: they are {state}."
@@ -194,7 +290,7 @@ def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
     }
     if taints:
         found.append(f"taints that it does not tolerate ({wording.few(sorted(taints), _FEW)})")
-    return " and ".join(found) or "a node that is gone"
+    return " and ".join(found)
 
 
 def _selector(pod: Json) -> str:
@@ -299,6 +395,30 @@ def _listed(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without those that have none."""
     on = [f"{node} ({count})" for node, count in counts.items() if count]
     return wording.few(on, _FEW_NODES, "node")
+
+
+def quotas_by_status(asked: PodRequest, views: Sequence[EntryView]) -> list[str]:
+    """What each entry of the namespace's GPUQuotas has used, and what is asked, for users who may read no card.
+
+    Which entries count the cards that the pod will get is known only of those for all cards and for the class that the
+    pod names. Of whole cards nobody knows the MiB.
+    """
+    lines = []
+    for view in views:
+        entry = view.entry
+        claims = [
+            one
+            for one in fitting.claims(asked)
+            if not (entry.resource_class or entry.model) or one.resource_class == entry.resource_class != ""
+        ]
+        charge = quotas.total(one.charge(one.cards, 0) for one in claims)
+        amounts = ", ".join(
+            f"{one.used} of {one.hard} {one.unit} used" + (f", {one.asked} asked" if one.asked else "")
+            for one in quotas.limits(entry, view.used, charge)
+        )
+        closes = "closes" if quotas.exceeded(entry, view.used, charge) else "on"
+        lines.append(f"GPUQuota {view.quota.name} {closes} {quotas.title(entry)}: {amounts}.")
+    return lines
 
 
 def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list[str]:

@@ -1,5 +1,6 @@
 """The JSON of `cardwise explain`: the text in lines, and each node and card with its numbers."""
 
+from cardwise.cli.explanation import holdups
 from cardwise.core.api import assignment, names, request
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
@@ -52,8 +53,9 @@ def _nodes(pod: Json, survey: Survey, policy: str) -> list[Json]:
     if asked is None:
         return []
     headroom = [left for _, left in survey.headroom(pod["metadata"]["namespace"])]
-    ledger = survey.ledger
-    views = explanation.explain(ledger, [node.name for node in ledger.nodes()], asked, policy, headroom)
+    ledger, only = survey.ledger, holdups.only_node(pod)
+    there = [node.name for node in ledger.nodes() if only in ("", node.name)]
+    views = explanation.explain(ledger, there, asked, policy, headroom)
     return [_node(view) for view in views]
 
 

@@ -6,7 +6,7 @@ It asks the engine that the extender asks, under the policy that is in force for
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cardwise.cli.cluster import published, snapshots, workloads
+from cardwise.cli.cluster import nodestates, published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import holdups, remedies
 from cardwise.cli.explanation.holdups import Around
@@ -55,6 +55,9 @@ def explain(
     try:
         # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
         asked = request.parse(pod) if node else request.parse_mutated(pod)
+    except request.NotRewritten as error:
+        never = f"{where} can never be placed: {error.field}: {error.problem}."
+        return text([f"{never} {holdups.not_rewritten(pod, around)}", *_ends(pod, around)])
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey, around) if node else f"{where} can never be placed: {error}\n"
@@ -72,7 +75,38 @@ def explain(
     asks = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
     if node:
         return asks + _placed("It", pod, node, survey, around)
+    if pod["metadata"].get("deletionTimestamp"):
+        return asks + text(_ends(pod, around))
     return asks + _waiting(pod, asked, survey, told or Published(), engine, around=around)
+
+
+def _ends(pod: Json, around: Around) -> list[str]:
+    """That the pod is being deleted, and what that waits for; empty where it is not."""
+    metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
+    since = metadata.get("deletionTimestamp")
+    if not since:
+        return []
+    finalizers = metadata.get("finalizers") or ()
+    if not node:
+        kept = f", and is there as long as it has the finalizers {', '.join(finalizers)}" if finalizers else ""
+        return [f"It is being deleted (since {since}) and is not placed any more{kept}."]
+    free = f": {what} is free once its containers have ended" if (what := _what_it_holds(pod)) else ""
+    lines = [f"It is being deleted (since {since}){free}."]
+    if any(nodestates.NOT_READY in one for one in holdups.state_of_node(pod, around)):
+        lines.append(
+            f"Node {node} does not report that its containers have ended: the pod stays until the node is back, or is "
+            "deleted."
+        )
+    return lines
+
+
+def _what_it_holds(pod: Json) -> str:
+    """In words; "" where its annotations name no card and no device."""
+    try:
+        assigned = assignment.decode(annotations_of(pod))
+    except assignment.InvalidAssignment:
+        return "what it holds"
+    return "what it holds" if assigned is not None else ""
 
 
 def _not_admitted(pod: Json) -> list[str]:
@@ -80,8 +114,8 @@ def _not_admitted(pod: Json) -> list[str]:
     name = f"-n {pod['metadata']['namespace']} {pod['metadata']['name']}"
     refused = (
         "The node's kubelet refused it, as it does with each pod with a share after a reboot of the node, and with a "
-        "pod that is bound while the device plugin is replaced. The pod never runs again: its controller makes "
-        f"another; `kubectl delete pod {name}` removes this one."
+        f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}; "
+        f"`kubectl delete pod {name}` removes this one."
     )
     avoid = (
         "Drain a node before a reboot. A Job does not count the pods that a drain evicts if its podFailurePolicy "
@@ -122,10 +156,7 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
     except assignment.InvalidAssignment as error:
         return f"{who} is on node {node}, and its annotations cannot be read: {error}.\n"
     if assigned is None:
-        return (
-            f"{who} is on node {node} without an assignment: it was not bound by the Cardwise extender, so its "
-            "containers do not start. Delete it, and check that kube-scheduler uses the extender.\n"
-        )
+        return text([_without_assignment(who, pod, around), *_ends(pod, around), *holdups.state_of_node(pod, around)])
     lines = [f"{who} is on node {node}:"]
     container = _names(pod)
     for key, shares in assigned.containers.items():
@@ -147,7 +178,27 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
             statuses = pod["status"].get("containerStatuses") or ()
             not_yet = "Its containers have ended." if statuses and all(map(_ended, statuses)) else "It runs."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
-    return text([*lines, *_states(pod), *holdups.state_of_node(node, around)])
+    return text([*lines, *_states(pod), *_ends(pod, around), *holdups.state_of_node(pod, around)])
+
+
+def _without_assignment(who: str, pod: Json, around: Around) -> str:
+    """Of a pod that is on a node and has no card: why, and what to do."""
+    on = f"{who} is on node {pod['spec']['nodeName']}"
+    if names.MIRROR in annotations_of(pod):
+        has_none = "it has no GPU of Cardwise, and can have none. Write it as a DaemonSet."
+        return f"{on} as a static pod, which no scheduler places: {has_none}"
+    try:
+        request.parse_mutated(pod)
+    except request.NotRewritten:
+        why = "the webhook has not rewritten it"
+        return f"{on} without a GPU of Cardwise: {why}. {holdups.not_rewritten(pod, around)}"
+    except InvalidRequest:
+        pass  # an annotation has been changed since its creation
+    return (
+        f"{on} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do not "
+        f"start, and the extender deletes it (event BoundPastCardwise); {workloads.successor(pod)}. Your administrator "
+        "runs `cardwise doctor`: kube-scheduler does not ask the extender, or something else has bound the pod."
+    )
 
 
 def _states(pod: Json) -> list[str]:
@@ -261,23 +312,29 @@ def _waiting(
 ) -> str:
     said = workloads.scheduler_says(pod)
     lines = [f"kube-scheduler says: {said}"] if said else []
+    lines += holdups.installation(around)
     unplaced = holdups.nobody_places(pod, around.schedulers)
     lines += unplaced
     foreign = holdups.foreign(pod, around, list(survey.classes) if survey is not None else [])
     lines += foreign
     if survey is None:
         lines += holdups.no_node(pod, (), around)
+        lines += holdups.quotas_by_status(asked, around.quotas)
         return text(lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
     headroom = [left for _, left in survey.headroom(namespace)]
     with_cards = [node.name for node in survey.ledger.nodes()]
+    if not with_cards:
+        lines.append("No node has a card or a device that Cardwise gives: `cardwise doctor` says why.")
+    if only := holdups.only_node(pod):
+        has_some = any(node.name == only and (node.cards or node.devices) for node in survey.ledger.nodes())
+        lines += holdups.of_only_node(only, around, has_some=has_some)
+        with_cards = [name for name in with_cards if name == only and not around.is_gone(name)]
     lines += holdups.no_node(pod, with_cards, around)
     admitted = around.admitted(pod)
     nodes = [name for name in with_cards if admitted is None or name in admitted]
     ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
     views = explanation.explain(survey.ledger, nodes, asked, policy, headroom, ranked=ranked)
-    if not with_cards:
-        lines.append("No node has a card or a device that Cardwise gives: `cardwise doctor` says why.")
     lines += holdups.types(asked, survey)
     lines += holdups.quotas_in_the_way(asked, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None and view.roomy]
@@ -301,7 +358,7 @@ def _waiting(
             lines += _shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
             lines += [_card(card, known.get(card.uuid, _UNTOLD)) for card in view.cards]
-    away = [name for name in with_cards if name not in nodes]
+    away = [name for name in with_cards if name not in nodes and not around.is_gone(name)]
     lines += remedies.remedies(pod, asked, survey, views, policy, away=away, around=around)
     return text(lines)
 

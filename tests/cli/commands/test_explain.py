@@ -10,7 +10,7 @@ from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import errors
-from tests.cli.worlds import Cluster, lists, placed, run, waiting
+from tests.cli.worlds import K80_CLASS, Cluster, card, lists, placed, run, waiting
 
 
 def owned(pod: Json, kind: str, name: str, **labels: str) -> Json:
@@ -156,3 +156,124 @@ def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api)
     data = CardLimits(kept_back=MiB(700)).written()
     api.add("configmaps", {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data})
     assert free() == before - 700
+
+
+def told(reason: str, message: str, at: str, kind: str, name: str) -> Json:
+    metadata = {"namespace": "team-a", "name": f"{name}.{at}"}
+    about = {"kind": kind, "name": name, "uid": name}
+    return {"metadata": metadata, "involvedObject": about, "reason": reason, "message": message, "lastTimestamp": at}
+
+
+def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
+    api.add(
+        "events",
+        told("Scheduled", "Successfully assigned", "2026-11-28T05:00:00Z", "Pod", "web-1-z"),
+        told("BoundPastCardwise", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
+        told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
+        told("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
+        told("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
+    )
+    for words in (["web-1-z"], ["pod/web-1-z"]):
+        said = run(monkeypatch, api, "explain", *words, "-n", "team-a")
+        assert said.exit_code == 0
+        *events, advice, owner = said.stdout.splitlines()
+        assert events == [
+            "pod team-a/web-1-z is gone. Its last events:",
+            "  2026-11-28T05:00:00Z Scheduled: Successfully assigned",
+            "  2026-11-28T05:00:02Z BoundPastCardwise: deleted: it asks for GPU cards",
+            "  2026-11-28T05:00:03Z SuccessfulDelete: ReplicaSet web-1: Deleted pod: web-1-z",
+        ]
+        assert advice.startswith(
+            "It got no GPU, since a scheduler that does not ask Cardwise's extender had bound it: "
+        )
+        assert owner == "What its ReplicaSet does now: cardwise explain -n team-a replicaset/web-1"
+    programs = json.loads(run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a", "-o", "json").stdout)
+    assert (programs["phase"], programs["text"]) == ("Gone", said.stdout.splitlines())
+    assert "there is no job 'web-1-z'" in run(monkeypatch, api, "explain", "job/web-1-z", "-n", "team-a").output
+    api.forbid("events")
+    assert "there is no pod or workload" in run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a").output
+
+
+def test_a_refusal_of_pods_is_no_news_once_all_of_them_are_there(monkeypatch, api):
+    api.add("events", told("FailedCreate", "exceeded quota: gpus", "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
+    api.change("deployments", "web", "team-a", spec={"replicas": 4})
+    refused = "Kubernetes could not create one: exceeded quota: gpus\n"
+    assert refused in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    api.change("deployments", "web", "team-a", spec={"replicas": 3})
+    assert refused not in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+
+
+def test_a_refusal_older_than_its_event_is_read_from_the_condition(monkeypatch, api):
+    api.replace("pods")
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "pods are forbidden: exceeded quota"}
+    api.change("replicasets", "web-1", "team-a", status={"conditions": [failure]})
+    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    assert said == (
+        "deployment team-a/web has no pod.\nKubernetes could not create one: pods are forbidden: exceeded quota\n"
+    )
+
+
+def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_while_it_was_away(monkeypatch, api):
+    unwritten = waiting("team-a", "p", {"aliyun.com/gpu-mem": "100"})
+    unwritten["metadata"] |= {"creationTimestamp": "2026-06-01T00:00:00Z"}
+    api.add("pods", unwritten)
+
+    def said() -> str:
+        return run(monkeypatch, api, "explain", "p", "-n", "team-a").stdout
+
+    assert "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, `kubectl" in said()
+    configuration = {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-06-02T00:00:00Z"}
+    api.add("mutatingwebhookconfigurations", {"metadata": configuration})
+    before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z). "
+    assert before + "`kubectl delete pod -n team-a p` deletes it; nothing makes another: create it again.\n" in said()
+    api.forbid("mutatingwebhookconfigurations")
+    assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in said()
+
+
+def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says(monkeypatch, api):
+    used = [{"class": K80_CLASS, "shares": 2, "cards": 1, "memoryMiB": 0}, {"memoryMiB": 13441}]
+    api.change("gpuquotas", "team", "team-a", status={"used": used})
+    typed = waiting("team-a", "typed", {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1", names.SHARE: "1"})
+    api.add("pods", typed)
+    api.forbid("extendedresources", "resourceclasses", "nodes", "pods of all")
+    of_quota = run(monkeypatch, api, "quota", "-n", "team-a").stdout
+    assert "2/2" in of_quota
+    assert "13441/32768" in of_quota
+    said = run(monkeypatch, api, "explain", "typed", "-n", "team-a").stdout
+    closed = f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n"
+    assert closed in said
+    assert "GPUQuota team on all cards: 13441 of 32768 MiB used.\n" in said
+    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert f"GPUQuota team on {K80_CLASS}: 2 of 2 shares used, 1 of 1 whole cards used.\n" in said
+    assert "GPUQuota team closes all cards: 13441 of 32768 MiB used, 20000 asked.\n" in said
+    api.forbid("extendedresources", "gpuquotas")
+    assert "GPUQuota" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+
+
+def test_a_daemonsets_pod_hears_of_its_own_node_alone(monkeypatch, api):
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    pod = owned(waiting("team-a", "ds-x", {"aliyun.com/gpu-mem": "11000", names.SHARE: "1"}), "DaemonSet", "ds")
+    pod["spec"]["affinity"] = {"nodeAffinity": required}
+    api.replace("extendedresources", card("n1", 0), card("n2", 1))
+    api.replace("gpuquotas")
+    api.add("pods", pod)
+    said = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
+    assert "It is for node n1 only: its DaemonSet makes one for each node that its template admits.\n" in said
+    assert "these ended (card 0 of n1, 2559 MiB short): " in said
+    assert "n2" not in said
+    assert "keep away" not in said
+    programs = json.loads(run(monkeypatch, api, "explain", "ds-x", "-n", "team-a", "-o", "json").stdout)
+    assert [node["name"] for node in programs["nodes"]] == ["n1"]
+    api.replace("extendedresources", card("n2", 1))
+    said = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
+    assert "Node n1 has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps" in said
+    assert "would run" not in said
+
+
+def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api):
+    api.replace("pods")
+    for i, name in enumerate(("web-1-x9z", "web-1-api-x9z", "web-10-x9z")):
+        api.add("events", told("BoundPastCardwise", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
+    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    assert "The extender has deleted pods of it within the hour (web-1-x9z): a scheduler that does not ask" in said

@@ -99,9 +99,12 @@ def test_a_placed_pod_hears_its_containers_by_their_names():
 def test_pods_that_can_never_run_or_are_not_ours():
     assert "can never be placed" in sentences.explain(pod("p", gpu_mem=0), Survey())
     assert "asks for no GPU" in sentences.explain(pod("p", containers=[{"name": "x"}]), Survey())
-    bound = pod("p", gpu_mem=5)
+    bound = asking("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
     assert "not bound by the Cardwise extender" in sentences.explain(bound, Survey())
+    bound = pod("p", gpu_mem=5)
+    bound["spec"]["nodeName"] = "n1"
+    assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain(bound, Survey())
     assert "No node has a card" in sentences.explain(asking("p", gpu_mem=5), Survey())
     unseen = sentences.explain(pod("p", gpu_mem=5), Survey())
     assert "can never be placed" in unseen

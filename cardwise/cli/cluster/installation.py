@@ -1,0 +1,63 @@
+"""What can be seen of the installation from outside: whether the webhook is asked about a namespace, and who leads.
+
+Both are read where the API server or the extenders read them: the webhook's configuration and the extender's Lease.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+_NOT_EXEMPT: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
+_NAME: Final = re.compile("'([^']*)'")
+_SILENT_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """The webhook as the API server knows it. `since`: when its configuration was created, None where there is none.
+    `exempt`: the namespaces whose pods it never sees.
+    """
+
+    since: datetime | None = None
+    exempt: frozenset[str] = frozenset()
+
+
+def webhook(client: KubeClient) -> Webhook | None:
+    """None where its configuration may not be read."""
+    try:
+        found = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
+    except errors.NotFound:
+        return Webhook()
+    except errors.Forbidden:
+        return None
+    since = found["metadata"].get("creationTimestamp")
+    return Webhook(datetime.fromisoformat(since) if since else None, exempt(found))
+
+
+def exempt(configuration: Json) -> frozenset[str]:
+    """The namespaces that a webhook configuration of the chart leaves out (webhook.exemptNamespaces)."""
+    conditions = (one for hook in configuration.get("webhooks") or () for one in hook.get("matchConditions") or ())
+    text = next((one.get("expression") or "" for one in conditions if one.get("name") == _NOT_EXEMPT), "")
+    return frozenset(_NAME.findall(text))
+
+
+def silent_seconds(client: KubeClient, namespace: str) -> float | None:
+    """For how long no extender has renewed the Lease, if that is long; None where one leads or nobody can tell.
+    `namespace`: of Cardwise.
+    """
+    try:
+        lease = client.get(paths.leases(namespace, names.LEASE))
+    except (errors.Forbidden, errors.NotFound):
+        return None
+    now, renewed = client.clock(), (lease.get("spec") or {}).get("renewTime")
+    try:
+        age = (now - datetime.fromisoformat(renewed).astimezone(UTC)).total_seconds() if now and renewed else 0.0
+    except (TypeError, ValueError):  # somebody has edited it
+        return None
+    return age if age > _SILENT_SECONDS else None

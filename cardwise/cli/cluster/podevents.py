@@ -1,0 +1,63 @@
+"""Recent events about pods and what makes them. The API server keeps events for an hour."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+BOUND_PAST: Final = "BoundPastCardwise"  # the extender deletes pods that another scheduler has bound
+_REFUSED: Final = "FailedCreate"
+_DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event. `at`: its last time, as Kubernetes writes times. `kind`, `name` and `uid` are of its object."""
+
+    at: str
+    reason: str
+    message: str
+    kind: str
+    name: str
+    uid: str
+
+
+def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
+    """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
+    own = (one for one in _events(client, namespace, "involvedObject.name", name) if one.kind == "Pod")
+    deletions = _events(client, namespace, "reason", _DELETED)
+    return sorted({*own, *(one for one in deletions if name in one.message.split())}, key=lambda one: one.at)
+
+
+def bound_past(client: KubeClient, namespace: str) -> list[Event]:
+    """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
+    return list(_events(client, namespace, "reason", BOUND_PAST))
+
+
+def refused(client: KubeClient, namespace: str) -> list[Event]:
+    """By which controllers say that they could not create a pod, the oldest first."""
+    return sorted(_events(client, namespace, "reason", _REFUSED), key=lambda one: one.at)
+
+
+def _events(client: KubeClient, namespace: str, field: str, value: str) -> Iterator[Event]:
+    """None where they may not be read."""
+    try:
+        yield from map(_event, client.objects(paths.events(namespace), paths.with_field(field, value)))
+    except errors.Forbidden:
+        return
+
+
+def _event(obj: Json) -> Event:
+    about, series = obj.get("involvedObject") or {}, obj.get("series") or {}
+    times = (
+        obj.get("lastTimestamp"),
+        series.get("lastObservedTime"),
+        obj.get("eventTime"),
+        obj["metadata"].get("creationTimestamp"),
+    )
+    at = max((str(one) for one in times if one), default="")
+    fields = (obj.get("reason"), obj.get("message"), about.get("kind"), about.get("name"), about.get("uid"))
+    return Event(at, *(str(one or "") for one in fields))

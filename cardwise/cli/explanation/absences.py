@@ -1,0 +1,130 @@
+"""Why a workload makes no pods now, and what became of a pod that is gone, in sentences."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cardwise.cli.cluster import podevents, workloads
+from cardwise.cli.cluster.podevents import Event
+from cardwise.cli.cluster.workloads import Made
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json, labels_of
+
+_FEW: Final = 5
+_KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
+_UNWIRED: Final = (
+    "a scheduler that does not ask Cardwise's extender had bound {them}: your administrator runs `cardwise doctor`, "
+    "and gives kube-scheduler the stanzas that `cardwise scheduler-config` prints"
+)
+
+
+def of_workload(made: Made) -> list[str]:
+    """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
+    lines = [*_stopped(made)]
+    running = sum(workloads.state(pod) != "ended" for pod in made.pods)
+    wanted = _wanted(made)
+    if made.refused and (wanted is None or running < wanted):
+        lines.append(f"Kubernetes could not create one: {wording.message(made.refused)}")
+    if made.bound_past:
+        which = wording.few(made.bound_past, _FEW, "pod")
+        lines.append(f"The extender has deleted pods of it within the hour ({which}): {_UNWIRED.format(them='them')}.")
+    if not made.pods and not lines:
+        namespace, name = made.obj["metadata"]["namespace"], made.obj["metadata"]["name"]
+        lines.append(
+            "Its controller has not made one yet, or the reason is older than an hour, which is how long events are "
+            f"kept: `kubectl describe {made.kind} -n {namespace} {name}`"
+        )
+    return lines
+
+
+def _wanted(made: Made) -> int | None:
+    """How many pods there should be; None where only its controller knows."""
+    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
+    match made.kind:
+        case "deployment" | "statefulset" | "replicaset":
+            return int(spec.get("replicas", 1))
+        case "daemonset":
+            return status.get("desiredNumberScheduled")
+    return None
+
+
+def _stopped(made: Made) -> Iterator[str]:
+    """What its own fields say of why there are none, or no new ones."""
+    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
+    namespace, name = made.obj["metadata"]["namespace"], made.obj["metadata"]["name"]
+    match made.kind:
+        case "deployment" | "statefulset" | "replicaset":
+            if spec.get("replicas") == 0:
+                scale = f"kubectl scale {made.kind} -n {namespace} {name} --replicas=1"
+                whose = workloads.controller(made.obj)
+                of = f"{whose['kind']} {whose['name']} has another one now, or wants no pod" if whose else ""
+                yield f"It is to have none (spec.replicas is 0): {of or f'`{scale}` asks for one'}."
+            if spec.get("paused"):
+                yield f"It is paused (spec.paused): `kubectl rollout resume {made.kind} -n {namespace} {name}`."
+        case "daemonset":
+            if status.get("desiredNumberScheduled") == 0:
+                yield "No node is right for it: its nodeSelector, node affinity and tolerations leave none."
+        case "job":
+            yield from _of_job(made.obj)
+        case "cronjob":
+            yield from _of_cronjob(made)
+
+
+def _of_job(job: Json) -> Iterator[str]:
+    spec = job.get("spec") or {}
+    if spec.get("suspend"):
+        namespace = job["metadata"]["namespace"]
+        if _KUEUE in labels_of(job):
+            yield f"It is suspended until Kueue admits it: `kubectl get workloads -n {namespace}` says why it waits."
+        else:
+            yield "It is suspended (spec.suspend): whoever has suspended it sets that to false."
+    if spec.get("parallelism") == 0:
+        yield "It is to have none at a time (spec.parallelism is 0)."
+    if end := _end(job):
+        why = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
+        how = "is complete" if end["type"] == "Complete" else f"has failed ({wording.message(why)})"
+        yield f"It {how}: no more pods are made."
+
+
+def _end(job: Json) -> Json:
+    """The condition that says how the job has ended; an empty one where it has not."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    ends = (one for one in conditions if one.get("type") in ("Complete", "Failed") and one.get("status") == "True")
+    return next(ends, {})
+
+
+def _of_cronjob(made: Made) -> Iterator[str]:
+    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
+    if spec.get("suspend"):
+        yield "It is suspended (spec.suspend): it makes no job until that is false."
+        return
+    unfinished = [job for job in made.makers if not _end(job)]
+    for job in unfinished:
+        yield from (f"Of its job {job['metadata']['name']}: {line}" for line in _of_job(job))
+    if not unfinished:
+        zone = f" {spec['timeZone']}" if spec.get("timeZone") else ""
+        last = status.get("lastScheduleTime")
+        when = f"its last job was made at {last}" if last else "it has not made a job yet"
+        yield f"It is not due: its schedule is {spec.get('schedule', '?')}{zone}, and {when}."
+
+
+def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
+    """What became of a pod that is not there any more; empty where no event tells. `events`: the oldest first."""
+    if not events:
+        return []
+    lines = [f"pod {namespace}/{name} is gone. Its last events:"]
+    for event in events[-_FEW:]:
+        by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
+        lines.append(f"  {event.at} {event.reason}: {by}{wording.message(event.message)}")
+    if any(event.reason == podevents.BOUND_PAST for event in events):
+        lines.append(f"It got no GPU, since {_UNWIRED.format(them='it')}. A pod that is made in its place fares alike.")
+    deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
+    for kind, owner in deleters:
+        if word := workloads.kind_of(kind):
+            lines.append(f"What its {kind} does now: cardwise explain -n {namespace} {word}/{owner}")
+    return lines
+
+
+def as_json(namespace: str, name: str, text: str) -> Json:
+    """The same for programs, as of a pod that is there."""
+    gone: Json = {"phase": "Gone", "node": None, "cards": [], "nodes": []}
+    return {"namespace": namespace, "name": name} | gone | {"text": text.splitlines()}

@@ -1,0 +1,338 @@
+"""`cardwise explain` in every state that a pod, what is around it, and a workload without pods can be in.
+
+states.yaml says what it has to say. Each cell is made of objects as the API server has them, and explained by the
+command.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.cli.cluster import podevents
+from cardwise.cli.commands import explain
+from cardwise.cli.explanation import absences, sentences
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests.cli.worlds import Cluster, card, placed, waiting
+from tests.fakes.clock import FakeClock
+
+PAGE = yaml.safe_load((Path(__file__).parent / "states.yaml").read_text())
+TEXTS: Mapping[str, str | Mapping[str, str]] = PAGE["sentences"]
+CREATED, DELETED = "2026-06-01T00:00:00Z", "2026-06-01T01:00:00Z"
+KEEPS_AWAY = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of each dimension."""
+
+    def is_of(self, when: Mapping[str, Any]) -> bool:
+        return all(getattr(self, name) in (some if isinstance(some, list) else [some]) for name, some in when.items())
+
+
+@dataclass(frozen=True)
+class PodCell(Cell):
+    phase: str
+    place: str
+    node: str
+    controller: str
+    installation: str
+
+    @property
+    def is_placed(self) -> bool:
+        return self.place in ("bound", "assigned", "granted")
+
+    @property
+    def is_rewritten(self) -> bool:
+        return self.controller != "static" and self.installation not in ("no webhook", "exempt")
+
+
+@dataclass(frozen=True)
+class WorkloadCell(Cell):
+    kind: str
+    state: str
+
+
+# The objects of a pod's cell.
+
+
+def taint(key: str, *effects: str) -> list[Json]:
+    return [{"key": f"node.kubernetes.io/{key}", "effect": effect} for effect in effects]
+
+
+NODES: Mapping[str, Json] = {
+    "Ready": {"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
+    "NotReady": {
+        "spec": {"taints": taint("unreachable", *KEEPS_AWAY)},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    },
+    "cordoned": {
+        "spec": {"unschedulable": True, "taints": taint("unschedulable", "NoSchedule")},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    },
+}
+OWNERS = {"CronJob": "Job", "static": "Node"}  # by whom the pod itself is controlled, if it is called otherwise
+# As the DaemonSet's controller writes it.
+OF_ONE_NODE: Json = {
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+                ]
+            }
+        }
+    },
+    "tolerations": [
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+    ],
+}  # fmt: skip
+
+
+def pod_of(cell: PodCell) -> Json:
+    limits = {names.GPU_MEM: "4000"} | ({names.SHARE: "1"} if cell.is_rewritten else {})
+    pod = waiting("team-a", "p", limits)
+    metadata, spec = pod["metadata"], pod["spec"]
+    metadata |= {"uid": "p", "creationTimestamp": CREATED, "annotations": {}}
+    if cell.controller != "none":
+        kind = OWNERS.get(cell.controller, cell.controller)
+        metadata["ownerReferences"] = [{"kind": kind, "name": "o", "uid": "o", "controller": True}]
+    if cell.controller == "static":
+        metadata["annotations"] |= {names.MIRROR: "hash"}
+    if cell.controller == "DaemonSet":
+        spec |= OF_ONE_NODE
+    if cell.place == "gated":
+        metadata["labels"] = {names.GANG: "g"}
+        spec["schedulingGates"] = [{"name": names.GANG}]
+    if cell.is_placed:
+        spec["nodeName"] = "n1"
+    if cell.place in ("assigned", "granted"):
+        metadata["annotations"] |= placed("team-a", "p", "n1", 0, 4000)["metadata"]["annotations"]
+    if cell.place == "granted":
+        metadata["annotations"] |= {names.ASSIGNED: "true"}
+    if cell.phase == "Ending":
+        metadata |= {"deletionTimestamp": DELETED} | ({} if cell.is_placed else {"finalizers": ["example.com/keep"]})
+    pod["status"] = status_of(cell)
+    return pod
+
+
+def status_of(cell: PodCell) -> Json:
+    if cell.phase == "Refused":
+        return {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    ended = {"Succeeded": {"exitCode": 0, "reason": "Completed"}, "Failed": {"exitCode": 1, "reason": "Error"}}
+    if cell.phase in ended:
+        state = {"terminated": ended[cell.phase]}
+        return {"phase": cell.phase, "containerStatuses": [{"name": "main", "state": state}]}
+    if not cell.is_placed:
+        unanswered = 'Post "https://10.0.0.9:12345/gpushare-scheduler/filter": connection refused'
+        asked = cell.place == "waiting" and cell.node != "gone" and is_admitted(cell)
+        said = {"message": unanswered} if cell.installation == "no extender" and asked else {}
+        return {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"} | said]}
+    runs = cell.phase == "Running" or (cell.phase == "Ending" and cell.place != "bound")
+    state = {"running": {}} if runs else {"waiting": {"reason": "ContainerCreating"}}
+    started = [{"name": "main", "started": True, "state": state}]
+    return {"phase": "Running" if runs else "Pending", "containerStatuses": started}
+
+
+def is_admitted(cell: PodCell) -> bool:
+    """Whether the node's taints let the pod in, so that kube-scheduler asks the extender about it."""
+    return cell.node == "Ready" or cell.controller == "DaemonSet"
+
+
+def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name: str = "p") -> Json:
+    return {
+        "metadata": {"namespace": "team-a", "name": f"{name}.{reason}"},
+        "involvedObject": {"kind": kind, "name": name, "uid": name},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+def events_of(cell: PodCell) -> Iterator[Json]:
+    past = "deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node n1"
+    if cell.installation == "unwired":
+        yield event(podevents.BOUND_PAST, past, name="p" if cell.phase == "Gone" else "web-1-x")
+    elif cell.phase == "Gone":
+        yield event("Killing", "Stopping container main")
+        if cell.controller not in ("none", "static"):
+            kind = OWNERS.get(cell.controller, cell.controller)
+            yield event("SuccessfulDelete", "Deleted pod: p", "2026-06-01T01:00:01Z", kind, "o")
+
+
+def objects_of(cell: PodCell) -> dict[str, list[Json]]:
+    exempt = "['kube-system', 'team-a']" if cell.installation == "exempt" else "['kube-system']"
+    asked = {"name": "not-exempt", "expression": f"!(request.namespace in {exempt})"}
+    configuration = {
+        "metadata": {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "webhooks": [{"name": "pods.cardwise.dev", "matchConditions": [asked]}],
+    }
+    there = {"metadata": {"name": "n1"}}
+    silent = timedelta(minutes=5 if cell.installation == "no extender" else 0)
+    renewed = (FakeClock().wall() - silent).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+    group = {"metadata": {"namespace": "team-a", "name": "g"}, "spec": {"minMember": 2}}
+    ours = {"namespace": names.NAMESPACE}
+    return {
+        "nodes": [there | NODES[cell.node]] if cell.node in NODES else [],
+        "extendedresources": [card("n1", 0)],
+        "pods": [pod_of(cell)] if cell.phase != "Gone" else [],
+        "events": list(events_of(cell)),
+        "mutatingwebhookconfigurations": [configuration],
+        "podgroups": [group | {"status": {"phase": "Incomplete"}}] if cell.place == "gated" else [],
+        "configmaps": [{"metadata": ours | {"name": names.WORKLOAD}, "data": {names.WORKLOAD_POLICY: "priced"}}],
+        "leases": [{"metadata": ours | {"name": names.LEASE}, "spec": {"renewTime": renewed}}],
+    }
+
+
+def said_of_pod(cell: PodCell) -> str:
+    """What the command says of the pod."""
+    return said(json.dumps(objects_of(cell)))
+
+
+@cache
+def said(objects: str) -> str:
+    """The same in the cluster of these objects."""
+    client = Cluster(json.loads(objects)).kube
+    found = explain.find(client, "pod", "team-a", "p")
+    if found is None:
+        return sentences.text(absences.of_gone_pod("team-a", "p", podevents.about_pod(client, "team-a", "p")))
+    return explain.of_pod(client, found[1], "team-a", names.NAMESPACE)[0]
+
+
+# The objects of a workload's cell.
+
+MAKERS = {"deployment": "replicasets", "cronjob": "jobs"}
+ENDS = {
+    "complete": {"type": "Complete", "status": "True"},
+    "failed": {
+        "type": "Failed",
+        "status": "True",
+        "reason": "BackoffLimitExceeded",
+        "message": "Job has reached the specified backoff limit",
+    },
+}
+
+
+def spec_of(cell: WorkloadCell) -> Json:
+    match cell.kind, cell.state:
+        case "job", "none wanted":
+            return {"parallelism": 0}
+        case "daemonset", _:
+            return {}
+        case _, "none wanted":
+            return {"replicas": 0}
+        case "deployment", "halted":
+            return {"paused": True}
+        case _, "halted" | "queued":
+            return {"suspend": True}
+        case "cronjob", _:
+            return {"schedule": "0 3 * * *", "timeZone": "Europe/Zurich"}
+    return {}
+
+
+def said_of_workload(cell: WorkloadCell) -> str:
+    metadata: Json = {"name": "w", "namespace": "team-a", "uid": "w"}
+    if cell.kind == "replicaset":
+        metadata["ownerReferences"] = [{"kind": "Deployment", "name": "d", "uid": "d", "controller": True}]
+    if cell.state == "queued":
+        metadata["labels"] = {"kueue.x-k8s.io/queue-name": "q"}
+    status: Json = {"conditions": [ENDS[cell.state]]} if cell.state in ENDS else {}
+    if cell.kind == "daemonset":
+        status["desiredNumberScheduled"] = 0 if cell.state == "none wanted" else 1
+    if cell.kind == "cronjob":
+        status["lastScheduleTime"] = DELETED
+    api = Cluster({f"{cell.kind}s": [{"metadata": metadata, "spec": spec_of(cell), "status": status}]})
+    maker = "w"
+    if cell.kind in MAKERS and cell.state not in ("halted", "not due"):
+        maker = "w-1"
+        owner = {"kind": "x", "name": "w", "uid": "w", "controller": True}
+        of_maker = {"name": maker, "namespace": "team-a", "uid": maker, "ownerReferences": [owner]}
+        api.add(MAKERS[cell.kind], {"metadata": of_maker, "spec": {}})
+    if cell.state == "refused":
+        denied = "admission webhook denied the request: too much"
+        api.add("events", event("FailedCreate", denied, kind="x", name=maker))
+    if cell.state == "bound past":
+        api.add("events", event(podevents.BOUND_PAST, "deleted: ...", name=f"{maker}-a"))
+    found = explain.find(api.kube, cell.kind, "team-a", "w")
+    assert found is not None
+    return explain.of_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]
+
+
+# The table.
+
+TABLES: Mapping[str, tuple[type[Cell], Callable[[Any], str]]] = {
+    "pods": (PodCell, said_of_pod),
+    "workloads": (WorkloadCell, said_of_workload),
+}
+ROWS = [(kind, row) for kind in TABLES for row in PAGE[kind]["rows"]]
+
+
+def text_of(name: str, cell: Cell) -> str:
+    """The sentence, with the sentences in it."""
+    text = TEXTS[name]
+    if not isinstance(text, str):
+        text = text[getattr(cell, text["by"])]
+    return text.removeprefix("\\").format_map({other: text_of(other, cell) for other in named_in(text)})
+
+
+def named_in(text: str) -> list[str]:
+    return [part.partition("}")[0] for part in text.split("{")[1:]]
+
+
+def dimensions_of(name: str, cell: Cell) -> set[str]:
+    """The dimensions that decide what the sentence is in the cell."""
+    text, found = TEXTS[name], set[str]()
+    if not isinstance(text, str):
+        found, text = {text["by"]}, text[getattr(cell, text["by"])]
+    return found.union(*(dimensions_of(other, cell) for other in named_in(text)))
+
+
+@cache
+def cells(kind: str) -> Sequence[Cell]:
+    return [TABLES[kind][0](*values) for values in itertools.product(*PAGE[kind]["dimensions"].values())]
+
+
+@cache
+def possible(kind: str) -> Sequence[Cell]:
+    return [cell for cell in cells(kind) if not any(cell.is_of(one["when"]) for one in PAGE[kind]["impossible"])]
+
+
+def titled(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "; ".join(
+        f"{name} {' or '.join(some) if isinstance(some, list) else some}" for name, some in value["when"].items()
+    )
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_each_cell_is_impossible_or_in_one_row(kind):
+    table = PAGE[kind]
+    assert [field.name for field in fields(TABLES[kind][0])] == list(table["dimensions"])
+    assert all(one["because"] for one in table["impossible"])
+    for one in (*table["impossible"], *table["rows"]):
+        assert any(cell.is_of(one["when"]) for cell in cells(kind)), f"no cell is so: {titled(one)}"
+    for cell in possible(kind):
+        rows = [titled(row) for row in table["rows"] if cell.is_of(row["when"])]
+        assert len(rows) == 1, f"{cell} is in {rows}"
+
+
+@pytest.mark.parametrize(("kind", "row"), ROWS, ids=titled)
+def test_what_is_said_in_each_cell_is_what_the_table_says(kind, row):
+    of_row = [cell for cell in possible(kind) if cell.is_of(row["when"])]
+    for cell in of_row:
+        expected = "".join(f"{text}\n" for name in row["says"] if (text := text_of(name, cell)))
+        assert TABLES[kind][1](cell) == expected, cell
+    several = {name for name in PAGE[kind]["dimensions"] if len({getattr(cell, name) for cell in of_row}) > 1}
+    asked = {dimension for cell in of_row for name in row["says"] for dimension in dimensions_of(name, cell)}
+    assert set(row["no matter"]) == several - asked
