@@ -96,7 +96,7 @@ class Unplaced:
         text = (
             f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
         )
-        self._events.record(pod.about, "BoundPastCardwise", text, "Warning")
+        self._events.record(pod.about, names.BOUND_PAST_CARDWISE, text, "Warning")
 
 
 def _is_unplaced(pod: dict[str, Any], node: str) -> bool:

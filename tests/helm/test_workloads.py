@@ -509,3 +509,15 @@ def test_another_address_of_the_extender_s_service_is_refused_before_the_upgrade
     assert (done.returncode != 0) == refused, done.stderr
     assert ("extender.service.clusterIP: the Service has 10.0.0.7" in done.stderr) == refused
     assert (f"kubectl delete service cardwise-extender --namespace {names.NAMESPACE}" in done.stderr) == refused
+
+
+def test_a_container_that_crashes_leaves_the_end_of_its_log(render: Render) -> None:
+    """`cardwise doctor` says it."""
+    for sets in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")):
+        found = {
+            name: container.get("terminationMessagePolicy")
+            for name, spec in workloads(render(*sets)).items()
+            for container in spec["containers"]
+        }
+        assert len(found) > len(KIND_OF)
+        assert set(found.values()) == {"FallbackToLogsOnError"}, found

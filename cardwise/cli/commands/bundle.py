@@ -60,20 +60,25 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
     client = options.client()
     try:
         findings = checks.examine(client, cardwise_namespace)
-        missing = write(client, file, findings, cardwise_namespace, options.clock().wall())
+        missing, wanted = write(client, file, findings, cardwise_namespace, options.clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
     for unread in (finding for finding in findings if finding.unread):
         console.say(f"note: doctor {'' if unread.text.startswith('could') else 'says: '}{unread.text}", err=True)
-    for line in missing:
-        console.say(f"note: not in it: {line}", err=True)
+    if missing:
+        some = ", ".join(line.partition(":")[0] for line in missing)
+        console.say(f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {some}", err=True)
     console.say(f"wrote {file}; look through it before you send it")
 
 
-def write(client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime) -> list[str]:
-    """Makes the archive (gzip), and returns what could not be read. `installed`: the namespace of Cardwise.
+def write(
+    client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime
+) -> tuple[list[str], int]:
+    """Makes the archive (gzip). `installed`: the namespace of Cardwise.
+
+    Returns what could not be read, each with the reason, and how many files there are with these.
 
     Raises OSError where `target` cannot be written, and FileExistsError where it is there already.
     """
@@ -82,24 +87,25 @@ def write(client: KubeClient, target: Path, findings: Sequence[Finding], install
         try:
             with tarfile.open(fileobj=file, mode="w:gz") as archive:
                 _add(archive, f"{folder}/doctor.json", as_json(findings), now)
-                missing = _fill(archive, folder, _contents(client, installed), now)
+                missing, wanted = _fill(archive, folder, _contents(client, installed), now)
                 _add(archive, f"{folder}/missing.json", missing, now)
         except BaseException:
             target.unlink()  # half an archive helps nobody
             raise
-    return missing
+    return missing, wanted
 
 
 def _fill(
     archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
-) -> list[str]:
-    missing = []
+) -> tuple[list[str], int]:
+    missing, wanted = [], 0
     for name, read in contents:
+        wanted += 1
         try:
             _add(archive, f"{folder}/{name}", read(), now)
         except errors.KubeError as error:
             missing.append(f"{name}: {error}")
-    return missing
+    return missing, wanted
 
 
 def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:

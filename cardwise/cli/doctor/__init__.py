@@ -8,8 +8,10 @@ can tell.
     checks     the checks in their order
     facts      what was read of the cluster, each thing once
     finding    a finding, and how it is shown
-    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `parts`: of our own parts; `scheduler`: that
-               kube-scheduler asks the extender; `units`: what a bare number of gpu-mem means;
+    repairs    commands that remedies give
+    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `startup`: that pods of our own parts are
+               created and run; `parts`: of what these parts write; `scheduler`: that kube-scheduler asks the extender;
+               `waiting`: pods that the webhook has never seen; `units`: what a bare number of gpu-mem means;
                `limits`: classes without cards, quotas that count too little
     probing    probe pods: whether webhook and extender are asked
     exposure   that a pod that asks for no card gets none

@@ -2,7 +2,20 @@
 
 from collections.abc import Iterator
 
-from cardwise.cli.doctor import cluster, exposure, facts, finding, limits, parts, probing, scheduler, units
+from cardwise.cli.doctor import (
+    cluster,
+    exposure,
+    facts,
+    finding,
+    limits,
+    parts,
+    probing,
+    repairs,
+    scheduler,
+    startup,
+    units,
+    waiting,
+)
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.kube.client import KubeClient
@@ -10,12 +23,17 @@ from cardwise.kube.client import KubeClient
 _CHECKS = (
     cluster.version,
     parts.definitions,
+    startup.uncreated,
+    startup.scaled_down,
+    startup.unready,
     parts.webhooks,
     parts.open_webhook,
     parts.policies,
     parts.leader,
     scheduler.stranded,
     scheduler.unwired,
+    scheduler.deleted,
+    waiting.unrewritten,
     cluster.other_plugins,
     cluster.gpushare,
     units.bare_numbers,
@@ -49,7 +67,7 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     seen = facts.read(client, installed)
     found = [*judge(seen), *_schedulers(client, seen)]
     if probe_in and parts.installed(seen):
-        found += probing.probe(client, probe_in, installed)
+        found += probing.probe(client, probe_in, installed, wire=repairs.wire_scheduler(seen))
         found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)
 
@@ -79,4 +97,4 @@ def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
             text = f"{name} does not tell its configuration (kubeadm binds it to loopback)"
             yield Finding("scheduler", Severity.NOTE, text, "the probe pod tells whether it asks the extender")
         else:
-            yield from scheduler.wiring(config, name)
+            yield from scheduler.wiring(config, name, repairs.wire_scheduler(seen))

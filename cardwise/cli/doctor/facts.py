@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
@@ -16,7 +16,8 @@ _RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
-UNPLACED = f"spec.schedulerName={names.SCHEDULER},spec.nodeName=,status.phase=Pending"  # a field selector of pods
+WAITING = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
+_OF_CARDWISE = "app.kubernetes.io/name=cardwise"  # the chart gives this label to all that it makes
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Facts:
     `unread`, with what the API server said if it was not a missing right; both are then empty here.
     """
 
+    installed: str = names.NAMESPACE  # the namespace of Cardwise
     version: Json = field(default_factory=dict)
     now: datetime | None = None  # by the API server's clock, since whoever asks may have another
     nodes: Sequence[Json] = ()
@@ -38,7 +40,10 @@ class Facts:
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
-    waiting_pods: Sequence[Json] = ()  # pods that nobody but the chart's own kube-scheduler may place
+    waiting_pods: Sequence[Json] = ()  # of all namespaces, those without a node
+    own_pods: Sequence[Json] = ()  # of Cardwise's parts
+    own_events: Sequence[Json] = ()  # warnings of Cardwise's namespace
+    pod_events: Sequence[Json] = ()  # of pods that the extender deleted, since something else had bound them
     runtimeclasses: Sequence[Json] = ()
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
@@ -53,12 +58,12 @@ class Facts:
         return {card["spec"]["node"] for card in self.cards}
 
 
-KINDS = len(fields(Facts)) - len(("version", "now", "absent", "unread"))  # of objects that are read
+KINDS = len(fields(Facts)) - len(("installed", "version", "now", "absent", "unread"))  # of objects that are read
 
 
 def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     """`namespace`: where Cardwise is installed. Raises `errors.Unreachable` only: then there is nothing to say."""
-    facts = Facts()
+    facts = Facts(installed=namespace)
     lists = {
         "nodes": (paths.nodes(), ""),
         "cards": (paths.extendedresources(), ""),
@@ -76,11 +81,14 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),
         "gpuquotas": (paths.gpuquotas(), ""),
         "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
+        "own_pods": (paths.pods(namespace), _OF_CARDWISE),
     }
     queries = {
         kind: (path, {"labelSelector": selector} if selector else {}) for kind, (path, selector) in lists.items()
     }
-    queries["waiting_pods"] = (paths.pods(), {"fieldSelector": UNPLACED})
+    queries["waiting_pods"] = (paths.pods(), {"fieldSelector": WAITING})
+    queries["own_events"] = (paths.namespaced("/api/v1", "events", namespace), {"fieldSelector": "type=Warning"})
+    queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_PAST_CARDWISE}"})
     queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
     facts.version, facts.now = client.get("/version"), client.clock()
     for kind, (path, query) in queries.items():
@@ -100,6 +108,12 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
 def name_of(obj: Json) -> str:
     """With its namespace."""
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def is_recent(facts: Facts, event: Json, most: timedelta) -> bool:
+    """Whether the event was repeated in that time; also where nobody says when it was."""
+    last = event.get("lastTimestamp") or event.get("eventTime")
+    return not last or facts.now is None or facts.now - time(last) < most
 
 
 def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:

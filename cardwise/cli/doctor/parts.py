@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime, timedelta
 from typing import Final
 
-from cardwise.cli.doctor import finding
-from cardwise.cli.doctor.facts import Facts, nvidia_runtimes, time, written
+from cardwise.cli.doctor import finding, repairs, startup
+from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
@@ -19,15 +19,13 @@ _INSTALL: Final = (
     "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace --set "
     "image.repository=REGISTRY/cardwise,scheduler.mode=MODE (docs/admin.md: Install)"
 )
-_UPGRADE: Final = (
-    "let the chart write it again, with webhook.enabled: helm upgrade cardwise helm/cardwise -n cardwise-system "
-    "--reset-then-reuse-values"
-)
+_EXTENDER: Final = "cardwise-extender"
 _WEBHOOK: Final = "cardwise-webhook"
 _PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
 _USABLE: Final = ("Ready", "Off")
+_FEW_REASONS: Final = 3
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
 
@@ -75,9 +73,10 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         ours = next((one for one in found if one["metadata"]["name"] == name), None)
         what = f"{kind}WebhookConfiguration {name}"
         if ours is None:
-            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", _UPGRADE if _plugins(facts) else _INSTALL)
+            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if _plugins(facts) else _INSTALL
+            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
-            remedy = "start the webhook, or look in its log why it may not patch the configuration"
+            remedy = f"its log says why: {repairs.log(facts, f'deployment/{_WEBHOOK}')}"
             yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
     for one in facts.mutating:
         name = one["metadata"]["name"]
@@ -154,28 +153,41 @@ def leader(facts: Facts) -> Iterator[Finding]:
     holder = spec.get("holderIdentity")
     if not holder:
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
-        if lease is not None:  # one has led
-            remedy = (
-                "start it, with extender.enabled: "
-                "kubectl -n cardwise-system scale deployment cardwise-extender --replicas 2"
-            )
-            yield Finding("extender", Severity.PROBLEM, text, remedy)
-            return
-        remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
-        yield Finding("extender", Severity.WARNING, text, remedy)
+        deployment = next((one for one in facts.deployments if one["metadata"]["name"] == _EXTENDER), None)
+        if lease is None and deployment is None:
+            remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
+            yield Finding("extender", Severity.WARNING, text, remedy)
+        else:
+            yield Finding("extender", Severity.PROBLEM, text, _start_extender(facts, deployment))
         return
     renewed = written(lease or {}) or _renewed(spec)
     if renewed is None:
         text = f"extender {holder} holds the Lease {names.LEASE}, which does not tell when it was renewed"
-        remedy = "see whether it runs: an extender that does writes it anew within seconds"
+        remedy = f"an extender that runs writes it within seconds: {_see_extender(facts)}"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
     age = (facts.now - renewed).total_seconds() if facts.now is not None else 0.0
     if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
-        yield Finding("extender", Severity.PROBLEM, text, "see whether it runs; a second one would take over by itself")
+        remedy = f"another replica takes over by itself; see whether one runs: {_see_extender(facts)}"
+        yield Finding("extender", Severity.PROBLEM, text, remedy)
     else:
         yield Finding("extender", Severity.OK, f"extender {holder} leads")
+
+
+def _start_extender(facts: Facts, deployment: Json | None) -> str:
+    """What to do where no extender leads, and one has led, or there is a Deployment of it."""
+    if deployment is None:
+        return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
+    if not startup.replicas(deployment):
+        return f"kubectl scale deployment {_EXTENDER} -n {facts.installed} --replicas 2"
+    if startup.is_troubled(facts, "extender"):
+        return "first mend what `parts` says of its pods"
+    return f"see whether one runs: {_see_extender(facts)}"
+
+
+def _see_extender(facts: Facts) -> str:
+    return f"kubectl get pods -n {facts.installed} -l app.kubernetes.io/component=extender"
 
 
 def _renewed(spec: Json) -> datetime | None:
@@ -191,16 +203,24 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if facts.absent & {"cards"} or "cards" in facts.unread:
         return
     if not facts.cards:
-        remedy = "see that the device plugin runs on the nodes with cards (nodes.selector), and its log there"
+        remedy = (
+            "see that the device plugin runs on the nodes with cards (nodes.selector), and its log: "
+            f"{repairs.log(facts, f'daemonset/{_PLUGIN}')}"
+        )
         text = "no card is known"
         plugins = _plugins(facts)
         theirs = [name for name, _ in nvidia_runtimes(facts)]
-        if plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
+        if startup.is_troubled(facts, "deviceplugin"):
+            remedy = "first mend what `parts` says of the device plugin, which reports the cards"
+        elif plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
             text = "no card is known: no node has the labels that nodes.selector asks for"
             remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
         elif plugins and theirs and not any(_pod_spec(one).get("runtimeClassName") for one in plugins):
             text = f"no card is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
-            remedy = f"set nodes.runtimeClass={theirs[0]}: it finds no driver where NVIDIA's runtime is not the default"
+            remedy = (
+                "it finds no driver where NVIDIA's runtime is not the default: "
+                f"{repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
+            )
         yield Finding("cards", Severity.PROBLEM, text, remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
@@ -220,7 +240,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
-        yield from _slots({name: by_name.get(name) for name in with_cards}, _plugins(facts))
+        yield from _slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
     text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
         yield Finding("cards", Severity.OK, text)
@@ -228,7 +248,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
 
 def _conflicts(facts: Facts) -> Iterator[Finding]:
     """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately."""
-    latest = {one["involvedObject"]["name"]: one for one in facts.node_events if _is_recent(facts, one)}
+    latest = {one["involvedObject"]["name"]: one for one in facts.node_events if is_recent(facts, one, _RECENT)}
     for node, event in sorted(latest.items()):
         yield Finding(
             "cards",
@@ -239,12 +259,7 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _is_recent(facts: Facts, event: Json) -> bool:
-    last = event.get("lastTimestamp")
-    return not last or facts.now is None or facts.now - time(last) < _RECENT
-
-
-def _slots(nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
+def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
         remedy = (
@@ -275,7 +290,12 @@ def _slots(nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterato
     rest = [name for name in deaf if name not in (*left, *upgrading)]
     if rest:
         text = f"{finding.nodes(rest)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
-        remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"
+        remedy = (
+            "see that the device plugin runs there, and its folder (nodes.kubeletDir): kubectl get pods -n "
+            f"{facts.installed} -l app.kubernetes.io/component=deviceplugin -o wide"
+        )
+        if startup.is_troubled(facts, "deviceplugin"):
+            remedy = "first mend what `parts` says of the device plugin"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
@@ -313,23 +333,34 @@ def mps(facts: Facts) -> Iterator[Finding]:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
         yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
     ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
-    level = Severity.PROBLEM if len(ill) == len(known) else Severity.WARNING
-    for reason, some in _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}").items():
-        remedy = "it is tried again by itself; the log of cardwise-mps there says more"
-        if MANAGER_GONE in reason:
-            remedy = (
-                "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: mps.enabled=false, with "
-                "deviceplugin.mps=auto or off"
-            )
-        if LEFT_CLOSED in reason:
-            remedy = (
-                "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these cards have ended, and take "
-                "it away then; or drain and reboot the node"
-            )
-        yield Finding("mps", level, f"{_many(some)} without MPS, {reason}", remedy)
+    reasons = _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}")
+    if ill and len(ill) == len(known):
+        by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
+        text = f"{_many(ill)} without MPS, {wording.few(by_number, _FEW_REASONS)}: no card is left for pods that use it"
+        yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
+    else:
+        for reason, some in reasons.items():
+            text = f"{_many(some)} without MPS, {reason}"
+            yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
     ready = sum(status.get("state") in _USABLE for status in told.values())
     if ready:
         yield Finding("mps", Severity.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
+
+
+def _mps_remedy(facts: Facts, reason: str) -> str:
+    if startup.is_troubled(facts, "mps"):
+        return "first mend what `parts` says of cardwise-mps"
+    if MANAGER_GONE in reason:
+        return (
+            "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: mps.enabled=false, with "
+            "deviceplugin.mps=auto or off"
+        )
+    if LEFT_CLOSED in reason:
+        return (
+            "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these cards have ended, and take "
+            "it away then; or drain and reboot the node"
+        )
+    return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
 
 
 def _why(card: Json) -> str:

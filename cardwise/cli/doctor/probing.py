@@ -24,13 +24,17 @@ from cardwise.kube.pods import eligible
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
 _NOBODY: Final = 65534
-_WIRE: Final = "give kube-scheduler the stanzas that `cardwise scheduler-config` prints, and restart it"
 _TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
 
-def probe(client: KubeClient, namespace: str, installed: str, clock: Clock = SYSTEM) -> Iterator[Finding]:
-    """Sends the probe as one of the namespace, and tells how far it came. `installed`: the namespace of Cardwise."""
+def probe(
+    client: KubeClient, namespace: str, installed: str, clock: Clock = SYSTEM, *, wire: str = ""
+) -> Iterator[Finding]:
+    """Sends the probe as one of the namespace, and tells how far it came.
+
+    `installed`: the namespace of Cardwise. `wire`: the remedy that makes kube-scheduler ask the extender.
+    """
     made = None
     try:
         admitted = client.create(paths.pods(namespace), _pod(), query={"dryRun": "All"})
@@ -38,7 +42,7 @@ def probe(client: KubeClient, namespace: str, installed: str, clock: Clock = SYS
         if names.SHARE not in _limits(admitted):
             return  # the extender refuses it rightly
         made = client.create(paths.pods(installed), _moved(admitted, installed))
-        yield from _placed(client, installed, made, clock)
+        yield from _placed(client, installed, made, clock, wire)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
         yield Finding(
@@ -112,13 +116,18 @@ def _admitted(pod: Json) -> Iterator[Finding]:
     )
 
 
-def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Iterator[Finding]:
+def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock, wire: str) -> Iterator[Finding]:
     name, deadline = made["metadata"]["name"], clock.now() + _SECONDS
     said = ""
     while clock.now() < deadline:
-        pod = client.get(paths.pods(namespace, name))
+        try:
+            pod = client.get(paths.pods(namespace, name))
+        except errors.NotFound:
+            text = "the probe pod was deleted while it waited: something had bound it without the extender"
+            yield Finding("scheduler", Severity.PROBLEM, text, wire)
+            return
         if node := pod["spec"].get("nodeName"):
-            yield _bound(pod, node)
+            yield _bound(pod, node, wire)
             return
         said = workloads.scheduler_says(pod)
         if said:
@@ -133,11 +142,14 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Ite
     )
 
 
-def _bound(pod: Json, node: str) -> Finding:
+def _bound(pod: Json, node: str, wire: str) -> Finding:
     if assignment.decode(annotations_of(pod)) is not None:
         return Finding("scheduler", Severity.OK, f"the probe pod was placed on a card of {node} by the extender")
-    text = f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender"
-    return Finding("scheduler", Severity.PROBLEM, text, _WIRE)
+    text = (
+        f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender, which deletes "
+        "such pods"
+    )
+    return Finding("scheduler", Severity.PROBLEM, text, wire)
 
 
 def _barring(client: KubeClient, pod: Json) -> Collection[str]:

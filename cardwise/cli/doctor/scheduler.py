@@ -1,30 +1,29 @@
 """Checks that pods have a kube-scheduler, and that it asks the extender, by its configuration where it tells it."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
-from cardwise.cli.doctor import finding
-from cardwise.cli.doctor.facts import UNPLACED, Facts, name_of
+from cardwise.cli.doctor import finding, repairs
+from cardwise.cli.doctor.facts import WAITING, Facts, is_recent, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 
-_REMEDY: Final = "give it the stanzas that `cardwise scheduler-config` prints"
-_UPGRADE: Final = (
-    "let the chart change it too: helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values "
-    "(with scheduler.controlPlaneNodes, if you have set it)"
-)
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _SLOW: Final = (names.SHARE, names.BIND_MARKER)
 _FEW: Final = 3  # pods that a line names
+_LEFT: Final = f"spec.schedulerName={names.SCHEDULER},{WAITING}"
+_LATELY: Final = timedelta(minutes=10)
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
 def stranded(facts: Facts) -> Iterator[Finding]:
     """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
-    pods = [name_of(pod) for pod in facts.waiting_pods]
+    waiting = (pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER)
+    pods = [name_of(pod) for pod in waiting]
     if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.named(facts.deployments):
         return
     alone = len(pods) == 1
@@ -32,7 +31,7 @@ def stranded(facts: Facts) -> Iterator[Finding]:
         f"{wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) wait{'s' * alone} for the scheduler "
         f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
     )
-    remedy = f"delete them, their controllers make new ones: kubectl delete pods -A --field-selector={UNPLACED}"
+    remedy = f"delete them, their controllers make new ones: kubectl delete pods -A --field-selector={_LEFT}"
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
@@ -48,13 +47,33 @@ def unwired(facts: Facts) -> Iterator[Finding]:
     if wired and late:
         text = (
             f"kube-scheduler asks the extender on {finding.nodes(wired)}, and does not on {finding.nodes(late)}: "
-            "when it leads there, pods get no cards"
+            "when it leads there, it binds pods without a card, and the extender deletes them"
         )
-        yield Finding("scheduler", Severity.PROBLEM, text, _UPGRADE)
+        remedy = (
+            f"let the chart change it too: {repairs.upgrade(facts)} (scheduler.controlPlaneNodes too, if it is set)"
+        )
+        yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
-def wiring(config: Json, who: str) -> Iterator[Finding]:
-    """What a KubeSchedulerConfiguration lacks: a stanza for each of our resources, which ignores the markers."""
+def deleted(facts: Facts) -> Iterator[Finding]:
+    """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared."""
+    about = [event["involvedObject"] for event in facts.pod_events if is_recent(facts, event, _LATELY)]
+    pods = sorted({f"{pod.get('namespace', '')}/{pod.get('name', '')}" for pod in about})
+    if pods:
+        text = (
+            f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "
+            "without the extender, so without a card, and deleted"
+        )
+        wire = repairs.wire_scheduler(facts)
+        remedy = f"if nobody bound them by hand, kube-scheduler does not ask the extender; {wire}"
+        yield Finding("scheduler", Severity.WARNING, text, remedy)
+
+
+def wiring(config: Json, who: str, remedy: str) -> Iterator[Finding]:
+    """What a KubeSchedulerConfiguration lacks: a stanza for each of our resources, which ignores the markers.
+
+    `who`: the pod of kube-scheduler. `remedy`: what makes it ask the extender.
+    """
     stanzas = config.get("Extenders") or config.get("extenders") or ()
     managed = {
         _get(resource, "name"): (stanza, bool(_get(resource, "ignoredByScheduler")))
@@ -63,18 +82,21 @@ def wiring(config: Json, who: str) -> Iterator[Finding]:
     }
     missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
     if len(missing) == len(_FAST) + len(_SLOW):
-        yield Finding("scheduler", Severity.PROBLEM, f"{who} has no extender for our resources", _REMEDY)
+        yield Finding("scheduler", Severity.PROBLEM, f"{who} has no extender for our resources", remedy)
         return
     if missing:
         text = f"{who} does not ask an extender for {', '.join(missing)}"
-        yield Finding("scheduler", Severity.PROBLEM, text, _REMEDY)
+        yield Finding("scheduler", Severity.PROBLEM, text, remedy)
     unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
     if unignored:
         text = f"{who} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
-        yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {_REMEDY}")
+        yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")
     ignorable = [stanza for stanza, _ in managed.values() if _get(stanza, "ignorable")]
     if ignorable:
-        text = f"{who} goes on without the extender when it does not answer (ignorable: true): pods land on no card"
+        text = (
+            f"{who} goes on without the extender when it does not answer (ignorable: true): pods are bound without a "
+            "card, and deleted"
+        )
         yield Finding("scheduler", Severity.PROBLEM, text, "set ignorable: false")
     percent = _get(config, "percentageOfNodesToScore")
     if percent not in (None, 100):

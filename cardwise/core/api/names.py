@@ -98,6 +98,8 @@ GANG: Final = "cardwise.dev/gang"
 
 # Reason of an event on a node: another node has the ExtendedResource of its card.
 CARD_OF_ANOTHER_NODE: Final = "CardOfAnotherNode"
+# Reason of an event on a pod: something else than the extender had bound it, and it was deleted.
+BOUND_PAST_CARDWISE: Final = "BoundPastCardwise"
 
 # Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
 NODE_CHANGED: Final = "cardwise.dev/changed"

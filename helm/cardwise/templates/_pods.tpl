@@ -96,9 +96,11 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* The end of its log is the message of a container that ends with an error: `cardwise doctor` shows it. */}}
 {{- define "cardwise.container.image" -}}
 image: {{ include "cardwise.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
+terminationMessagePolicy: FallbackToLogsOnError
 {{- end }}
 
 {{- define "cardwise.container.logging" -}}

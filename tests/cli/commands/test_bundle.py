@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.cli.commands import bundle
+from cardwise.cli.doctor.facts import KINDS
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
@@ -119,7 +120,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
-    missing = bundle.write(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
+    missing, _ = bundle.write(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
     found = contents(target)
     assert all(SECRET.encode() not in content for content in found.values())
     (pod,) = json.loads(found["pods.json"])
@@ -164,7 +165,8 @@ def test_of_what_others_run_in_the_namespace_of_cardwise_nothing_is_packed(api, 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
     api.forbid("nodes", "pods")
-    missing = bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    missing, wanted = bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    assert wanted == len(missing) + len(contents(tmp_path / "b.tar.gz").keys() - {"doctor.json", "missing.json"})
     assert [line.partition(":")[0] for line in missing] == ["nodes.json", "pods.json", "parts/pods.json"]
     assert "extendedresources.json" in contents(tmp_path / "b.tar.gz")
 
@@ -182,6 +184,9 @@ def test_an_archive_that_is_there_is_not_overwritten(api, monkeypatch, tmp_path)
 
 def test_what_doctor_could_not_look_at_is_said(monkeypatch, tmp_path):
     api = Cluster({})
-    api.forbid("nodes")
+    api.forbid("nodes", "pods", "leases")
     said = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
-    assert "note: doctor could not look at 1 of 18 things, for want of rights: nodes\n" in said.stderr
+    doctor, files = said.stderr.splitlines()
+    assert doctor.startswith(f"note: doctor could not look at 6 of {KINDS} things, for want of rights: nodes, node lea")
+    of_14 = "nodes.json, pods.json, leases.json, parts/pods.json"
+    assert files == f"note: could not read 4 of 14 files (missing.json says why): {of_14}"

@@ -3,7 +3,7 @@
 import json
 import math
 from copy import deepcopy
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,61 +19,12 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
+from tests.cli.doctor.planted import NOW, configuration, lease, node, part, troubles, workload
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
-
 CONFIG = schedulerconfig.extender_stanzas(filter_url="https://a:1", bind_url="https://a:2", ca_file="ca")
-
-
-def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> Json:
-    offers = {names.SHARE: "128", names.GPU_MEM: "32552"} | {
-        key.replace("__", "/"): v for key, v in allocatable.items()
-    }
-    status = {"nodeInfo": {"containerRuntimeVersion": runtime}, "allocatable": offers, "capacity": dict(offers)}
-    return {"metadata": {"name": name, "labels": {}}, "status": status}
-
-
-def lease(name: str, *, ahead: float = 0.0, age: float = 1.0, namespace: str = facts.NODE_LEASES) -> Json:
-    """Renewed `age` seconds ago by a clock that is `ahead`."""
-    written = NOW - timedelta(seconds=age)
-    metadata = {"name": name, "namespace": namespace, "managedFields": [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]}
-    renewed = written + timedelta(seconds=ahead)
-    spec = {"holderIdentity": name, "leaseDurationSeconds": 15, "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}
-    return {"metadata": metadata, "spec": spec}
-
-
-def workload(name: str) -> Json:
-    return {"metadata": {"namespace": "gpu", "name": name}}
-
-
-def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION) -> Json:
-    hook = {"name": "pods.cardwise.dev", "clientConfig": {"caBundle": bundle} if bundle else {}}
-    return {"metadata": {"name": name}, "webhooks": [hook]}
-
-
-@pytest.fixture
-def sound() -> Facts:
-    cards = [card("n1", 0), card("n1", 1)]
-    for one in cards:
-        one["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
-    return Facts(
-        version={"gitVersion": "v1.34.4"},
-        nodes=[node("n1")],
-        cards=cards,
-        mutating=[configuration(), configuration(name=names.LATE_CONFIGURATION)],
-        validating=[configuration()],
-        policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
-        node_leases=[lease("n1")],
-        leases=[lease(names.LEASE, namespace=names.NAMESPACE)],
-        now=NOW,
-    )
-
-
-def troubles(seen: Facts) -> list[Finding]:
-    return [one for one in checks.judge(seen) if one.level is not Severity.OK]
 
 
 def many(seen: Facts, count: int = 60) -> list[Json]:
@@ -132,10 +83,10 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.judge(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 2 of 18 things; of the others: 0 problems, 0 warnings, 1 note")
+    assert shown[-1].startswith("could not look at 2 of 21 things; of the others: 0 problems, 0 warnings, 1 note")
     sound.unread = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.judge(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 1 of 18 things; of the others: 0 problems")
+    assert shown[-1].startswith("could not look at 1 of 21 things; of the others: 0 problems")
     sound.unread = {}
     assert table(list(checks.judge(sound))).splitlines()[-1].startswith("0 problems")
 
@@ -145,7 +96,9 @@ def test_what_is_the_same_on_many_nodes_is_one_line(sound):
         one["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
     texts = {one.check: one.text for one in troubles(sound)}
     assert texts["card-access"].startswith("60 nodes (n0, n1, n2 and 57 more): cards are given by environment only")
-    assert texts["mps"].endswith("480 cards: without MPS, Down: no control program")
+    assert texts["mps"].endswith(
+        "480 cards: without MPS, Down: no control program: no card is left for pods that use it"
+    )
 
 
 def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
@@ -309,6 +262,7 @@ def plant_no_leader(seen: Facts) -> None:
 def plant_extender_at_zero(seen: Facts) -> None:
     """As it leaves its Lease, when it ends by itself."""
     seen.leases = [{"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}]
+    seen.deployments = [part("extender", replicas=0)]
 
 
 def plant_dead_leader(seen: Facts) -> None:
@@ -476,7 +430,12 @@ def plant_skew(seen: Facts) -> None:
 
 
 def plant_left_scheduler(seen: Facts) -> None:
-    seen.waiting_pods = [workload("a"), workload("b")]
+    spec = {"schedulerName": names.SCHEDULER}
+    seen.waiting_pods = [
+        workload("a") | {"spec": spec},
+        workload("b") | {"spec": spec},
+        workload("of another") | {"spec": {}},
+    ]
 
 
 def plant_renamed_scheduler(seen: Facts) -> None:
@@ -524,7 +483,12 @@ def plant_no_rights(seen: Facts) -> None:
             "MutatingWebhookConfiguration zzz-mesh runs after Cardwise's",
             "sorts before cardwise",
         ),
-        (plant_webhook_that_never_ran, Severity.PROBLEM, "has no CA: the webhook has never run", "start the webhook"),
+        (
+            plant_webhook_that_never_ran,
+            Severity.PROBLEM,
+            "has no CA: the webhook has never run",
+            "logs -n cardwise-system dep",
+        ),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
         (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),
         (
@@ -536,13 +500,18 @@ def plant_no_rights(seen: Facts) -> None:
         (plant_deleted_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade"),
         (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
         (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
-        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
-        (plant_dead_leader_of_an_hour, Severity.PROBLEM, "has not renewed its Lease for", "see whether it runs"),
+        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether one runs: kubectl get"),
+        (
+            plant_dead_leader_of_an_hour,
+            Severity.PROBLEM,
+            "has not renewed its Lease for",
+            "see whether one runs: kubectl get",
+        ),
         (
             plant_lease_without_times,
             Severity.WARNING,
             "extender e holds the Lease cardwise-extender, which",
-            "see whether it runs",
+            "an extender that runs writes it within seconds: kubectl get pods -n cardwise-system -l ",
         ),
         (plant_no_cards, Severity.PROBLEM, "no card is known", "nodes.selector"),
         (
@@ -625,7 +594,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_no_rights,
             Severity.NOTE,
-            "could not look at 2 of 18 things, for want of rights: node leases, schedulers",
+            "could not look at 2 of 21 things, for want of rights: node leases, schedulers",
             "administrator",
         ),
     ],
@@ -679,7 +648,7 @@ def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
 
 def test_the_wiring_of_kube_scheduler_is_judged():
     def said(stanzas: list[Json], **more: Any) -> list[tuple[Severity, str]]:
-        return [(one.level, one.text) for one in scheduler.wiring({"extenders": stanzas} | more, "sched")]
+        return [(one.level, one.text) for one in scheduler.wiring({"extenders": stanzas} | more, "sched", "do so")]
 
     assert said(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
     assert said([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]

@@ -1,0 +1,289 @@
+"""Checks that the pods of Cardwise's own parts are created, start, and go on running.
+
+Kubernetes tells why not in three places: an event of the controller whose pods are refused, the state and the last end
+of a container (the chart has the end of the log there, `terminationMessagePolicy`), and an event of a pod that does not
+get as far as a container. What many pods have in common is one finding.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from cardwise.cli.doctor import finding, repairs
+from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json, labels_of
+
+CHECK: Final = "parts"
+_CREATORS: Final = ("DaemonSet", "ReplicaSet", "Job")
+_PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
+_COMPONENT: Final = "app.kubernetes.io/component"
+_LONG_RUNNING: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
+_JOBS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
+_CREATION: Final = timedelta(minutes=20)  # a controller tries again after 17 minutes at most
+_LATELY: Final = timedelta(minutes=10)
+_SOON: Final = timedelta(minutes=1)  # until then a pod may just be starting
+_RESTARTS: Final = 3  # from so many on a container that runs now has not only been unlucky
+_BACK_OFF: Final = "CrashLoopBackOff"
+_MEMORY: Final = "OOMKilled"
+_SHOWN: Final = 300  # bytes of a reason
+_FEW: Final = 3
+
+_STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  # events that say why nothing starts
+_RANDOM: Final = re.compile(r'(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why a pod of a part is not ready. `state` is a sentence's end, `reason` what Kubernetes or the part says."""
+
+    component: str
+    state: str
+    reason: str
+    hint: str = ""  # the command that tells more, of one of the pods
+
+
+def uncreated(facts: Facts) -> Iterator[Finding]:
+    """Controllers of ours whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
+    latest: dict[tuple[str, str], str] = {}
+    for event in facts.own_events:
+        about = event.get("involvedObject") or {}
+        kind, name = str(about.get("kind", "")), str(about.get("name", ""))
+        ours = event.get("reason") == "FailedCreate" and kind in _CREATORS and name.startswith(_PREFIX)
+        if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
+            latest[kind, name] = str(event.get("message", ""))
+    for (kind, name), message in latest.items():
+        refused = wording.message(_RANDOM.sub("", message, count=1), _SHOWN)
+        text = f"no pod of {kind} {name} can be created: {refused}"
+        yield Finding(CHECK, Severity.PROBLEM, text, _admission_remedy(facts, name, message))
+
+
+def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:
+    """Whether the controller has fewer pods than it wants now; of a Job that is not known."""
+    for workload in facts.daemonsets if kind == "DaemonSet" else facts.deployments if kind == "ReplicaSet" else ():
+        metadata, status = workload["metadata"], workload.get("status") or {}
+        if metadata["namespace"] != facts.installed:
+            continue
+        if kind == "DaemonSet" and metadata["name"] == name:
+            return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
+        if kind == "ReplicaSet" and metadata["name"] == name.rpartition("-")[0]:
+            return int(status.get("replicas", 0)) < replicas(workload) or bool(status.get("unavailableReplicas"))
+    return kind == "Job" or bool(facts.unread.keys() & {"daemonsets", "deployments"})
+
+
+def _admission_remedy(facts: Facts, name: str, message: str) -> str:
+    part = name.removeprefix(_PREFIX).partition("-")[0]
+    if "violates PodSecurity" in message:
+        return f"kubectl label namespace {facts.installed} pod-security.kubernetes.io/enforce=privileged --overwrite"
+    if found := re.search(r"exceeded quota: ([^,\s]+)", message):
+        return f"raise that quota: kubectl edit resourcequota {found[1]} -n {facts.installed}"
+    if "insufficient quota to match these scopes" in message:
+        return (
+            f"a ResourceQuota of {facts.installed} has to name the PriorityClass, as the chart's does for "
+            f"system-node-critical and system-cluster-critical; write it again: {repairs.upgrade(facts)}"
+        )
+    if "PriorityClass" in message:
+        return f"set {part}.priorityClassName of the chart to one of: kubectl get priorityclasses"
+    if "webhook" in message:
+        return f"exempt the namespace {facts.installed} from that webhook, or start it again"
+    return f"whatever refuses it has to let the pods of namespace {facts.installed} pass"
+
+
+def scaled_down(facts: Facts) -> Iterator[Finding]:
+    """Deployments of ours that are to have no pod at all; of the extender its Lease says more."""
+    for workload in facts.deployments:
+        metadata = workload["metadata"]
+        part = metadata["name"].removeprefix(_PREFIX)
+        if metadata["namespace"] == facts.installed and part in ("webhook", "scheduler") and not replicas(workload):
+            text = f"Deployment {metadata['name']} is scaled to 0"
+            remedy = f"kubectl scale deployment {metadata['name']} -n {facts.installed} --replicas 2"
+            yield Finding(CHECK, Severity.PROBLEM, text, remedy)
+
+
+def replicas(deployment: Json) -> int:
+    """How many pods it is to have."""
+    number = (deployment.get("spec") or {}).get("replicas")
+    return 1 if number is None else int(number)
+
+
+def unready(facts: Facts) -> Iterator[Finding]:
+    """Pods of ours that crash, do not start, or are not ready."""
+    troubles: dict[_Trouble, list[Json]] = {}
+    ready: set[str] = set()
+    for pod in facts.own_pods:
+        component = labels_of(pod).get(_COMPONENT, "")
+        if component not in (*_LONG_RUNNING, *_JOBS) or pod["metadata"].get("deletionTimestamp"):
+            continue
+        trouble = _trouble(facts, component, pod)
+        if trouble is not None:
+            troubles.setdefault(trouble, []).append(pod)
+        elif _is_ready(pod):
+            ready.add(component)
+    for trouble, pods in troubles.items():
+        level = Severity.WARNING if trouble.component in ready else Severity.PROBLEM
+        text = f"{_where(trouble.component, pods)} {trouble.state}"
+        text += f": {trouble.reason}" if trouble.reason else ""
+        yield Finding(CHECK, level, text, _remedy(facts, trouble, pods[0]))
+
+
+def is_troubled(facts: Facts, component: str) -> bool:
+    """Whether pods of this part are not created, do not start or crash: what it should do is not done then."""
+    refused = any(f"{_PREFIX}{component}" in one.text for one in uncreated(facts))
+    pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
+    return refused or any(_trouble(facts, component, pod) is not None for pod in pods)
+
+
+def _where(component: str, pods: list[Json]) -> str:
+    nodes = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
+    if component in ("deviceplugin", "mps") and nodes:
+        return f"{_PREFIX}{component} on {finding.nodes(nodes)}"
+    names_of = [pod["metadata"]["name"] for pod in pods]
+    return f"pod {names_of[0]}" if len(pods) == 1 else f"{len(pods)} pods ({wording.few(names_of, _FEW)})"
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _trouble(facts: Facts, component: str, pod: Json) -> _Trouble | None:
+    """None where the pod is ready, has only just begun to start, or has ended without a fault."""
+    status = pod.get("status") or {}
+    if component in _JOBS:
+        return _failed_job(component, status) if status.get("phase") == "Failed" else None
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None  # evicted, say: its controller has made another
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        trouble = _of_container(facts, component, container)
+        if trouble is not None:
+            return trouble
+    if _is_ready(pod):
+        return None
+    event = _reason_of_start(facts, pod)
+    if event:
+        return _Trouble(component, "does not start", event)
+    created = pod["metadata"].get("creationTimestamp")
+    if created and facts.now is not None and facts.now - time(created) < _SOON:
+        return None
+    if status.get("phase") == "Pending":
+        return _Trouble(component, "does not start", "", "describe")
+    return _Trouble(component, "runs and is not ready", "", "readyz")
+
+
+def _failed_job(component: str, status: Json) -> _Trouble:
+    ends = [(one.get("state") or {}).get("terminated") or {} for one in status.get("containerStatuses") or ()]
+    reason = next((said for said in map(_last_words, ends) if said), str(status.get("message") or ""))
+    return _Trouble(component, "failed", wording.message(reason, _SHOWN), "log")
+
+
+def _of_container(facts: Facts, component: str, container: Json) -> _Trouble | None:
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    reason = str(waiting.get("reason") or "")
+    if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
+        message = wording.message(str(waiting.get("message") or ""), _SHOWN)
+        return _Trouble(component, "does not start", f"{reason}: {message}" if message else reason, "describe")
+    end = ended or (container.get("lastState") or {}).get("terminated") or {}
+    if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
+        return None
+    why = _last_words(end) or f"exit code {end.get('exitCode')}, and nothing in its log"
+    if end.get("reason") == _MEMORY:
+        why = f"{_MEMORY}: it uses more memory than its limit"
+    return _Trouble(component, "crashes, last error", wording.message(why, _SHOWN), "previous log")
+
+
+def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
+    """Whether a container that runs now ended with an error a moment ago: again and again, or it is not ready yet."""
+    finished = end.get("finishedAt")
+    if not end.get("exitCode") or not finished or facts.now is None or facts.now - time(finished) > _LATELY:
+        return False
+    return not container.get("ready") or int(container.get("restartCount", 0)) >= _RESTARTS
+
+
+def _last_words(end: Mapping[str, object]) -> str:
+    """The last error of a container that has ended: the message of its end is the end of its log."""
+    last = ""
+    for line in reversed(str(end.get("message") or "").splitlines()):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if isinstance(entry, dict):
+            event = str(entry.get("event", ""))
+            if entry.get("level") in ("error", "critical"):
+                traceback = str(entry.get("exception", "")).strip().splitlines()
+                error = str(entry.get("error", "")) or (traceback[-1] if traceback else "")
+                return f"{event}: {error}" if error else event
+            last = last or event
+        elif line.startswith("Error") or "[error" in line:
+            return line.strip()
+        else:
+            last = last or line.strip()
+    return last
+
+
+def _reason_of_start(facts: Facts, pod: Json) -> str:
+    """What the last event says of a pod that is not as far as a container; "" where there is none."""
+    name = pod["metadata"]["name"]
+    events = [
+        event
+        for event in facts.own_events
+        if (event.get("involvedObject") or {}).get("name") == name
+        and event.get("reason") in _STARTS
+        and is_recent(facts, event, _LATELY)
+    ]
+    if not events:
+        return ""
+    last = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return f"{last['reason']}: {wording.message(str(last.get('message', '')), _SHOWN)}"
+
+
+def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
+    reason, part, name = trouble.reason, trouble.component, pod["metadata"]["name"]
+    if "NVML does not start" in reason or "NVML Shared Library" in reason:
+        return _driver(facts, pod)
+    if "no runtime for" in reason or "RuntimeHandler" in reason:
+        return (
+            "the node's container runtime does not know the handler of nodes.runtimeClass: install NVIDIA's container "
+            "toolkit there (docs/admin.md#nvidias-container-toolkit)"
+        )
+    if "FailedMount" in reason and "hostPath" in reason:
+        return "name the folder as it is on that node: nodes.kubeletDir, nodes.criSocket of the chart"
+    if any(sign in reason for sign in ("ImagePull", "ErrImage", "InvalidImageName")):
+        return "see image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
+    if reason.startswith(_MEMORY):
+        return f"raise its memory in {part}.resources of the chart"
+    match trouble.hint:
+        case "readyz":
+            path = f"/api/v1/namespaces/{facts.installed}/pods/{name}:{_metrics_port(pod)}/proxy/readyz"
+            return f"what it lacks: kubectl get --raw {path}"
+        case "log":
+            return f"all of it: {repairs.log(facts, name)}"
+        case "previous log":
+            return f"more of it: {repairs.log(facts, name, previous=True)}"
+    return f"more of it: kubectl describe pod -n {facts.installed} {name}"
+
+
+def _metrics_port(pod: Json) -> int:
+    ports = [port for one in (pod.get("spec") or {}).get("containers") or () for port in one.get("ports") or ()]
+    return next((int(port["containerPort"]) for port in ports if port.get("name") == "metrics"), 9400)
+
+
+def _driver(facts: Facts, pod: Json) -> str:
+    """What to do where the part does not find NVIDIA's driver in its container."""
+    theirs = [name for name, _ in nvidia_runtimes(facts)]
+    runs_with = (pod.get("spec") or {}).get("runtimeClassName")
+    if theirs and not runs_with:
+        return f"let it run with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
+    if runs_with:
+        return "install NVIDIA's driver on that node (nvidia-smi has to work there), or take its label away"
+    return (
+        "its containers do not get NVIDIA's driver: install the driver and NVIDIA's container toolkit on that node, "
+        "and set nodes.runtimeClass where NVIDIA's runtime is not the default (docs/admin.md#nvidias-container-toolkit)"
+    )

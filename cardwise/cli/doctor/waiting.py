@@ -1,0 +1,63 @@
+"""Check of pods that wait for ever, since the webhook has never seen them."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.api import names, request
+from cardwise.core.api.request import NotRewritten
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+
+_FEW: Final = 3  # pods that the text names
+_MOST: Final = 10  # pods that the remedy names
+_PODS: Final = f"pods.{names.GROUP}"
+_NOT_EXEMPT: Final = "not-exempt"  # condition of the chart's entries
+_QUOTED: Final = re.compile("'([^']*)'")
+
+
+def unrewritten(facts: Facts) -> Iterator[Finding]:
+    """Pods that were created before the webhook was there, or while its configuration was missing."""
+    exempt = exempt_namespaces(facts)
+    pods = [pod for pod in facts.waiting_pods if pod["metadata"]["namespace"] not in exempt and not _is_rewritten(pod)]
+    if not pods:
+        return
+    alone = len(pods) == 1
+    text = (
+        f"{wording.count(len(pods), 'pod')} ({wording.few([name_of(pod) for pod in pods], _FEW)}) "
+        f"{'was' if alone else 'were'} created while the webhook was not there: "
+        f"{'it waits' if alone else 'they wait'} for ever"
+    )
+    named: dict[str, list[str]] = {}
+    for pod in pods[:_MOST]:
+        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    commands = " && ".join(f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in named.items())
+    rest = f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
+    remedy = f"once the webhook runs, delete them; their controllers make new ones: {commands}{rest}"
+    yield Finding("webhook", Severity.WARNING, text, remedy)
+
+
+def exempt_namespaces(facts: Facts) -> frozenset[str]:
+    """The namespaces about whose pods the API server does not ask the webhook, by its configuration."""
+    for configuration in facts.mutating:
+        if configuration["metadata"]["name"] != names.WEBHOOK_CONFIGURATION:
+            continue
+        for hook in configuration.get("webhooks") or ():
+            for condition in hook.get("matchConditions") or ():
+                if hook.get("name") == _PODS and condition.get("name") == _NOT_EXEMPT:
+                    return frozenset(_QUOTED.findall(str(condition.get("expression", ""))))
+    return frozenset({names.NAMESPACE, facts.installed})
+
+
+def _is_rewritten(pod: Json) -> bool:
+    """Whether the pod asks for nothing of ours, or for what the webhook has made of it."""
+    try:
+        request.parse_mutated(pod)
+    except NotRewritten:
+        return False
+    except InvalidRequest:
+        pass  # the extender says what is wrong with it
+    return True

@@ -1,0 +1,69 @@
+"""A sound installation as doctor reads it, in which tests plant faults."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cardwise.cli.doctor import checks, facts
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests.cli.worlds import card
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
+
+
+def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> Json:
+    offers = {names.SHARE: "128", names.GPU_MEM: "32552"} | {
+        key.replace("__", "/"): v for key, v in allocatable.items()
+    }
+    status = {"nodeInfo": {"containerRuntimeVersion": runtime}, "allocatable": offers, "capacity": dict(offers)}
+    return {"metadata": {"name": name, "labels": {}}, "status": status}
+
+
+def lease(name: str, *, ahead: float = 0.0, age: float = 1.0, namespace: str = facts.NODE_LEASES) -> Json:
+    """Renewed `age` seconds ago by a clock that is `ahead`."""
+    written = NOW - timedelta(seconds=age)
+    metadata = {"name": name, "namespace": namespace, "managedFields": [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]}
+    renewed = written + timedelta(seconds=ahead)
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 15, "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}
+    return {"metadata": metadata, "spec": spec}
+
+
+def part(name: str, kind: str = "", *, replicas: int = 2, release: str = "cardwise", **status: Any) -> Json:
+    """The Deployment (or what `kind` names) of a part, as Helm leaves it; `release` "": as `helm template` does."""
+    annotations = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": names.NAMESPACE}
+    metadata = {"namespace": names.NAMESPACE, "name": f"cardwise-{name}", "annotations": annotations if release else {}}
+    spec = {"template": {"spec": {"containers": []}}} | ({} if kind == "DaemonSet" else {"replicas": replicas})
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def workload(name: str) -> Json:
+    return {"metadata": {"namespace": "gpu", "name": name}}
+
+
+def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION) -> Json:
+    hook = {"name": "pods.cardwise.dev", "clientConfig": {"caBundle": bundle} if bundle else {}}
+    return {"metadata": {"name": name}, "webhooks": [hook]}
+
+
+def installation() -> Facts:
+    """What doctor reads of an installation without a fault."""
+    cards = [card("n1", 0), card("n1", 1)]
+    for one in cards:
+        one["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+    return Facts(
+        version={"gitVersion": "v1.34.4"},
+        nodes=[node("n1")],
+        cards=cards,
+        mutating=[configuration(), configuration(name=names.LATE_CONFIGURATION)],
+        validating=[configuration()],
+        policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
+        node_leases=[lease("n1")],
+        leases=[lease(names.LEASE, namespace=names.NAMESPACE)],
+        now=NOW,
+    )
+
+
+def troubles(seen: Facts) -> list[Finding]:
+    return [one for one in checks.judge(seen) if one.level is not Severity.OK]

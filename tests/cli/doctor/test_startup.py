@@ -1,0 +1,393 @@
+"""doctor on Cardwise's own pods: refused, crashing, not starting, not ready; and on users' pods that disappear or wait.
+
+The messages are those of Kubernetes 1.37, and of the parts themselves.
+"""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from cardwise.cli.doctor import checks, probing, repairs, startup
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from tests.cli.doctor.planted import NOW, part, troubles
+from tests.cli.worlds import Cluster
+from tests.fakes.clock import FakeClock
+
+SYSTEM = names.NAMESPACE
+NO_DRIVER = (
+    "NVML does not start (NVML Shared Library Not Found); is the NVIDIA driver installed, and its library mounted into "
+    "this container? For simulated cards give --simulated-cards FILE"
+)
+POD_SECURITY = (
+    'Error creating: pods "cardwise-deviceplugin-x7k2p" is forbidden: violates PodSecurity "baseline:latest": hostPath '
+    'volumes (volumes "kubelet-plugins", "cri")'
+)
+GKE = (
+    'Error creating: pods "cardwise-extender-5d4f-abcde" is forbidden: insufficient quota to match these scopes: '
+    "[{PriorityClass In [system-cluster-critical system-node-critical]}]"
+)
+QUOTA = (
+    'Error creating: pods "cardwise-mps-q" is forbidden: exceeded quota: small, requested: pods=1, used: pods=3, '
+    "limited: pods=3"
+)
+NO_CLASS = 'Error creating: pods "cardwise-mps-q" is forbidden: no PriorityClass with name high was found'
+WEBHOOK = 'Error creating: admission webhook "images.example.com" denied the request: only from our registry'
+
+
+def stamp(seconds: float) -> str:
+    """So many seconds ago."""
+    return f"{NOW - timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def event(kind: str, name: str, reason: str, message: str, age: float = 60.0) -> Json:
+    about = {"kind": kind, "name": name, "namespace": SYSTEM}
+    return {"involvedObject": about, "reason": reason, "message": message, "lastTimestamp": stamp(age)}
+
+
+def pod(component: str, number: int = 0, **container: object) -> Json:
+    """Of a part, ten minutes old. `container`: its status; without one the pod waits for a node."""
+    labels = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": component}
+    metadata = {"namespace": SYSTEM, "name": f"cardwise-{component}-{number}", "labels": labels}
+    ready = bool(container.get("ready"))
+    status: Json = {"phase": "Running" if container else "Pending"}
+    status["conditions"] = [{"type": "Ready", "status": str(ready)}]
+    if container:
+        status["containerStatuses"] = [{"name": component, "ready": ready, "restartCount": 0} | container]
+    spec = {"nodeName": f"n{number}"} if container else {}
+    return {"metadata": metadata | {"creationTimestamp": stamp(600)}, "spec": spec, "status": status}
+
+
+def ended(message: str, code: int = 1, reason: str = "Error", age: float = 30.0) -> Json:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": stamp(age)}}
+
+
+def crashing(component: str, message: str, number: int = 0, **end: object) -> Json:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
+    return pod(component, number, state=waiting, lastState=ended(message, **end), restartCount=5)  # type: ignore[arg-type]
+
+
+def waiting(component: str, reason: str, message: str) -> Json:
+    return pod(component, state={"waiting": {"reason": reason, "message": message}})
+
+
+def log(**entry: str) -> str:
+    """The end of a part's log, as the kubelet keeps it: its first line is cut."""
+    lines = ['rmation", "event": "cut"}', '{"level": "info", "event": "starting"}', json.dumps(entry), ""]
+    return "\n".join(lines)
+
+
+def the_finding(seen: Facts) -> Finding:
+    (found,) = troubles(seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("controller", "message", "text", "remedy"),
+    [
+        (
+            "DaemonSet/cardwise-deviceplugin", POD_SECURITY,
+            'no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity "baseline:latest": ',
+            "kubectl label namespace cardwise-system pod-security.kubernetes.io/enforce=privileged --overwrite",
+        ),
+        (
+            "ReplicaSet/cardwise-extender-5d4f", GKE, "insufficient quota to match these scopes",
+            "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
+        ),
+        ("DaemonSet/cardwise-mps", QUOTA, "exceeded quota: small", "kubectl edit resourcequota small -n cardwise-"),
+        ("DaemonSet/cardwise-mps", NO_CLASS, "no PriorityClass with name high was found", "mps.priorityClassName"),
+        ("Job/cardwise-kubeadm-wire", WEBHOOK, "images.example.com", "exempt the namespace cardwise-system from"),
+        ("Job/cardwise-cleanup", "no reason", "no reason", "let the pods of namespace cardwise-system pass"),
+    ],
+)  # fmt: skip
+def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller, message, text, remedy):
+    sound.daemonsets = [
+        part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=0),
+        part("mps", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=1),
+    ]
+    sound.deployments = [part("extender", replicas=2), part("webhook", replicas=2)]
+    sound.networkpolicies = []
+    sound.unread["networkpolicies"] = "not of this test"
+    sound.own_events = [event(*controller.split("/"), "FailedCreate", message)]
+    found = next(one for one in troubles(sound) if one.check == startup.CHECK)
+    assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
+    assert "-x7k2p" not in found.text, "each try has another name"
+
+
+def test_refusals_that_are_over_or_of_others_are_none(sound):
+    full = part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=2)
+    sound.daemonsets = [full]
+    sound.own_events = [
+        event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", POD_SECURITY),
+        event("Job", "cardwise-kubeadm-wire", "FailedCreate", WEBHOOK, age=1300),
+        event("ReplicaSet", "theirs-5d4f", "FailedCreate", QUOTA),
+        event("DaemonSet", "cardwise-mps", "FailedCreate", QUOTA),  # it is not there any more
+    ]
+    assert troubles(sound) == []
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "runs_with", "remedy"),
+    [
+        (["nvidia"], "", "--reset-then-reuse-values --set nodes.runtimeClass=nvidia"),
+        (["nvidia"], "nvidia", "install NVIDIA's driver on that node"),
+        ([], "", "container toolkit on that node, and set nodes.runtimeClass"),
+    ],
+)
+def test_a_device_plugin_that_crashes_says_its_last_error(sound, runtimes, runs_with, remedy):
+    sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
+    sound.own_pods[0]["spec"] |= {"runtimeClassName": runs_with} if runs_with else {}
+    sound.runtimeclasses = [{"metadata": {"name": name}, "handler": name} for name in runtimes]
+    found = the_finding(sound)
+    assert found.text.startswith(
+        "cardwise-deviceplugin on node n0 crashes, last error: cannot start: NVML does not start (NVML Shared "
+    )
+    assert remedy in found.remedy
+
+
+def test_one_cause_on_many_nodes_is_one_finding_and_a_problem_where_no_pod_is_ready(sound):
+    message = log(level="error", event="cannot start", error=NO_DRIVER)
+    sound.own_pods = [crashing("deviceplugin", message, number) for number in range(60)]
+    found = the_finding(sound)
+    assert found.text.startswith("cardwise-deviceplugin on 60 nodes (n0, n1, n10 and 57 more) crashes")
+    assert found.level is Severity.PROBLEM
+    sound.own_pods = [*sound.own_pods[:1], pod("deviceplugin", 1, ready=True, state={"running": {}})]
+    assert the_finding(sound).level is Severity.WARNING
+
+
+def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_first(sound):
+    sound.cards, sound.nodes = [], []
+    sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
+    cause, effect = checks.finding.in_order(troubles(sound))
+    assert (cause.check, effect.text) == ("parts", "no card is known")
+    assert effect.remedy == "first mend what `parts` says of the device plugin, which reports the cards"
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (log(level="error", event="x failed", exception="Traceback:\n  File\nOSError: no"), "x failed: OSError: no"),
+        (log(level="critical", event="out of files"), "out of files"),
+        (log(level="info", event="stopping"), "stopping"),
+        ("Usage: cardwise-mps [OPTIONS]\nError: No such option: --rot\n", "Error: No such option: --rot"),
+        ("Traceback (most recent call last):\n  File x\nModuleNotFoundError: grpc\n", "ModuleNotFoundError: grpc"),
+        ('exec: "cardwise-mps": executable file not found in $PATH', 'exec: "cardwise-mps": executable file not found'),
+        ("", "exit code 1, and nothing in its log"),
+    ],
+)
+def test_the_last_error_is_found_in_what_the_kubelet_kept_of_the_log(sound, message, error):
+    sound.own_pods = [crashing("mps", message)]
+    found = the_finding(sound)
+    assert f"crashes, last error: {error}" in found.text
+    assert found.remedy == "more of it: kubectl logs -n cardwise-system cardwise-mps-0 --previous"
+
+
+def test_a_part_that_is_killed_for_its_memory_names_the_limit(sound):
+    sound.own_pods = [crashing("extender", "", reason="OOMKilled", code=137)]
+    assert "raise its memory in extender.resources" in the_finding(sound).remedy
+
+
+def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
+    running = {"running": {}}
+    for container, is_told in (
+        ({"state": ended("x")}, True),
+        ({"state": running, "lastState": ended("x"), "restartCount": 1}, True),  # not ready again
+        ({"state": running, "lastState": ended("x"), "restartCount": 3, "ready": True}, True),
+        ({"state": running, "lastState": ended("x"), "restartCount": 1, "ready": True}, False),
+        ({"state": running, "lastState": ended("x", age=3600), "restartCount": 9, "ready": True}, False),
+        ({"state": running, "lastState": ended("x", code=0), "restartCount": 9, "ready": True}, False),
+    ):
+        sound.own_pods = [pod("webhook", **container)]
+        assert [("crashes" in one.text) for one in troubles(sound)] == [True] * is_told, container
+
+
+@pytest.mark.parametrize(
+    ("planted", "events", "text", "remedy"),
+    [
+        (
+            waiting("webhook", "ImagePullBackOff", "Back-off pulling image"), [],
+            "pod cardwise-webhook-0 does not start: ImagePullBackOff: Back-off", "image.repository",
+        ),
+        (
+            waiting("mps", "CreateContainerConfigError", "secret not found"), [],
+            "cardwise-mps on node n0 does not start: CreateContainerConfigError: secret not found",
+            "kubectl describe pod -n cardwise-system cardwise-mps-0",
+        ),
+        (
+            waiting("deviceplugin", "ContainerCreating", ""),
+            [("FailedCreatePodSandBox", 'failed to get sandbox runtime: no runtime for "nvidia" is configured')],
+            'does not start: FailedCreatePodSandBox: failed to get sandbox runtime: no runtime for "nvidia"',
+            "docs/admin.md#nvidias-container-toolkit",
+        ),
+        (
+            waiting("deviceplugin", "ContainerCreating", ""),
+            [("FailedMount", "hostPath type check failed: /var/lib/kubelet/device-plugins is not a directory")],
+            "does not start: FailedMount: hostPath type check failed", "nodes.kubeletDir",
+        ),
+        (
+            pod("extender"), [("FailedScheduling", "0/3 nodes are available: 3 Insufficient memory.")],
+            "pod cardwise-extender-0 does not start: FailedScheduling: 0/3 nodes are", "kubectl describe pod",
+        ),
+        (pod("scheduler"), [], "pod cardwise-scheduler-0 does not start", "kubectl describe pod"),
+        (
+            pod("webhook", state={"running": {}}), [], "pod cardwise-webhook-0 runs and is not ready",
+            "kubectl get --raw /api/v1/namespaces/cardwise-system/pods/cardwise-webhook-0:9400/proxy/readyz",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pod_of_ours_that_does_not_start_says_why(sound, planted, events, text, remedy):
+    sound.own_pods = [planted]
+    sound.own_events = [event("Pod", planted["metadata"]["name"], *one) for one in events]
+    found = the_finding(sound)
+    assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
+
+
+def test_two_replicas_of_which_one_is_not_ready_are_a_warning(sound):
+    sound.own_pods = [pod("webhook", state={"running": {}}), pod("webhook", 1, ready=True, state={"running": {}})]
+    assert the_finding(sound).level is Severity.WARNING
+
+
+def test_pods_that_start_end_or_are_not_parts_are_no_fault(sound):
+    young, gone = pod("webhook", state={"running": {}}), pod("webhook", 1, state={"running": {}})
+    young["metadata"]["creationTimestamp"] = stamp(20)
+    gone["metadata"]["deletionTimestamp"] = stamp(1)
+    evicted, done = pod("extender", state=ended("x")), pod("kubeadm", state=ended("", code=0))
+    evicted["status"]["phase"], done["status"]["phase"] = "Failed", "Succeeded"
+    sound.own_pods = [young, gone, evicted, done, pod("test", state=ended("x")), crashing("cleanup", "x")]
+    assert troubles(sound) == []
+
+
+def test_a_job_that_could_not_wire_kube_scheduler_says_why(sound):
+    failed = pod("kubeadm", state=ended("node n1: kube-scheduler.yaml\nno kube-scheduler in /etc/kubernetes/manifests"))
+    failed["status"]["phase"] = "Failed"
+    sound.own_pods = [failed]
+    found = the_finding(sound)
+    assert found.text == "pod cardwise-kubeadm-0 failed: no kube-scheduler in /etc/kubernetes/manifests"
+    assert found.remedy == "all of it: kubectl logs -n cardwise-system cardwise-kubeadm-0"
+
+
+@pytest.mark.parametrize("name", ["webhook", "scheduler"])
+def test_a_deployment_that_is_scaled_down_is_found(sound, name):
+    sound.deployments = [part(name, replicas=0)]
+    sound.unread["networkpolicies"] = "not of this test"
+    found = next(one for one in troubles(sound) if one.check == startup.CHECK)
+    assert found.text == f"Deployment cardwise-{name} is scaled to 0"
+    assert found.remedy == f"kubectl scale deployment cardwise-{name} -n cardwise-system --replicas 2"
+
+
+def test_without_a_leader_the_remedy_is_what_keeps_it_from_running(sound):
+    sound.leases = []
+    for deployments, pods, remedy in (
+        ([], [], "start the extender (extender.enabled)"),
+        ([part("extender")], [], "see whether one runs: kubectl get pods -n cardwise-system -l app.kubernetes.io/comp"),
+        ([part("extender", replicas=0)], [], "kubectl scale deployment cardwise-extender -n cardwise-system --repl"),
+        ([part("extender")], [crashing("extender", "x")], "first mend what `parts` says of its pods"),
+    ):
+        sound.deployments, sound.own_pods = deployments, pods
+        (found,) = (one for one in troubles(sound) if one.check == "extender")
+        assert remedy in found.remedy
+
+
+def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
+    reasons = [
+        "the daemon of GPU-n1-0 ended: no such file",
+        "the daemon of GPU-n1-1 ended: no such file",
+    ]
+    for card, reason in zip(sound.cards, reasons, strict=True):
+        card["status"]["mps"] = {"state": "Down", "reason": reason}
+    found = the_finding(sound)
+    assert (found.check, found.level) == ("mps", Severity.PROBLEM)
+    assert found.text == (
+        f"node n1, 2 cards: without MPS, Down: {reasons[0]}, Down: {reasons[1]}: no card is left for pods that use it"
+    )
+    assert found.remedy == (
+        "it is tried again by itself; more of it: kubectl logs -n cardwise-system daemonset/cardwise-mps"
+    )
+    sound.own_pods = [crashing("mps", "x")]
+    assert [one.remedy for one in troubles(sound) if one.check == "mps"] == [
+        "first mend what `parts` says of cardwise-mps"
+    ]
+
+
+def asking(namespace: str, name: str, **limits: str) -> Json:
+    """A pod that waits."""
+    container = {"name": "main", "resources": {"limits": limits}}
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"containers": [container]}, "status": {}}
+
+
+def plant_unrewritten(seen: Facts, count: int = 2) -> None:
+    """Beside them one that is right, of the chart's own scheduler, one that asks for nothing, and exempt ones."""
+    condition = {
+        "name": "not-exempt",
+        "expression": "!(request.namespace in ['cardwise-system', 'old'])",
+    }
+    seen.mutating[0]["webhooks"][0]["matchConditions"] = [condition]
+    right = asking("team", "right", **{names.GPU_MEM: "100", names.SHARE: "1"})
+    right["spec"]["schedulerName"] = names.SCHEDULER
+    seen.deployments = [part("scheduler")]
+    seen.waiting_pods = [right, asking("team", "plain", cpu="1")]
+    for namespace, some in (("team", count), ("old", 1), ("cardwise-system", 1)):
+        seen.waiting_pods += [asking(namespace, f"p{number}", **{names.GPU_MEM: "100"}) for number in range(some)]
+
+
+def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
+    plant_unrewritten(sound)
+    found = the_finding(sound)
+    assert (found.check, found.level) == ("webhook", Severity.WARNING)
+    assert found.text == "2 pods (team/p0, team/p1) were created while the webhook was not there: they wait for ever"
+    assert found.remedy.endswith("kubectl delete pods -n team p0 p1")
+    plant_unrewritten(sound, 60)
+    found = the_finding(sound)
+    assert "60 pods (team/p0, team/p1, team/p2 and 57 more) were created" in found.text
+    assert found.remedy.endswith(" p8 p9 (and so on: 50 more pods)")
+    plant_unrewritten(sound, 0)
+    assert troubles(sound) == []
+
+
+def deletion(name: str, minutes: float) -> Json:
+    event_of = event("Pod", name, names.BOUND_PAST_CARDWISE, "deleted", age=minutes * 60)
+    return event_of | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}}
+
+
+@pytest.mark.parametrize(
+    ("static", "own", "command"),
+    [
+        (True, False, "--reset-then-reuse-values --set scheduler.mode=kubeadm"),
+        (
+            False, False,
+            "--set scheduler.mode=own,scheduler.image=registry.k8s.io/kube-scheduler:v1.34.4 (by hand: docs/admin.md#",
+        ),
+        (False, True, "helm upgrade gpus helm/cardwise -n cardwise-system --reset-then-reuse-values"),
+    ],
+)  # fmt: skip
+def test_pods_that_disappear_are_found_with_the_command_that_wires_the_scheduler(sound, static, own, command):
+    sound.pod_events = [deletion("old", 11), deletion("web-1", 2), deletion("web-0", 1), deletion("web-0", 3)]
+    sound.deployments = [part("extender", release="gpus"), *([part("scheduler", release="gpus")] if own else [])]
+    if static:
+        metadata = {"namespace": "kube-system", "name": "kube-scheduler-cp", "annotations": {names.MIRROR: "x"}}
+        sound.schedulers = [{"metadata": metadata, "spec": {"nodeName": "cp"}}]
+    found = the_finding(sound)
+    assert found.text == (
+        "in the last 10 minutes 2 pods (team/web-0, team/web-1) disappeared: bound without the extender, so without a "
+        "card, and deleted"
+    )
+    assert command in found.remedy
+    assert found.remedy.count("helm upgrade gpus ") == 1
+
+
+def test_an_installation_that_helm_does_not_know_is_changed_by_its_values(sound):
+    sound.deployments = [part("extender", release="")]
+    assert repairs.upgrade(sound, scheduler_mode="own") == "render and apply the chart again with scheduler.mode=own"
+
+
+def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_webhook():
+    api = Cluster({}, clock := FakeClock())
+    limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
+    api.before(lambda request: limits(request).update({names.SHARE: "1"}), "create")
+    api.before(lambda request: api.remove(request.path), "get")
+    webhook, found = probing.probe(api.kube, "default", SYSTEM, clock, wire="do so")
+    assert (webhook.level, found.level, found.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
+    assert "the probe pod was deleted while it waited" in found.text
