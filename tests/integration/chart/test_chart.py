@@ -5,8 +5,10 @@ away.
 """
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -20,16 +22,18 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import Cluster, former, node, partsimage, pki, processes
+from tests.cluster import Cluster, binaries, former, node, partsimage, pki, processes
 from tests.cluster.chart import WAITS
 from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import IDLE
+from tests.integration.commands import cardwise
 from tests.integration.conftest import SOAK, SpecOf, started
 from tests.integration.sharing import Space, assigned, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order]
 
 
+ROOT = Path(__file__).parents[3]
 SYSTEM = names.NAMESPACE
 VALUES: Json = {
     "webhook": {"shareAgent": "never"},
@@ -183,7 +187,8 @@ def static_scheduler(cluster: Cluster) -> Json:
     }
     volumes = [{"name": "state", "hostPath": {"path": state, "type": "Directory"}}]
     spec = {"containers": [container], "hostNetwork": True, "volumes": volumes, "terminationGracePeriodSeconds": 5}
-    metadata = {"name": SCHEDULER, "namespace": "kube-system"}
+    labels = {"component": SCHEDULER, "tier": "control-plane"}
+    metadata = {"name": SCHEDULER, "namespace": "kube-system", "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -333,6 +338,72 @@ def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> 
             patch(f"gpu-of-{part}")
 
 
+def finding(cluster: Cluster, space: Space, text: str, *flags: str) -> str:
+    """The remedy of what doctor says with this text, once it does."""
+    remedies: list[str] = []
+
+    def is_found() -> bool:
+        said = cardwise(cluster, "doctor", *flags, "-o", "json")
+        remedies[:] = [one["remedy"] for one in json.loads(said.stdout)["findings"] if text in one["text"]]
+        if not remedies:
+            raise LookupError(said.stdout + said.stderr)
+        return True
+
+    space.wait(is_found, f"doctor says {text!r}")
+    assert len(remedies) == 1, remedies
+    return remedies[0]
+
+
+def run_remedy(cluster: Cluster, remedy: str) -> None:
+    """Types the command of a remedy as it is printed, in the folder of the repository."""
+    (start,) = (remedy.find(program) for program in ("helm ", "kubectl ") if program in remedy)
+    given = cluster.environment()
+    path = f"{binaries.helm(lambda _: None)}:{given['PATH']}"
+    subprocess.run(
+        ["bash", "-c", remedy[start:].partition(" (")[0]],
+        cwd=ROOT,
+        env=os.environ | given | {"PATH": path},
+        timeout=processes.PATIENCE,
+        check=True,
+    )
+
+
+def plugin_runs(cluster: Cluster) -> bool:
+    statuses = [pod["status"].get("containerStatuses") or [{}] for pod in part_pods(cluster, "deviceplugin")]
+    return [one.get("ready") for one, *_ in statuses] == [True]
+
+
+def test_doctor_says_why_the_device_plugin_does_not_run_and_the_remedy_runs(cluster: Cluster, space: Space) -> None:
+    daemonset = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/cardwise-deviceplugin"
+    right = cluster.api.get(daemonset)["spec"]["template"]["spec"]["containers"][0]
+    without_driver = right | {"args": [arg for arg in right["args"] if not arg.startswith("--simulated-cards")]}
+    runtimes = "/apis/node.k8s.io/v1/runtimeclasses"
+
+    def set_container(container: Json) -> None:
+        cluster.api.patch(daemonset, {"spec": {"template": {"spec": {"containers": [container]}}}})
+
+    cluster.api.create(runtimes, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    try:
+        set_container(without_driver)
+        crash = "on node n1 crashes, last error: cannot start: NVML does not start (NVML Shared Library Not Found)"
+        remedy = finding(cluster, space, crash, "--no-probe")
+        assert remedy.endswith(" -n cardwise-system --reset-then-reuse-values --set nodes.runtimeClass=nvidia")
+        set_container(right)
+        cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=baseline", "--overwrite")
+        cluster.kubectl("delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=deviceplugin")
+        refused = "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity"
+        run_remedy(cluster, finding(cluster, space, refused, "--no-probe"))
+        space.wait(lambda: plugin_runs(cluster), "the device plugin runs")
+        said = cardwise(cluster, "doctor", "--no-probe").stdout
+        assert "cardwise-deviceplugin" not in said, said
+    finally:
+        set_container(right)
+        cluster.api.delete(f"{runtimes}/nvidia")
+        cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce-")
+    space.wait(lambda: plugin_runs(cluster), "the device plugin runs")
+    space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
+
+
 def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluster, space: Space) -> None:
     manifest = cluster.node("n1").manifests / "kube-scheduler.yaml"
     wired = yaml.safe_load(manifest.read_text())
@@ -344,6 +415,25 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in said
     cluster.chart.helm("rollback", "cardwise", *WAITS)
     assert yaml.safe_load(manifest.read_text()) == wired
+
+
+def test_an_unwired_scheduler_makes_pods_disappear_and_doctor_s_command_wires_it(
+    cluster: Cluster, space: Space
+) -> None:
+    manifest = cluster.node("n1").manifests / "kube-scheduler.yaml"
+    wired = yaml.safe_load(manifest.read_text())
+    cluster.chart.upgrade({"scheduler": {"mode": "manual"}})
+    space.create(workload("disappears", gpu_mem=100, command=IDLE))
+    space.gone("disappears")
+    disappeared = f"({space.name}/disappears) disappeared: bound without the extender"
+    assert "--set scheduler.mode=kubeadm" in finding(cluster, space, disappeared, "--no-probe")
+    remedy = finding(cluster, space, "the probe pod was bound to n1 without a card: kube-scheduler does not ask the ex")
+    run_remedy(cluster, remedy)
+    assert yaml.safe_load(manifest.read_text()) == wired
+    space.create(workload("placed", gpu_mem=100, command=IDLE, annotations=PACKED))
+    space.running("placed")
+    space.delete("placed", grace=1)
+    space.gone("placed")
 
 
 def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
