@@ -66,7 +66,10 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     """
     seen = facts.read(client, installed)
     found = [*judge(seen), *_schedulers(client, seen)]
-    if probe_in and parts.installed(seen):
+    if probe_in in waiting.exempt_namespaces(seen) and parts.installed(seen):
+        text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
+        found.append(Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE"))
+    elif probe_in and parts.installed(seen):
         found += probing.probe(client, probe_in, installed, wire=repairs.wire_scheduler(seen))
         found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cardwise.cli.cluster import nodestates
-from cardwise.cli.doctor import finding
+from cardwise.cli.doctor import finding, repairs
 from cardwise.cli.doctor.facts import Facts, name_of, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
@@ -73,7 +73,8 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
             yield Finding("card-access", Severity.WARNING, text, _cdi_remedy(runtime, number))
         else:
             text = f"{where}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
-            yield Finding("card-access", Severity.WARNING, text, "look at the log of the device plugin there")
+            log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
+            yield Finding("card-access", Severity.WARNING, text, f"the log of the device plugin there says why: {log}")
     closed = sum(how == "cdi" for how in access.values())
     if closed:
         yield Finding(

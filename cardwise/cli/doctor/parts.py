@@ -1,5 +1,6 @@
 """Checks of Cardwise's own parts, by what they have written into the cluster."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -26,6 +27,7 @@ _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
 _USABLE: Final = ("Ready", "Off")
 _FEW_REASONS: Final = 3
+_OTHER_NODE: Final = re.compile(r"a card of node ([a-z0-9.-]+),")  # in an event of the device plugin
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
 
@@ -235,7 +237,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
         )
     if cordoned and not usable:
         text = f"{_many(cordoned)} cordoned, and no other is well"
-        yield Finding("cards", Severity.PROBLEM, text, "give some back: cardwise uncordon NODE/INDEX")
+        yield Finding("cards", Severity.PROBLEM, text, f"give some back: cardwise uncordon {_position(cordoned[0])}")
     yield from _conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
@@ -250,13 +252,14 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
     """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately."""
     latest = {one["involvedObject"]["name"]: one for one in facts.node_events if is_recent(facts, one, _RECENT)}
     for node, event in sorted(latest.items()):
-        yield Finding(
-            "cards",
-            Severity.WARNING,
-            f"node {node}: {event.get('message', '')}",
-            "after a change of the node's name: kubectl delete node with the former name. If both nodes are alive, "
-            "they report the same UUID (clones of a machine?), and only one of them can offer the card",
+        message = str(event.get("message", ""))
+        other = _OTHER_NODE.search(message)
+        former = f"if it was called {other[1]} before: kubectl delete node {other[1]}. " if other else ""
+        remedy = (
+            f"{former}If both nodes are alive, they report the same UUID (clones of a machine?), and only one of them "
+            "can offer the card"
         )
+        yield Finding("cards", Severity.WARNING, f"node {node}: {message}", remedy)
 
 
 def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
@@ -361,6 +364,11 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
             "it away then; or drain and reboot the node"
         )
     return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
+
+
+def _position(card: Json) -> str:
+    """As `cardwise cordon` takes it."""
+    return f"{card['spec']['node']}/{card['spec']['index']}"
 
 
 def _why(card: Json) -> str:

@@ -53,7 +53,8 @@ def probe(
             "with -n, or leave the probe out with --no-probe",
         )
     except errors.KubeError as error:
-        remedy = "start the webhook, and see that the API server reaches its Service or URL"
+        pods = f"kubectl get pods -n {installed} -l app.kubernetes.io/component=webhook"
+        remedy = f"see that the webhook runs ({pods}), and that the API server reaches its Service or URL"
         yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if made is not None:
@@ -131,7 +132,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock, wire: 
             return
         said = workloads.scheduler_says(pod)
         if said:
-            yield _refused(said, _barring(client, pod) if _TAINTED in said else ())
+            yield _refused(said, _barring(client, pod) if _TAINTED in said else (), wire)
             return
         clock.sleep(_EVERY)
     yield Finding(
@@ -164,7 +165,7 @@ def _barring(client: KubeClient, pod: Json) -> Collection[str]:
     return ()
 
 
-def _refused(said: str, barring: Collection[str]) -> Finding:
+def _refused(said: str, barring: Collection[str], wire: str) -> Finding:
     if barring:
         text = f"every node with cards has a taint that keeps out pods which ask for cards: {', '.join(barring)}"
         return Finding(
@@ -177,8 +178,9 @@ def _refused(said: str, barring: Collection[str]) -> Finding:
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):
         remedy = (
-            "see that the extender runs, and its URL and certificates in kube-scheduler's configuration (a new "
-            "installation has new certificates)"
+            f"it has the certificates of an earlier installation; {wire}"
+            if "x509" in said
+            else "see that the extender runs, and its URL in kube-scheduler's configuration"
         )
         return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
     return Finding(

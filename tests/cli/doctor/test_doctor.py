@@ -54,7 +54,7 @@ def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
         one["spec"]["unschedulable"] = True
     (found,) = troubles(sound)
     assert (found.level, "8 cards: cordoned" in found.text) == (Severity.PROBLEM, True)
-    assert "cardwise uncordon" in found.remedy
+    assert "cardwise uncordon n0/0" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def plant_no_rights(seen: Facts) -> None:
             plant_same_uuid,
             Severity.WARNING,
             "node n2: ExtendedResource gpu-n1-0 is about a card of node n1",
-            "kubectl delete node with the former name. If both nodes are alive, they report the same UUID",
+            "if it was called n1 before: kubectl delete node n1. If both nodes are alive, they report the same UUID",
         ),
         (
             plant_no_rights,
@@ -688,7 +688,7 @@ class Probed:
         self.api.edit(request.path, **self._after)
 
     def probe(self) -> list[Finding]:
-        found = list(probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock))
+        found = list(probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it"))
         left = self.api.of("pods")  # what is bound goes when its kubelet says so
         assert all("deletionTimestamp" in pod["metadata"] for pod in left), "it leaves nothing"
         return found
@@ -712,6 +712,7 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
         ({"spec": {"nodeName": "n1"}}, Severity.PROBLEM, "kube-scheduler does not ask the extender"),
         (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Severity.OK, "which has no room now"),
         (unschedulable('Post "https://x": connection refused'), Severity.PROBLEM, "does not reach the extender"),
+        (unschedulable('Post "https://x": x509: unknown authority'), Severity.PROBLEM, "does not reach the extender"),
         (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Severity.NOTE, "no card is free"),
         (unschedulable("0/3 nodes: 3 had untolerated taint"), Severity.WARNING, "was not placed: 0/3 nodes"),
     ],
@@ -721,6 +722,7 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert (webhook.check, webhook.level) == ("webhook", Severity.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
+    assert ("wire it" in found.remedy) == ("does not ask" in found.text or "x509" in found.text)
 
 
 @pytest.mark.parametrize(
@@ -875,6 +877,16 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
     )  # fmt: skip
     assert worst(found) is Severity.PROBLEM
     assert worst([]) is Severity.OK
+
+
+def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(monkeypatch):
+    api = Cluster({})
+    api.add("daemonsets", part("deviceplugin", "DaemonSet"))
+    said = run(monkeypatch, api, "doctor", "-n", names.NAMESPACE, "-o", "json")
+    (found,) = (one for one in json.loads(said.stdout)["findings"] if one["check"] == "probe")
+    assert found["level"] == "note"
+    assert found["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
+    assert api.sent("create") == []
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
