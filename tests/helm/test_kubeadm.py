@@ -316,5 +316,5 @@ def test_the_job_is_not_killed_before_it_has_put_the_manifest_back_and_said_so(r
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:
-    template = Path(__file__).parents[2] / "helm" / "cardwise" / "templates" / "scheduler" / "kubeadm.yaml"
+    template = Path(__file__).parents[2] / "helm" / "cardwise" / "templates" / "_cluster.tpl"
     assert f'"{kubeadm.FORMER}"' in template.read_text()

@@ -1,6 +1,6 @@
 """Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ from cardwise.kube.client import KubeClient
 _APPS = "/apis/apps/v1"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 _NETWORKING = "/apis/networking.k8s.io/v1"
-_RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
@@ -64,6 +64,12 @@ KINDS = len(fields(Facts)) - len(("installed", "version", "now", "absent", "unre
 def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     """`namespace`: where Cardwise is installed. Raises `errors.Unreachable` only: then there is nothing to say."""
     facts = Facts(installed=namespace)
+    fill(facts, client, namespace)
+    return facts
+
+
+def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
+    """As `read`, into the fields of Facts."""
     lists = {
         "nodes": (paths.nodes(), ""),
         "cards": (paths.extendedresources(), ""),
@@ -77,7 +83,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
         "networkpolicies": (paths.namespaced(_NETWORKING, "networkpolicies", namespace), ""),
-        "runtimeclasses": (_RUNTIME_CLASSES, ""),
+        "runtimeclasses": (RUNTIME_CLASSES, ""),
         "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),
         "gpuquotas": (paths.gpuquotas(), ""),
         "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
@@ -91,6 +97,11 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_PAST_CARDWISE}"})
     queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
     facts.version, facts.now = client.get("/version"), client.clock()
+    collect(facts, client, queries)
+
+
+def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
+    """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
         try:
             setattr(facts, kind, list(client.objects(path, query)))
@@ -102,7 +113,6 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
             facts.unread[kind] = ""
         except errors.KubeError as error:
             facts.unread[kind] = error.message
-    return facts
 
 
 def name_of(obj: Json) -> str:

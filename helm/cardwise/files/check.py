@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-from cardwise.cli.doctor import finding, probing
+from cardwise.cli.doctor import facts, finding, parts, probing
 from cardwise.cli.doctor.finding import Severity
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
@@ -68,14 +68,14 @@ def scheduler(client: KubeClient, namespace: str, installed: str) -> str:
     return worst.text if worst.level is not Severity.OK else found[-1].text
 
 
-def cards(client: KubeClient) -> str:
-    """What the device plugins have reported."""
+def cards(client: KubeClient, installed: str) -> str:
+    """What the device plugins have reported; if nothing, why, as `cardwise doctor` says it."""
     found = list(client.objects(paths.extendedresources()))
     if not found:
-        raise LookupError(
-            "no device plugin has reported a card; look at its pods (label app.kubernetes.io/component=deviceplugin), "
-            "and at nodes.selector if there are none"
-        )
+        seen = facts.Facts()
+        daemonsets = paths.namespaced("/apis/apps/v1", "daemonsets", installed)
+        facts.collect(seen, client, {"daemonsets": (daemonsets, {}), "runtimeclasses": (facts.RUNTIME_CLASSES, {})})
+        raise LookupError("; ".join(f"{each.text}; {each.remedy}" for each in parts.cards(seen)))
     healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
     if not healthy:
         why = {each.get("status", {}).get("reason", "") for each in found}
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--installed", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    good = [asked("cards", lambda: cards(client))]
+    good = [asked("cards", lambda: cards(client, arguments.installed))]
     good += [asked("admission", lambda: admission(client, arguments.namespace))]
     if arguments.extender:
         good += [asked("extender", lambda: extender(arguments.extender))]

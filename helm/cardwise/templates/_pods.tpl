@@ -74,7 +74,7 @@ affinity:
 {{- with .Values.nodes.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.nodes.runtimeClass }}
+{{- with include "cardwise.nodes.runtimeClass" . }}
 runtimeClassName: {{ . }}
 {{- end }}
 {{- end }}
