@@ -1,12 +1,16 @@
 """`cardwise doctor`: what would not work, or does not, with a remedy for each finding."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.doctor import checks, finding
+from cardwise.cli.doctor import before, checks, finding
 from cardwise.cli.render import printing
+
+if TYPE_CHECKING:
+    from cardwise.kube.client import KubeClient
 
 
 @click.command()
@@ -17,15 +21,25 @@ from cardwise.cli.render import printing
 @click.option(
     "--probe-image", default="", help="Image of the probe pods, with a shell. Default: that of the device plugin."
 )
+@click.option(
+    "--before-install",
+    is_flag=True,
+    help="Look at a cluster without Cardwise, and propose the values to install it with.",
+)
 @options.plain_output
-def doctor(namespace: str | None, cardwise_namespace: str, *, probe: bool, probe_image: str, output: str) -> None:
+def doctor(
+    namespace: str | None, cardwise_namespace: str, *, probe: bool, probe_image: str, before_install: bool, output: str
+) -> None:
     """Say what would not work, or does not, with a remedy for each finding.
 
     Probe pods are admitted by dry runs in the namespace of -n, and live in that of Cardwise: one of 1 MiB, whose image
-    is never pulled, and on each node with cards one that asks for none and looks whether it got one. Ends with 1 where
-    there is a problem.
+    is never pulled, and on each node with cards one that asks for none and looks whether it got one. With
+    --before-install pods are tried by dry run in the namespace of --cardwise-namespace. Ends with 1 where there is a problem.
     """
     client = options.client()
+    if before_install:
+        _propose(client, cardwise_namespace, output, probe=probe)
+        return
     probe_in = (namespace or client.namespace) if probe else ""
     found = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
     if output == "table":
@@ -33,4 +47,16 @@ def doctor(namespace: str | None, cardwise_namespace: str, *, probe: bool, probe
     else:
         printing.dump(finding.as_json(found), output)
     if finding.worst(found) is finding.Severity.PROBLEM:
+        sys.exit(1)
+
+
+def _propose(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
+    """Print the findings before an installation, and the installation with the values that they propose."""
+    findings = before.examine(client, namespace, probe=probe)
+    command = before.command(findings, namespace)
+    if output == "table":
+        console.say(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}", nl=False)
+    else:
+        printing.dump(finding.as_json(findings) | {"command": command}, output)
+    if finding.worst(findings) is finding.Severity.PROBLEM:
         sys.exit(1)

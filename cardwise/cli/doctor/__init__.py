@@ -15,4 +15,6 @@ can tell.
                `limits`: classes without cards, quotas that count too little
     probing    probe pods: whether webhook and extender are asked
     exposure   that a pod that asks for no card gets none
+    before     checks before the installation, which propose values of the chart; `bypasses`: what its policies would
+               refuse in pods that are there
 """

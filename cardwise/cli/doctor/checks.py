@@ -79,17 +79,7 @@ def judge(seen: Facts) -> Iterator[Finding]:
     """All that follows from what was read."""
     for check in _CHECKS if parts.installed(seen) else _BEFORE:
         yield from check(seen)
-    for kind, why in seen.unread.items():
-        if why:
-            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again", unread=1)
-    hidden = [_called(kind) for kind, why in seen.unread.items() if not why]
-    if hidden:
-        text = f"could not look at {len(hidden)} of {facts.KINDS} things, for want of rights: {', '.join(hidden)}"
-        yield Finding("rights", Severity.NOTE, text, "ask as an administrator", unread=len(hidden))
-
-
-def _called(kind: str) -> str:
-    return f"{kind} webhooks" if kind in ("mutating", "validating") else kind.replace("_", " ")
+    yield from finding.report_unread(seen.unread, facts.KINDS)
 
 
 def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:

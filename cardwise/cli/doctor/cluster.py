@@ -18,6 +18,7 @@ _FEW: Final = 5
 # Names that DaemonSets and Deployments of other GPU sharers have, whatever their release is called.
 _OTHERS: Final = {
     "nvidia-device-plugin": "NVIDIA's device plugin",
+    "nvidia-gpu-device-plugin": "GKE's device plugin for NVIDIA's GPUs",
     "nvidia-dra-driver": "NVIDIA's DRA driver",
     "dra-driver-nvidia": "NVIDIA's DRA driver",
     "hami-device-plugin": "HAMi",
@@ -70,7 +71,7 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         runtime, _, number = said.partition("://")
         if how == "env":
             text = f"{where}: cards are given by environment only, a container can get past it ({said})"
-            yield Finding("card-access", Severity.WARNING, text, _cdi_remedy(runtime, number))
+            yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, number))
         else:
             text = f"{where}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
             log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
@@ -84,7 +85,7 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _cdi_remedy(runtime: str, number: str) -> str:
+def cdi_remedy(runtime: str, number: str) -> str:
     if runtime not in cdiruntimes.CDI_AT_ALL:
         return "use containerd 2 or CRI-O: this runtime has no CDI"
     least = cdiruntimes.CDI_AT_ALL[runtime]

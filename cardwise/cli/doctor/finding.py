@@ -1,6 +1,6 @@
 """Findings of the checks, and how they are shown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -26,7 +26,7 @@ _WIDTH = max(map(len, Severity))
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do),
-    `unread` how many kinds of objects could not be read.
+    `unread` how many kinds of objects could not be read. `values`: what it proposes to install with, as KEY=VALUE.
     """
 
     check: str
@@ -34,6 +34,22 @@ class Finding:
     text: str
     remedy: str = ""
     unread: int = 0
+    values: tuple[str, ...] = ()
+
+
+def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
+    """What could not be read: by kind, what the API server said, "" for a missing right. `kinds`: of all there are."""
+    for kind, why in reasons.items():
+        if why:
+            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again", unread=1)
+    hidden = [_called(kind) for kind, why in reasons.items() if not why]
+    if hidden:
+        text = f"could not look at {len(hidden)} of {kinds} things, for want of rights: {', '.join(hidden)}"
+        yield Finding("rights", Severity.NOTE, text, "ask as an administrator", unread=len(hidden))
+
+
+def _called(kind: str) -> str:
+    return f"{kind} webhooks" if kind in ("mutating", "validating") else kind.replace("_", " ")
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -53,8 +69,8 @@ def worst(findings: Sequence[Finding]) -> Severity:
     return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
-def table(findings: Sequence[Finding]) -> str:
-    """One row for each, and below each that needs something done, what."""
+def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
+    """One row for each, and below each that needs something done, what. `kinds`: of objects that were to be read."""
     rows = [[one.level.upper().ljust(_WIDTH), one.check, one.text] for one in findings]
     lines = tables.aligned(rows).splitlines()
     shown: list[str] = []
@@ -67,8 +83,8 @@ def table(findings: Sequence[Finding]) -> str:
         for level in reversed(Severity)
         for number in [sum(one.level is level for one in findings)]
     )
-    if unread := sum(one.unread for one in findings):
-        counts = f"could not look at {unread} of {KINDS} things; of the others: {counts}"
+    if hidden := sum(one.unread for one in findings):
+        counts = f"could not look at {hidden} of {kinds} things; of the others: {counts}"
     return "".join(f"{line}\n" for line in [*shown, counts])
 
 

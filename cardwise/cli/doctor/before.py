@@ -1,0 +1,386 @@
+"""`cardwise doctor --before-install`: looks at a cluster without Cardwise and proposes the values of the chart.
+
+Each check is a function of a `Preview`; a finding that proposes values has them in `values`, and `command` puts them
+together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and GitOps tools cannot look.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, units
+from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.api import cdiruntimes, gpunodes, names
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.pods.nodeconstraints import Ground
+
+_APPS: Final = "/apis/apps/v1"
+_BATCH: Final = "/apis/batch/v1"
+_FEW: Final = 5
+_CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
+_ENFORCE: Final = "pod-security.kubernetes.io/enforce"
+_RELEASE: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
+_MODES: Final = "docs/admin.md, Install"
+_DEFAULT_TAINT: Final = f"{names.NVIDIA_GPU}:NoSchedule"  # webhook.toleratedTaints of the chart
+_OF_KUBERNETES: Final = "node.kubernetes.io/"  # taints that go by themselves
+_SOCKETS: Final = {"k3s": "/run/k3s/containerd/containerd.sock", "rke2": "/run/k3s/containerd/containerd.sock"}
+_CRIO_SOCKET: Final = "/var/run/crio/crio.sock"
+_SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
+    "containers": [
+        {
+            "name": "probe",
+            "image": "cardwise-doctor-probe",
+            "imagePullPolicy": "Never",
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+            "volumeMounts": [{"name": "node", "mountPath": "/node", "readOnly": True}],
+        }
+    ],
+    "volumes": [{"name": "node", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}],
+    "hostPID": True,
+}
+
+
+@dataclass(slots=True)
+class Preview(Facts):
+    """What doctor reads of a cluster, and what makes pods there; `namespace`: that of Cardwise, None if it is not there
+    or may not be read.
+    """
+
+    pods: Sequence[Json] = ()
+    statefulsets: Sequence[Json] = ()
+    replicasets: Sequence[Json] = ()
+    jobs: Sequence[Json] = ()
+    cronjobs: Sequence[Json] = ()
+    namespace: Json | None = None
+
+
+KINDS: Final = len(fields(Preview)) - len(("version", "now", "absent", "unread"))
+
+
+def read(client: KubeClient, namespace: str) -> Preview:
+    """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
+    seen = Preview()
+    facts.fill(seen, client, namespace)
+    lists = {
+        "pods": paths.pods(),
+        "statefulsets": paths.namespaced(_APPS, "statefulsets"),
+        "replicasets": paths.namespaced(_APPS, "replicasets"),
+        "jobs": paths.namespaced(_BATCH, "jobs"),
+        "cronjobs": paths.namespaced(_BATCH, "cronjobs"),
+    }
+    facts.collect(seen, client, {kind: (path, {}) for kind, path in lists.items()})
+    try:
+        seen.namespace = client.get(paths.namespaces(namespace))
+    except errors.NotFound:
+        seen.absent.add("namespace")
+    except errors.Unreachable:
+        raise
+    except errors.KubeError as error:
+        seen.unread["namespace"] = "" if isinstance(error, errors.Forbidden) else error.message
+    return seen
+
+
+def examine(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
+    """`namespace`: where Cardwise is to be installed. `probe`: create a pod there by dry run.
+
+    Raises `errors.KubeError` where nothing at all can be read.
+    """
+    seen = read(client, namespace)
+    findings = [*judge(seen, namespace)]
+    if probe and seen.namespace is not None:
+        findings += admission(client, namespace)
+    return finding.in_order(findings)
+
+
+def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
+    """All that follows from what was read."""
+    if parts.installed(seen):
+        text = "Cardwise is installed here already: these are the values for another installation"
+        yield Finding("installation", Severity.NOTE, text, "cardwise doctor, without --before-install, looks at it")
+    yield from cluster.version(seen)
+    yield from control_plane(seen)
+    yield from gpu_nodes(seen)
+    yield from taints(seen)
+    yield from container_runtimes(seen)
+    yield from runtime_classes(seen)
+    yield from pod_security(seen, namespace)
+    yield from other_plugins(seen)
+    yield from cluster.gpushare(seen)
+    yield from units.bare_numbers(seen)
+    yield from refused_workloads(seen, namespace)
+    yield from finding.report_unread(seen.unread, KINDS)
+
+
+def command(findings: Iterable[Finding], namespace: str) -> str:
+    """The installation with the proposed values."""
+    values = dict.fromkeys(shlex.quote(value) for proposal in findings for value in proposal.values)
+    flags = [f"--set {value}" for value in ("image.repository=$REGISTRY/cardwise", *values)]
+    return " \\\n  ".join([f"helm install cardwise helm/cardwise --namespace {namespace}", *flags, "--wait"]) + "\n"
+
+
+def control_plane(seen: Preview) -> Iterator[Finding]:
+    """Who configures kube-scheduler: `scheduler.mode`."""
+    if seen.unread.keys() & {"nodes", "schedulers"}:
+        return
+    static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
+    planes = [node["metadata"]["name"] for node in seen.nodes if labels_of(node).get(_CONTROL_PLANE) == ""]
+    version = _RELEASE.match(str(seen.version.get("gitVersion", "")))
+    own = (
+        "scheduler.mode=own",
+        f"scheduler.image=registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}",
+    )
+    if static and planes:
+        text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, as kubeadm makes it"
+        remedy = (
+            f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it alone ({_MODES}); for helm "
+            f"template also scheduler.controlPlaneNodes={len(planes)}"
+        )
+        yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
+        return
+    if planes:
+        text = f"kube-scheduler is no static pod of the control plane ({finding.nodes(sorted(planes))})"
+    else:
+        text = "no node is visible as a control plane: a provider runs it"
+    remedy = (
+        f"scheduler.mode=own runs a second kube-scheduler for pods that ask for cards ({_MODES}); "
+        "scheduler.mode=kubeadm cannot work"
+    )
+    yield Finding("scheduler", Severity.OK, text, remedy, values=own)
+
+
+def gpu_nodes(seen: Preview) -> Iterator[Finding]:
+    """Where the device plugin would run."""
+    if "nodes" in seen.unread:
+        return
+    labelled = [node["metadata"]["name"] for node in _with_gpus(seen)]
+    offering = [name for name, offered in _offering(seen).items() if offered and name not in labelled]
+    if labelled:
+        text = f"{finding.nodes(labelled)} with the label of a GPU: the parts on nodes run there"
+        yield Finding("nodes", Severity.OK, text)
+    label = f"kubectl label node NODE {gpunodes.PRESENT}=true, or nodes.selector with a label that they have"
+    if offering:
+        text = f"{finding.nodes(offering)}: offers {names.NVIDIA_GPU}, and has no label of a GPU that Cardwise knows"
+        yield Finding("nodes", Severity.WARNING, text, label)
+    if not labelled and not offering:
+        text = "no node has a label of a GPU: no card will be found until one comes"
+        yield Finding("nodes", Severity.WARNING, text, label)
+
+
+def taints(seen: Preview) -> Iterator[Finding]:
+    """Taints of nodes with GPUs that pods with a share would not tolerate."""
+    there = {
+        str(taint)
+        for node in _with_gpus(seen)
+        for taint in Ground.of(node).taints
+        if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
+    }
+    if there:
+        some = sorted(there)
+        text = f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.few(some, _FEW)}"
+        remedy = "tolerate those that are there to keep pods without GPU away; the taint of a team's own nodes: not"
+        value = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
+        yield Finding("taints", Severity.NOTE, text, f"{remedy}: {value}")
+
+
+def container_runtimes(seen: Preview) -> Iterator[Finding]:
+    """Whether containers can be given a card by CDI, and where the runtime's socket is."""
+    by_runtime: dict[str, list[str]] = {}
+    for node in _with_gpus(seen):
+        runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
+        by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
+    sockets = {_socket(runtime) for runtime in by_runtime} - {""}
+    values = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
+    for runtime, nodes in by_runtime.items():
+        name, _, number = runtime.partition("://")
+        where = f"{finding.nodes(nodes)}: {runtime or 'unknown container runtime'}"
+        if name not in cdiruntimes.CDI_AT_ALL:
+            yield Finding("runtime", Severity.PROBLEM, f"{where} has no CDI", cluster.cdi_remedy(name, number))
+        elif not cdiruntimes.has_cdi(name, number):
+            text = f"{where} takes no CDI devices as it is delivered; without CDI a container can get past its card"
+            yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, number), values=values)
+        else:
+            remedy = f"its socket: {values[0]}" if values else ""
+            yield Finding("runtime", Severity.OK, f"{where} takes CDI devices", remedy, values=values)
+    if len(sockets) > 1:
+        text = f"the runtimes of nodes with GPUs have different sockets ({', '.join(sorted(sockets))})"
+        yield Finding("runtime", Severity.PROBLEM, text, "keep to nodes of one kind by nodes.selector")
+
+
+def _socket(runtime: str) -> str:
+    """nodes.criSocket for a runtime as nodes report it; "" for the chart's default."""
+    if runtime.startswith("cri-o://"):
+        return _CRIO_SOCKET
+    return next((socket for word, socket in _SOCKETS.items() if word in runtime), "")
+
+
+def runtime_classes(seen: Preview) -> Iterator[Finding]:
+    """What brings the device plugin the driver: `nodes.runtimeClass`; and which classes pods without a share must not
+    name: `policies.runtimeClasses`.
+    """
+    if "runtimeclasses" in seen.unread:
+        return
+    classes = [name for name, _ in facts.nvidia_runtimes(seen)]
+    chosen = "nvidia" if "nvidia" in classes else classes[0] if len(classes) == 1 else ""
+    if chosen:
+        text = f"RuntimeClass {chosen} brings the parts on nodes NVIDIA's driver"
+        yield Finding("driver", Severity.OK, text, values=(f"nodes.runtimeClass={chosen}",))
+    elif classes:
+        text = f"several RuntimeClasses are NVIDIA's: {', '.join(classes)}"
+        remedy = "write the one whose runtime brings the driver's libraries into nodes.runtimeClass"
+        yield Finding("driver", Severity.PROBLEM, text, remedy)
+    else:
+        text = "the cluster has no RuntimeClass of NVIDIA's: its runtime must be the default one of the nodes with GPUs"
+        remedy = (
+            "else no card is found (the device plugin ends with NVML Shared Library Not Found): install NVIDIA's "
+            "container toolkit there, and its RuntimeClass"
+        )
+        yield Finding("driver", Severity.NOTE, text, remedy)
+    if more := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
+        text = f"pods without a share would get cards by {', '.join(more)}"
+        value = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *more])}}}"
+        yield Finding("policies", Severity.NOTE, text, f"let a policy refuse that: {value}", values=(value,))
+
+
+def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
+    """Whether the namespace admits pods that mount folders of their node."""
+    label = f"kubectl label namespace {namespace} {_ENFORCE}=privileged --overwrite"
+    if "namespace" in seen.absent:
+        text = f"there is no namespace {namespace} yet"
+        yield Finding("namespace", Severity.NOTE, text, f"kubectl create namespace {namespace} && {label}")
+    elif seen.namespace is not None:
+        enforced = labels_of(seen.namespace).get(_ENFORCE)
+        if enforced == "privileged":
+            yield Finding("namespace", Severity.OK, f"{namespace} admits pods that mount folders of their node")
+        elif enforced:
+            text = f"Pod Security enforces {enforced} in {namespace}: the parts on nodes would not be created"
+            yield Finding("namespace", Severity.PROBLEM, text, label)
+        else:
+            text = f"{namespace} has no label of Pod Security; some clusters (Talos) enforce baseline then"
+            yield Finding("namespace", Severity.NOTE, text, label)
+
+
+def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
+    """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
+    plain = _dry_run(client, namespace, {})
+    if plain is not None:
+        text = f"{namespace} refuses a pod like those on nodes: {wording.message(plain.message)}"
+        if isinstance(plain, errors.Forbidden) and "violates PodSecurity" in plain.message:
+            remedy = f"kubectl label namespace {namespace} {_ENFORCE}=privileged --overwrite"
+            yield Finding("admission", Severity.PROBLEM, text, remedy)
+        else:
+            remedy = "ask as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
+            yield Finding("admission", Severity.WARNING, text, remedy)
+        return
+    for part in ("system-node-critical", "system-cluster-critical"):
+        refusal = _dry_run(client, namespace, {"priorityClassName": part})
+        if refusal is None:
+            continue
+        if "insufficient quota to match these scopes" in refusal.message:
+            text = (
+                f"the cluster admits PriorityClass {part} only where a ResourceQuota names it (GKE): the chart makes it"
+            )
+            yield Finding("admission", Severity.OK, text)
+        else:
+            text = f"{namespace} refuses pods of PriorityClass {part}: {wording.message(refusal.message)}"
+            remedy = (
+                "let the ResourceQuota of this PriorityClass there admit more pods, or set priorityClassName of parts"
+            )
+            yield Finding("admission", Severity.WARNING, text, remedy)
+        return
+    yield Finding("admission", Severity.OK, f"{namespace} admits pods like those on nodes, of system priority too")
+
+
+def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
+    """Why such a pod is refused; None if it is not."""
+    metadata = {"generateName": "cardwise-doctor-"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec}
+    try:
+        client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
+    except errors.Unreachable:
+        raise
+    except errors.KubeError as error:
+        return error
+    return None
+
+
+def other_plugins(seen: Preview) -> Iterator[Finding]:
+    """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
+    offering = _offering(seen)
+    names_of = [node["metadata"]["name"] for node in _with_gpus(seen)]
+    both = {name: offering[name] for name in names_of if name in offering}
+    for other in cluster.other_plugins(seen):
+        if not (both and other.level is Severity.OK):
+            yield other
+    if both:
+        text = (
+            f"{finding.nodes(sorted(both))}, {wording.count(sum(both.values()), 'card')}: NVIDIA's device plugin "
+            "offers them, and Cardwise takes none of these while it does"
+        )
+        remedy = (
+            "take it off the nodes that Cardwise is to share (docs/integrations/gpu-operator.md: devicePlugin.enabled, "
+            "or nvidia.com/gpu.deploy.device-plugin=false), or choose others by nodes.selector"
+        )
+        yield Finding("other-plugins", Severity.WARNING, text, remedy)
+
+
+def _offering(seen: Preview) -> Mapping[str, int]:
+    """How many cards of NVIDIA's device plugin each node offers."""
+    return {
+        node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
+        for node in seen.nodes
+        for cards in [str(((node.get("status") or {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0"))]
+        if cards != "0"
+    }
+
+
+def _with_gpus(seen: Preview) -> list[Json]:
+    return [node for node in seen.nodes if gpunodes.is_labelled(labels_of(node))]
+
+
+def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
+    """Pods and templates whose pods the chart's policies would refuse when they are created again."""
+    by_reason: dict[bypasses.Bypass, list[str]] = {}
+    for kind, obj, spec in _specs(seen):
+        if obj["metadata"]["namespace"] in (*bypasses.INFRASTRUCTURE, namespace):
+            continue
+        for reason in bypasses.of(spec):
+            by_reason.setdefault(reason, []).append(f"{kind} {name_of(obj)}")
+    for reason, workloads in by_reason.items():
+        text = f"{wording.count(len(workloads), 'workload')} would be refused when created again: {reason.text}: "
+        yield Finding("policies", Severity.WARNING, text + wording.few(sorted(workloads), _FEW), reason.remedy)
+    lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
+    if not by_reason and not seen.unread.keys() & lists:
+        yield Finding("policies", Severity.OK, "no pod and no template is there that the policies of the chart refuse")
+
+
+def _specs(seen: Preview) -> Iterator[tuple[str, Json, Json]]:
+    """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
+    kinds = {
+        "DaemonSet": seen.daemonsets,
+        "Deployment": seen.deployments,
+        "StatefulSet": seen.statefulsets,
+        "ReplicaSet": seen.replicasets,
+        "Job": seen.jobs,
+        "CronJob": seen.cronjobs,
+    }
+    for kind, objects in kinds.items():
+        for obj in objects:
+            if _owner(obj) not in kinds:
+                spec = obj.get("spec") or {}
+                template = ((spec.get("jobTemplate") or {}).get("spec") or spec).get("template") or {}
+                yield kind, obj, template.get("spec") or {}
+    for pod in seen.pods:
+        if _owner(pod) not in kinds and names.MIRROR not in annotations_of(pod):
+            yield "Pod", pod, pod.get("spec") or {}
+
+
+def _owner(obj: Json) -> str:
+    """The kind of the controller that made it; "" for none."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), "")

@@ -1,0 +1,139 @@
+"""What the policies of the chart would refuse in pods that were there before it, by the chart's default values.
+
+The rules are those of helm/cardwise/templates/policies (environment, hostpaths, runtimeclasses); a test compares both
+on a real API server. Pure.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+
+# Default values of the chart: policies.infrastructure.namespaces, policies.hostPaths, policies.runtimeClasses and
+# policies.nvidiaResources.
+INFRASTRUCTURE: Final = (
+    "kube-system", "cardwise-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin",
+    "nvidia-dra-driver-gpu", "dcgm",
+)  # fmt: skip
+HOST_PATHS: Final = (
+    "/dev/nvidia", "/dev/char", "/proc/driver/nvidia", "/run/cdi", "/var/run/cdi", "/etc/cdi", "/var/lib/cardwise",
+    "/run/cardwise", "/var/run/cardwise",
+)  # fmt: skip
+RUNTIME_CLASSES: Final = ("nvidia", "nvidia-cdi", "nvidia-legacy", "nvidia-experimental")
+NVIDIA_RESOURCES: Final = (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+
+_CONTAINER_DEVICES: Final = "/var/run/nvidia-container-devices"  # a mount there asks NVIDIA's runtime for cards
+_PROCESSES: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
+_HARMLESS: Final = ("", names.NO_CARDS, "none")
+_INFRASTRUCTURE_REMEDY: Final = (
+    "if they manage cards, name their namespace in policies.infrastructure.namespaces or NAMESPACE/ACCOUNT in "
+    "policies.infrastructure.serviceAccounts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """Why a policy refuses a pod, and what to do before the installation."""
+
+    text: str
+    remedy: str
+
+
+ENVIRONMENT: Final = Bypass(
+    f"they set {names.ENV_VISIBLE_DEVICES}, CUDA_MPS_* or NVIDIA_GPU_MEMORY_*",
+    f"have them ask for a share ({names.GPU_MEM}) instead, or, where they need no card, say "
+    f"{names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}; {_INFRASTRUCTURE_REMEDY}",
+)
+HOST_PATH: Final = Bypass(
+    "they mount device files of cards, CDI specs or folders of processes from the node",
+    f"have them ask for a share ({names.GPU_MEM}) instead; {_INFRASTRUCTURE_REMEDY}",
+)
+RUNTIME_CLASS: Final = Bypass(
+    "they name a RuntimeClass of NVIDIA's and ask for no card",
+    f"take runtimeClassName away, or have them ask for a share ({names.GPU_MEM}); {_INFRASTRUCTURE_REMEDY}",
+)
+OPEN_CONTAINER: Final = Bypass(
+    "they name a RuntimeClass of NVIDIA's, and not all of their containers ask for a card",
+    f"give each other container, init containers too, the variable {names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}",
+)
+
+
+def of(spec: Json) -> Iterator[Bypass]:
+    """The reasons for which a new pod of this spec is refused, each once."""
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    asks = any(_is_ours(name) for container in containers for name in _resources(container))
+    if any(map(_opens_cards, containers)):
+        yield ENVIRONMENT
+    if _mounts_cards(spec, containers, asks=asks):
+        yield HOST_PATH
+    if spec.get("runtimeClassName") in RUNTIME_CLASSES:
+        plugins = not spec.get("nodeName") and any(map(_asks_nvidia, containers))
+        if not asks and not plugins:
+            yield RUNTIME_CLASS
+        # Of pods with a share the webhook closes the other containers.
+        elif not asks and not all(_asks_nvidia(container) or _is_closed(container) for container in containers):
+            yield OPEN_CONTAINER
+
+
+def _opens_cards(container: Json) -> bool:
+    for entry in container.get("env") or ():
+        name = str(entry.get("name"))
+        if name.startswith(("CUDA_MPS_", names.ENV_GPU_MEMORY_PREFIX)):
+            return True
+        if name == names.ENV_VISIBLE_DEVICES and (entry.get("valueFrom") or entry.get("value", "") not in _HARMLESS):
+            return True
+    return False
+
+
+def _mounts_cards(spec: Json, containers: list[Json], *, asks: bool) -> bool:
+    host = {
+        str(volume.get("name")): _bare(str(volume["hostPath"].get("path", "")))
+        for volume in spec.get("volumes") or ()
+        if volume.get("hostPath")
+    }
+    for path in host.values():
+        if path.startswith(HOST_PATHS) or _PROCESSES.match(path):
+            return True
+        if asks and (path == "/" or any(prefix.startswith(f"{path}/") for prefix in HOST_PATHS)):
+            return True
+    mounts = [mount for container in containers for mount in container.get("volumeMounts") or ()]
+    return any(
+        ".." in str(mount.get("mountPath", "")).split("/")
+        or _bare(str(mount.get("mountPath", ""))).startswith(_CONTAINER_DEVICES)
+        for mount in mounts
+        if mount.get("name") in host
+    )
+
+
+def _bare(path: str) -> str:
+    """Without empty and "." parts."""
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _resources(container: Json) -> dict[str, str]:
+    resources = container.get("resources") or {}
+    return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+
+
+def _is_ours(name: str) -> bool:
+    markers = (names.PLACE_MARKER, names.BIND_MARKER)
+    requested = name in (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE)
+    return (requested or name.startswith(names.CLASS_PREFIX)) and name not in markers
+
+
+def _asks_nvidia(container: Json) -> bool:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return any(
+        str(amount)[:1] in "123456789"
+        for name, amount in limits.items()
+        for known in NVIDIA_RESOURCES
+        if (name.startswith(known[:-1]) if known.endswith("*") else name == known)
+    )
+
+
+def _is_closed(container: Json) -> bool:
+    values = [e.get("value") for e in container.get("env") or () if e.get("name") == names.ENV_VISIBLE_DEVICES]
+    return bool(values) and all(value == names.NO_CARDS for value in values)

@@ -1,0 +1,199 @@
+"""Before the first installation, on a real API server: what helm refuses and proposes, and what doctor does."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cardwise.cli.doctor import bypasses
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths
+from tests.cluster import PatientClient, binaries
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import wait_for
+from tests.helm.rendering import CHART, documents, template
+from tests.integration.commands import typed
+
+pytestmark = [
+    pytest.mark.cluster("api"),
+    # The harness keeps its processes by pid and lets the Popen objects go.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+TEAM = "team-before"
+PLANE, GPU = "node-role.kubernetes.io/control-plane", "nvidia.com/gpu.present"
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+ALL = {"containers": [{"name": "c", "image": "a", "env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]}]}
+
+
+@pytest.fixture(scope="module")
+def client(plane: ControlPlane) -> Iterator[PatientClient]:
+    made = PatientClient.load(plane.kubeconfig("admin"))
+    for name in (TEAM, names.NAMESPACE):
+        made.create(paths.namespaces(), {"metadata": {"name": name}})
+        # No controller makes it here, and admission wants it for every pod.
+        made.create(f"{paths.namespaces(name)}/serviceaccounts", {"metadata": {"name": "default"}})
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def there(client: PatientClient, *objects: tuple[str, Json]) -> Iterator[None]:
+    """Objects by the path of their list, for a while."""
+    for path, obj in objects:
+        client.create(path, obj)
+    try:
+        yield
+    finally:
+        for path, obj in objects:
+            client.delete(f"{path}/{obj['metadata']['name']}", {"gracePeriodSeconds": 0})
+
+
+def node(name: str, label: str, value: str) -> tuple[str, Json]:
+    return paths.nodes(), {"metadata": {"name": name, "labels": {label: value, "kubernetes.io/os": "linux"}}}
+
+
+def runtime_class(name: str) -> tuple[str, Json]:
+    return RUNTIME_CLASSES, {"metadata": {"name": name}, "handler": "nvidia"}
+
+
+def mirror(on: str) -> tuple[str, Json]:
+    """As the kubelet makes it of kubeadm's static pod."""
+    labels, annotations = {"component": "kube-scheduler"}, {names.MIRROR: "x"}
+    metadata = {"name": f"kube-scheduler-{on}", "labels": labels, "annotations": annotations}
+    return paths.pods("kube-system"), {
+        "metadata": metadata,
+        "spec": {"nodeName": on, "containers": [{"name": "c", "image": "a"}]},
+    }
+
+
+def install(plane: ControlPlane, *sets: str) -> str:
+    """What `helm install` answers, which changes nothing here."""
+    flags = [flag for each in ("image.repository=cardwise", *sets) for flag in ("--set", each)]
+    where = [f"--kubeconfig={plane.kubeconfig('admin')}", f"--namespace={names.NAMESPACE}", "--dry-run=server"]
+    command = [str(binaries.helm(print) / "helm"), "install", "cardwise", str(CHART), *where, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, client: PatientClient) -> None:
+    managed = install(plane, "scheduler.mode=")
+    assert "Here no node is visible as a control plane, so kubeadm cannot work: write scheduler.mode=own," in managed
+    assert "no RuntimeClass nvidia, and a pod that names it is never created" in install(
+        plane, "scheduler.mode=manual", "nodes.runtimeClass=nvidia"
+    )
+    notes = install(plane, "scheduler.mode=manual")
+    assert "No node has the labels of a GPU" in notes
+    assert "the cluster has no RuntimeClass of NVIDIA's" in notes
+    assert "runtimeClassName" not in notes.partition("kind: DaemonSet")[2].partition("---")[0]
+    with there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true")):
+        assert "kube-system has no such pod of a control plane node (cp1)" in install(plane, "scheduler.mode=kubeadm")
+        with there(client, mirror("cp1")):
+            wired = install(plane, "scheduler.mode=kubeadm")
+            assert "1 node has the labels of a GPU" in wired
+            assert "runtimeClassName: nvidia" in wired
+            assert "completions: 1" in wired
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}}
+    client.patch(paths.namespaces(names.NAMESPACE), label)
+    assert "Pod Security enforces the profile baseline in cardwise-system" in install(plane, "scheduler.mode=manual")
+
+
+def doctor(plane: ControlPlane) -> tuple[int, str]:
+    done = typed({"KUBECONFIG": str(plane.kubeconfig("admin"))}, "doctor", "--before-install")
+    return done.returncode, done.stdout
+
+
+def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: ControlPlane, client: PatientClient) -> None:
+    def enforce(profile: str | None) -> None:
+        label = {"pod-security.kubernetes.io/enforce": profile}
+        client.patch(paths.namespaces(names.NAMESPACE), {"metadata": {"labels": label}})
+
+    enforce("baseline")
+    code, said = doctor(plane)
+    assert code == 1
+    assert "Pod Security enforces baseline in cardwise-system" in said
+    assert "refuses a pod like those on nodes" in said
+    enforce("privileged")
+    with (
+        there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true"), mirror("cp1")),
+        there(client, (paths.pods(TEAM), {"metadata": {"name": "plain"}, "spec": ALL})),
+    ):
+        code, said = doctor(plane)
+    assert code == 1, "the container runtime of the node is not known"
+    assert "kube-scheduler is a static pod on node cp1" in said
+    assert f"1 workload would be refused when created again: {bypasses.ENVIRONMENT.text}: Pod {TEAM}/plain" in said
+    assert "admits pods like those on nodes, of system priority too" in said
+    assert "--set scheduler.mode=kubeadm" in said
+    assert "--set nodes.runtimeClass=nvidia" in said
+
+
+def env(*entries: Json, **more: Any) -> Json:
+    return {"containers": [{"name": "c", "image": "a", "env": list(entries)} | more]}
+
+
+def mounting(path: str, at: str = "/x", **more: Any) -> Json:
+    mount = [{"name": "v", "mountPath": at}]
+    volume = {"name": "v", "hostPath": {"path": path}}
+    return {"containers": [{"name": "c", "image": "a", "volumeMounts": mount} | more], "volumes": [volume]}
+
+
+VOID = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
+OF_NVIDIA = {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
+SHARE = {"resources": {"limits": {names.GPU_MEM: "1"}}}
+FIELD = {"name": names.ENV_VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+SPECS = [
+    env({"name": "A", "value": "b"}),
+    env({"name": names.ENV_VISIBLE_DEVICES, "value": "all"}),
+    env({"name": names.ENV_VISIBLE_DEVICES, "value": "none"}),
+    env({"name": names.ENV_VISIBLE_DEVICES}),
+    env(VOID),
+    env(FIELD),
+    env({"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}),
+    env({"name": names.ENV_GPU_MEMORY_LIMIT, "value": "1"}),
+    {"containers": [{"name": "c", "image": "a"}], "initContainers": ALL["containers"]},
+    mounting("/dev/nvidia0"),
+    mounting("//dev/./nvidia0"),
+    mounting("/proc/1/root"),
+    mounting("/proc"),
+    mounting("/dev"),
+    mounting("/dev", **SHARE),
+    mounting("/var/lib", **SHARE),
+    mounting("/dev/null", "/var/run/nvidia-container-devices/all"),
+    mounting("/data", "/x/../y"),
+    env() | {"runtimeClassName": "nvidia"},
+    env(VOID) | {"runtimeClassName": "nvidia"},
+    env(VOID, **SHARE) | {"runtimeClassName": "nvidia"},
+    env(**OF_NVIDIA) | {"runtimeClassName": "nvidia"},
+    env(**OF_NVIDIA) | {"runtimeClassName": "nvidia", "nodeName": "n1"},
+    env(**OF_NVIDIA) | {"runtimeClassName": "nvidia", "initContainers": [{"name": "i", "image": "a"}]},
+    env(**OF_NVIDIA) | {"runtimeClassName": "nvidia", "initContainers": [{"name": "i", "image": "a", "env": [VOID]}]},
+    env() | {"runtimeClassName": "gvisor"},
+]
+
+
+def test_doctor_names_what_the_policies_refuse_and_nothing_else(plane: ControlPlane, client: PatientClient) -> None:
+    helm = str(binaries.helm(print) / "helm")
+    shown = [f"--show-only=templates/policies/{name}.yaml" for name in ("environment", "hostpaths", "runtimeclasses")]
+    paths_of = {"ValidatingAdmissionPolicy": POLICIES, "ValidatingAdmissionPolicyBinding": BINDINGS}
+    objects = [(paths_of[one["kind"]], one) for one in documents(template(helm, flags=shown).stdout)]
+    assert len(objects) == 6
+
+    def refusal(spec: Json) -> str:
+        pod = {"metadata": {"generateName": "p-"}, "spec": spec}
+        try:
+            client.create(paths.pods(TEAM), pod, query={"dryRun": "All"})
+        except errors.Invalid as error:
+            return error.message
+        return ""
+
+    with there(client, runtime_class("nvidia"), runtime_class("gvisor"), *objects):
+        for spec in (SPECS[1], SPECS[9], SPECS[18]):  # one of each policy
+            assert wait_for(lambda spec=spec: refusal(spec)), "the policy is in force"
+        for spec in SPECS:
+            assert bool(refusal(spec)) == bool(list(bypasses.of(spec))), (spec, refusal(spec))
