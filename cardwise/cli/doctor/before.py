@@ -174,14 +174,14 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
 
 def taints(seen: Preview) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
-    there = {
+    unusual = {
         str(taint)
         for node in _with_gpus(seen)
         for taint in Ground.of(node).taints
         if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
-    if there:
-        some = sorted(there)
+    if unusual:
+        some = sorted(unusual)
         text = f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.few(some, _FEW)}"
         remedy = "tolerate those that are there to keep pods without GPU away; the taint of a team's own nodes: not"
         value = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
@@ -277,17 +277,17 @@ def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             remedy = "ask as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
             yield Finding("admission", Severity.WARNING, text, remedy)
         return
-    for part in ("system-node-critical", "system-cluster-critical"):
-        refusal = _dry_run(client, namespace, {"priorityClassName": part})
+    for priority in ("system-node-critical", "system-cluster-critical"):
+        refusal = _dry_run(client, namespace, {"priorityClassName": priority})
         if refusal is None:
             continue
         if "insufficient quota to match these scopes" in refusal.message:
             text = (
-                f"the cluster admits PriorityClass {part} only where a ResourceQuota names it (GKE): the chart makes it"
+                f"PriorityClass {priority} is admitted only where a ResourceQuota names it (GKE): the chart makes one"
             )
             yield Finding("admission", Severity.OK, text)
         else:
-            text = f"{namespace} refuses pods of PriorityClass {part}: {wording.message(refusal.message)}"
+            text = f"{namespace} refuses pods of PriorityClass {priority}: {wording.message(refusal.message)}"
             remedy = (
                 "let the ResourceQuota of this PriorityClass there admit more pods, or set priorityClassName of parts"
             )
