@@ -34,7 +34,8 @@ def doctor(
 
     Probe pods are admitted by dry runs in the namespace of -n, and live in that of Cardwise: one of 1 MiB, whose image
     is never pulled, and on each node with cards one that asks for none and looks whether it got one. With
-    --before-install pods are tried by dry run in the namespace of --cardwise-namespace. Ends with 1 where there is a problem.
+    --before-install pods are tried by dry run in the namespace of --cardwise-namespace. Ends with 1 where there is a
+    problem.
     """
     client = options.client()
     if before_install:

@@ -1,7 +1,7 @@
 """The chart by the real Helm, all parts in pods on a real node: upgraded under load, checked, wired, uninstalled.
 
-The tests follow each other as an admin would: the first one comes from the former commit, a later one takes everything
-away, and the last ones install it again.
+The tests follow each other as an admin would: the first one comes from the former commit, the last one takes everything
+away.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core.api import mps, names
+from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import Cluster, binaries, former, node, partsimage, pki, processes, versions
-from tests.cluster.chart import CHART, WAITS
+from tests.cluster import Cluster, binaries, former, node, partsimage, pki, processes
+from tests.cluster.chart import WAITS
 from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import IDLE
 from tests.integration import commands
@@ -197,6 +197,9 @@ def test_a_kubeadm_control_plane_is_wired(cluster: Cluster, space: Space) -> Non
     manifest = cluster.node("n1").manifests / "kube-scheduler.yaml"
     manifest.write_text(yaml.safe_dump(static_scheduler(cluster)))
     cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
+    # Helm looks for it: without such a pod this is no control plane of kubeadm's.
+    shown = ("get", "pods", "-n", "kube-system", "-o", "name")
+    space.wait(lambda: f"{SCHEDULER}-n1" in cluster.kubectl(*shown), "its mirror is there")
     folder = f"{node.OWN_FOLDER}/kubernetes/manifests"
     cluster.chart.upgrade({"scheduler": {"mode": "kubeadm", "manifestsDir": folder}})
     assert deployments(cluster) == ["cardwise-extender", "cardwise-webhook"], "our own scheduler goes"
@@ -497,65 +500,3 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     # A pod that asks for a card is an ordinary one again, which no node has anything for.
     space.create(workload("orphan", gpu_mem=100, command=IDLE))
     assert space.get("orphan")["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "100"}
-
-
-def install_again(cluster: Cluster) -> None:
-    """Without MPS, with a kube-scheduler of our own."""
-    values = {"mps": {"enabled": False, "extraArgs": []}, "scheduler": {"mode": "own", "image": partsimage.SCHEDULER}}
-    cluster.chart.upgrade(values, "--install")
-
-
-def test_installed_again_without_mps_the_cards_that_an_earlier_installation_left_open_take_pods(
-    cluster: Cluster, space: Space
-) -> None:
-    held = {share.uuid for name in ("half", "later") for share in assigned(space.get(name)).shares()}
-    space.delete("orphan", grace=1)
-    for uuid in held:  # the manager's note, which an earlier test has removed with its folder
-        note = f"{mps.folder(mps.DEFAULT_ROOT, uuid)}/{mps.MODES}"
-        processes.run(cluster.node("n1")._inside("sh", "-c", f"echo '{json.dumps({uuid: 'DEFAULT'})}' > {note}"))
-    install_again(cluster)
-    left_closed = {"state": "Down", "reason": mps.LEFT_CLOSED}
-
-    def as_left() -> bool:
-        """The cards of pods that had MPS are closed still, and their daemons serve these pods; the others are open."""
-        told = {one["spec"]["uuid"]: (one.get("status") or {}).get("mps") for one in cards(cluster)}
-        closed = {uuid for uuid, status in told.items() if status and status.items() >= left_closed.items()}
-        return closed == held and all(told[uuid] is None for uuid in told.keys() - held)
-
-    space.wait(as_left, "the cards are as the earlier installation left them")
-    space.create(workload("again", gpu_mem=8000, command=IDLE, annotations={mps.MODE: "preferred"}))
-    space.running("again")
-    assert {share.uuid for share in assigned(space.get("again")).shares()}.isdisjoint(held)
-    said = commands.cardwise(cluster, "doctor", "--no-probe").stdout
-    assert "without MPS, Down: the card is closed to programs without MPS" in said
-    space.delete("half", "later", "again", grace=1)
-    space.gone("half", "later", "again")
-
-
-def test_what_is_rendered_without_hooks_is_applied_and_applied_again_with_another_image(
-    cluster: Cluster, space: Space
-) -> None:
-    """As docs/admin.md says; kubectl would run hooks of an uninstallation at once."""
-    cluster.chart.helm("uninstall", "cardwise", *WAITS)
-    cluster.node("n1").tag_image(f"{partsimage.NAME}:{partsimage.TAG}", f"{partsimage.NAME}:second")
-    flags = [
-        f"--values={cluster.state_dir / 'values.yaml'}",
-        f"--kube-version={versions.version()}",
-        "--no-hooks",
-        "--set=namespace.create=true,scheduler.mode=own",
-    ]
-    made: dict[str, str] = {}
-    for tag in (partsimage.TAG, "second"):
-        file = cluster.state_dir / "rendered.yaml"
-        file.write_text(cluster.chart.helm("template", "cardwise", str(CHART), *flags, f"--set=image.tag={tag}"))
-        cluster.kubectl("apply", "--server-side", "-f", str(file))
-        for kind in ("deployment/cardwise-webhook", "deployment/cardwise-extender", "daemonset/cardwise-deviceplugin"):
-            cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, f"--timeout={processes.PATIENCE:.0f}s")
-        images = {one["image"] for pod in part_pods(cluster, "deviceplugin") for one in pod["spec"]["containers"]}
-        assert f"{partsimage.NAME}:{tag}" in images
-        assert cluster.api.get(f"/apis/batch/v1/namespaces/{SYSTEM}/jobs")["items"] == [], "no hook has run"
-        secret = cluster.api.get(paths.secrets(SYSTEM, "cardwise-extender-tls"))["metadata"]
-        assert made.setdefault("certificates", secret["uid"]) == secret["uid"], "nothing of uninstalling runs"
-        space.wait(lambda: cards(cluster), "the cards are known")
-        space.create(workload(f"applied-{tag}", gpu_mem=100, command=IDLE))
-        space.running(f"applied-{tag}")
