@@ -12,21 +12,27 @@ _LONGEST_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop
 class Backoff:
     """Delays in seconds: `initial`, then twice as much each time up to `cap`, each drawn from its upper half.
 
+    `longest_retry_after`: so many seconds count at most of what a server's Retry-After asks for. A loop of the leader,
+    on which the cluster waits, has less than the others.
+
     Not thread-safe: one for each loop.
     """
 
-    def __init__(self, *, initial: float = 0.5, cap: float = 30.0) -> None:
+    def __init__(
+        self, *, initial: float = 0.5, cap: float = 30.0, longest_retry_after: float = _LONGEST_RETRY_AFTER
+    ) -> None:
+        self._longest_retry_after = longest_retry_after
         self._initial = initial
         self._cap = cap
         self._current = initial
 
     def next(self, at_least: float | None = None) -> float:
-        """Seconds to wait now; `at_least` is what a server's Retry-After asked for, of which 30 s count at most."""
+        """Seconds to wait now; `at_least` is what a server's Retry-After asked for."""
         delay = self._current * random.uniform(0.5, 1.0)  # noqa: S311 - spread, not secrecy
         self._current = min(self._cap, 2 * self._current)
         if at_least is None:
             return delay
-        at_least = min(at_least, _LONGEST_RETRY_AFTER)
+        at_least = min(at_least, self._longest_retry_after)
         # Spread on top: all clients were told the same number.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 

@@ -35,6 +35,7 @@ _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
 _PATIENCE = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
 _SHORT_TIMEOUT = 0.25  # seconds for each pod whose first try comes after that time
+_LONGEST_RETRY_AFTER = 5.0  # seconds; the term begins after it
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
@@ -110,7 +111,10 @@ class Fence:
         keep others waiting for longer. So namespaces take turns; after too many slow writes of one, its other pods are
         left for the next time.
         """
-        backoff, until = Backoff(initial=0.05, cap=1.0), self._clock.now() + _PATIENCE
+        backoff, until = (
+            Backoff(initial=0.05, cap=1.0, longest_retry_after=_LONGEST_RETRY_AFTER),
+            self._clock.now() + _PATIENCE,
+        )
         landed, unproven, left = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
         while still():
             slow = Counter[str]()

@@ -190,7 +190,8 @@ class Reflector(Generic[T]):
         return math.inf if heard is None else self._clock.now() - heard
 
     def _run(self) -> None:
-        backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
+        cap = self._pace.backoff_cap
+        backoff = Backoff(initial=self._pace.backoff_initial, cap=cap, longest_retry_after=cap)
         while not self._stopping.is_set():
             delay = 0.0
             before = self.events

@@ -71,6 +71,16 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
     assert names.NODE_CHANGED in api.get(N1)["metadata"]["annotations"]
 
 
+def test_a_long_pause_that_one_answer_asks_for_does_not_stop_all_wake_ups(api, made, clock):
+    heals(made)
+    api.fault(Fault(status=429, retry_after=3600))
+    loops = Loops(api.client(), made, clock=clock)
+    for _ in range(14):
+        one_round(loops)
+        clock.advance(0.5)
+    assert [call.path for call in api.requests] == [N1] * 2
+
+
 def full(api, name):
     """A node whose annotations are at the API's limit: every change of them is refused."""
     api.put(paths.nodes(), {"metadata": {"name": name}})

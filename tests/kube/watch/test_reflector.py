@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Reflector, WatchPace
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, WatchPace
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -264,6 +264,18 @@ def test_a_list_that_says_nothing_new_keeps_the_records_that_are_known(api: ApiS
     after = reflector.store.snapshot()
     assert all(after[key] is value for key, value in before.items())
     assert not handler.calls
+
+
+@pytest.mark.parametrize(("pace", "most"), [(CENTRAL_PACE, 7), (WatchPace(), 38)], ids=["central", "agent"])
+def test_a_proxy_that_names_a_long_pause_does_not_make_a_leader_blind_for_longer_than_its_own(
+    api: ApiServer, clock, following, pace, most
+):
+    """Extender and webhook decide by what they know: their longest pause is that of their pace, whatever is asked."""
+    api.fault(Fault(status=429, retry_after=3600), "list")
+    began = clock.now()
+    reflector, _ = following(pace=pace)
+    clock.step_until(reflector.synced.is_set)
+    assert most / 2 < clock.now() - began <= most
 
 
 def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
