@@ -28,6 +28,7 @@ from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import IDLE
 from tests.integration import commands
 from tests.integration.conftest import SOAK, SpecOf, started
+from tests.integration.ruleone import RuleOne
 from tests.integration.sharing import Space, assigned, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.in_order]
@@ -279,6 +280,66 @@ def test_a_leader_that_stands_still_as_a_whole_leaves_the_service_and_holds_up_n
     space.running(*gpus)
     space.delete(*gpus, *created, grace=1)
     space.gone(*gpus, *created)
+
+
+@pytest.mark.soak
+def test_leaders_that_change_behind_the_service_in_the_middle_of_binds_give_no_card_twice(
+    cluster: Cluster, space: Space
+) -> None:
+    """Deleted, killed and standing still in turn; kube-scheduler reaches the next one through the Service alone."""
+    churn = Churn(space, "turns", 8, gpu_mem=8138)
+    seconds: list[float] = []
+    with RuleOne(cluster) as watcher:
+        churn.start()
+        try:
+            for number in range(9):
+                bound_more(space, "turns")
+                leader, members = leader_of(cluster)
+                began = time.monotonic()
+                if number % 3 == 0:
+                    cluster.api.delete(paths.pods(SYSTEM, leader))
+                for pid in members if number % 3 else ():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL if number % 3 == 1 else signal.SIGSTOP)
+                bound_more(space, "turns")
+                seconds.append(time.monotonic() - began)
+                for pid in members:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+                assert watcher.violations == []
+        finally:
+            churn.stop()
+        space.wait(lambda: not churn.waiting(), "all that came have run")
+    print(f"{len(churn.made)} pods; pods are bound again after {[round(each, 1) for each in seconds]} s")
+    assert churn.problems == []
+    assert not watcher.failed
+    assert watcher.violations == []
+    space.delete(*churn.made)
+
+
+def leader_of(cluster: Cluster) -> tuple[str, list[int]]:
+    """The pod that has the leader's label, and the processes in it."""
+    query = {"labelSelector": f"{names.LEADER}=true"}
+    found: list[str] = []
+
+    def one_leads() -> bool:
+        found[:] = [pod["metadata"]["name"] for pod in cluster.api.get(paths.pods(SYSTEM), query)["items"]]
+        return len(found) == 1
+
+    cluster.wait(one_leads, "one extender has the label")
+    (leader,) = found
+    folders = Path("/proc").glob("[0-9]*")
+    return leader, [int(folder.name) for folder in folders if f"POD_NAME={leader}" in environment(folder)]
+
+
+def bound_more(space: Space, prefix: str) -> None:
+    """Three pods with this prefix are bound that were not before."""
+
+    def bound() -> set[str]:
+        return {pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")}
+
+    before = bound()
+    space.wait(lambda: sum(name.startswith(prefix) for name in bound() - before) > 2, "pods are bound")
 
 
 def environment(process: Path) -> list[str]:

@@ -382,6 +382,31 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
         hand.start_plugin()
 
 
+def test_grants_of_a_newer_plugin_are_told_of_and_nothing_is_lost_or_given_twice(hand):
+    """A downgrade, with a container that runs on one card, and one on the other whose grant stays as it was."""
+    plugin = hand.cluster.process(PLUGIN)
+    newer, other = hand.pod("newer", 1, 12_000), hand.pod("other", 0, 2_000)
+    hand.wait(lambda: hand.starts(newer) and hand.starts(other), "both told")
+    plugin.stop()
+    (path,) = (hand.state / "grants" / newer).glob("*.json")
+    written = {"version": 9, "holder": {"uid": newer}, "cards": [{"id": hand.cards[1]["uuid"], "bytes": 12_000 << 20}]}
+    path.write_text(json.dumps(written))
+    hand.start_plugin()
+    hand.wait(lambda: len(hand.grants()) == 2, "the container's grant is written again")
+    events = hand.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={NODE}"})["items"]
+    assert [each["message"] for each in events if "another version of the device plugin" in each["message"]]
+    (aside,) = (hand.state / "grants-unreadable").glob(f"{newer}.*")
+    assert json.loads(aside.read_text()) == written
+    late = hand.pod("late", 1, 6_000)  # what whoever does not know of the first would give
+    hand.wait(lambda: "are still held by" in hand.events("late"), "the pod is told that there is no room")
+    assert not hand.starts(late)
+    for uid, card in ((newer, 1), (other, 0)):
+        hand.let_it_exit(uid)
+        hand.wait(lambda uid=uid: hand.starts(uid) == 2, "the container starts again")
+        assert hand.told(uid).count(f"has {card}") == 2
+    aside.unlink()
+
+
 def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
     plugin, small = hand.cluster.process(PLUGIN), hand.folder / "small"
     plugin.stop()

@@ -336,6 +336,30 @@ def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(w
     assert (world.starts(runs), world.starts(late)) == (1, 1)
 
 
+@pytest.mark.soak  # the device plugin waits for 20 s after the status is 20 s old
+def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(world):
+    """Its daemons go on, so what runs is served; and the card's status is not believed any more."""
+    runs = world.pod("runs-on", 0, 1000)
+    world.started(runs)
+    daemon = world.status(0).daemon_pid
+    with contextlib.ExitStack() as stack:
+        world.cluster.process(MANAGER).pause()
+        stack.callback(world.cluster.process(MANAGER).resume)
+        began = time.monotonic()
+        for index in range(2):
+            world.wait(lambda index=index: world.said(index).get("state") == MpsState.DOWN, "the cluster knows")
+        print(f"the cluster knew after {time.monotonic() - began:.0f} s")
+        late = world.pod("late-frozen", 1, 1000)
+        world.wait(lambda: "MPS manager" in world.space.reasons("late-frozen"), "it is told why")
+        assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+        assert (world.starts(runs), world.starts(late)) == (1, 0)
+    world.started(late)
+    for index in range(2):
+        world.wait(lambda index=index: world.said(index).get("state") == MpsState.READY, "the cluster knows")
+    assert world.status(0).daemon_pid == daemon, "the daemon is the same"
+    assert (world.starts(runs), world.starts(late)) == (1, 1)
+
+
 def agent(world: World, name: str) -> dict[str, Any]:
     found = world.space.get(name)["status"].get("initContainerStatuses") or [{}]
     return dict(found[0])
