@@ -1,8 +1,9 @@
 """The JSON Patch (RFC 6902) of an answer, in time that grows with the object and no faster.
 
-jsonpatch looks through its own operations for each entry that it takes out of a list or moves, so a list of thousands
-of entries, of which we remove each second one, would keep a thread for seconds. Lists of objects that we rewrite (env,
-volumes, mounts, gates) are therefore replaced whole; jsonpatch compares the rest.
+jsonpatch searches its own operations for each entry that it takes out of a list or moves, so a list of thousands of
+entries, of which we remove each second one, would keep a thread for seconds. It also compares lists as sets of equal
+entries, and may move a change to another entry. So it never gets a list: lists that we rewrite (env, volumes, mounts,
+gates) are replaced whole, and containers, which keep their places, are compared one by one.
 """
 
 from typing import Any
@@ -12,24 +13,33 @@ import jsonpatch
 from cardwise.core.values.decoded import Json
 
 _PLACED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
+_POINTERS = ("path", "from")  # the fields of an operation that are JSON pointers
 
 
 def between(before: Json, after: Json) -> list[Json]:
-    """What makes `after` of `before`; neither is changed."""
+    """The operations that turn `before` into `after`; neither is changed."""
+    return _compare(before, after, "")
+
+
+def _compare(before: Any, after: Any, path: str) -> list[Json]:
+    """The operations for two values that stand at `path` (a JSON pointer)."""
     operations: list[Json] = []
-    old, new = _without_lists(before, after, "", operations)
-    return operations + jsonpatch.make_patch(old, new).patch
+    old, new = _without_lists(before, after, path, operations)
+    changes = [] if old is None and new is None else jsonpatch.make_patch(old, new).patch
+    return operations + [
+        {key: path + text if key in _POINTERS else text for key, text in change.items()} for change in changes
+    ]
 
 
 def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -> tuple[Any, Any]:
-    """Both sides without what is equal or was replaced: that needs no second look."""
+    """Both sides without what is equal or has got its operations: that needs no second look."""
     if before is after:
         return None, None
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = dict(before), dict(after)
         for key in before.keys() & after.keys():
-            where = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
-            old[key], new[key] = _without_lists(before[key], after[key], where, operations)
+            pointer = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            old[key], new[key] = _without_lists(before[key], after[key], pointer, operations)
             if old[key] is None and new[key] is None:
                 del old[key], new[key]  # jsonpatch takes longer to compare two values than all else takes here
         return old, new
@@ -37,9 +47,9 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
         if before == after:
             return None, None
         if path.endswith(_PLACED) and len(before) == len(after):
-            pairs = zip(before, after, strict=True)
-            sides = [_without_lists(*pair, f"{path}/{i}", operations) for i, pair in enumerate(pairs)]
-            return [old for old, _ in sides], [new for _, new in sides]
-        operations.append({"op": "replace", "path": path, "value": after})
+            for i, (old, new) in enumerate(zip(before, after, strict=True)):
+                operations += _compare(old, new, f"{path}/{i}")
+        else:
+            operations.append({"op": "replace", "path": path, "value": after})
         return None, None
     return before, after

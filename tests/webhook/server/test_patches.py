@@ -1,7 +1,7 @@
 """The patch of an answer: what it makes, and how much work it is."""
 
 import jsonpatch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cardwise.core.values.decoded import Json
@@ -18,6 +18,33 @@ OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 @given(before=OBJECTS, after=OBJECTS)
 def test_the_patch_makes_the_one_of_the_other(before: Json, after: Json) -> None:
+    assert jsonpatch.apply_patch(before, patches.between(before, after)) == after
+
+
+CONTAINERS = st.lists(st.dictionaries(NAMES, VALUES, max_size=3), min_size=1, max_size=4)
+
+
+@st.composite
+def rewritten_containers(draw: st.DrawFn) -> tuple[Json, Json]:
+    """A pod and what we make of it: the containers keep their places, and fields of some of them differ."""
+    before, after = draw(CONTAINERS), []
+    for container in before:
+        fields = draw(st.dictionaries(NAMES, VALUES, max_size=3))
+        removed = draw(st.sets(st.sampled_from(sorted(container)))) if container else set()
+        after.append({key: field for key, field in (container | fields).items() if key not in removed})
+    key = draw(st.sampled_from(["containers", "initContainers"]))
+    return {"spec": {key: before}}, {"spec": {key: after}}
+
+
+@given(pods=rewritten_containers())
+@example(
+    pods=(
+        {"spec": {"containers": [{"name": "proxy"}, {"name": "logger", "env": [1]}]}},
+        {"spec": {"containers": [{"name": "proxy", "env": [2]}, {"name": "logger", "env": [2]}]}},
+    )
+)
+def test_each_container_gets_its_own_changes(pods: tuple[Json, Json]) -> None:
+    before, after = pods
     assert jsonpatch.apply_patch(before, patches.between(before, after)) == after
 
 
