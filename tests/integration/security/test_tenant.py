@@ -24,6 +24,7 @@ from cardwise.kube import errors, paths
 from tests.build import P100, container, pod
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, children
+from tests.integration.commands import cardwise
 from tests.integration.security.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
 from tests.integration.security.attacks_on_rules import (
     BIGGER_SHARE,
@@ -437,6 +438,11 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
         ] == ["past"],
         "an event says why",
     )  # fmt: skip
+    explained = cardwise(tenant.cluster, "explain", "past", "-n", tenant.space.name)
+    assert explained.returncode == 0, explained.stderr
+    assert f"pod {tenant.space.name}/past is gone. Its last events:\n" in explained.stdout
+    assert " BoundPastCardwise: deleted: " in explained.stdout
+    assert "It got no GPU, since a scheduler that does not ask Cardwise's extender had bound it: " in explained.stdout
     tenant.edit.delete(f"{budgets}/mine")
 
 
