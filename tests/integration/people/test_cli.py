@@ -10,7 +10,7 @@ import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from tests.build import pod
+from tests.build import container, pod
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
 from tests.cluster.processes import PATIENCE
@@ -153,6 +153,36 @@ def crowded(cluster: Cluster):
 def _placed(space: Space) -> dict[str, str]:
     """Node by pod."""
     return {p["metadata"]["name"]: p["spec"]["nodeName"] for p in space.pods() if p["spec"].get("nodeName")}
+
+
+def test_explain_says_why_a_workload_has_no_pod_and_what_became_of_one_that_is_gone(space):
+    def explained(*words: str) -> str:
+        said = cardwise(space.cluster, "explain", *words, "-n", space.name)
+        assert said.returncode == 0, said.stderr
+        return said.stdout
+
+    space.nodes()
+    space.apply(deployment("web", 1, gpu_mem=4000))
+    space.wait(lambda: len(_bound(space)) == 1, "the Deployment's pod has a card")
+    (web,) = _bound(space)
+    deployments = paths.namespaced("/apis/apps/v1", "deployments", space.name, "web")
+    space.cluster.api.patch(deployments, {"spec": {"replicas": 0}})
+    space.gone(web)
+    assert f"deployment {space.name}/web has no pod.\nIt is to have none" in explained("deploy/web")
+    gone = f"SuccessfulDelete: ReplicaSet {web.rpartition('-')[0]}: Deleted pod: {web}\n"
+    space.wait(lambda: gone in explained(web), "its controller says that it has deleted it")
+    assert f"pod {space.name}/{web} is gone. Its last events:\n" in explained(web)
+
+    every_card = container() | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]}
+    space.apply(deployment("refused", 1, containers=[every_card]))
+    refused = "has no pod.\nKubernetes could not create one: "
+    space.wait(lambda: refused in explained("deploy/refused"), "the ReplicaSet says why it makes no pods")
+    assert "spec.containers[main].env" in explained("deploy/refused")
+
+    template = {"spec": {"containers": [container(gpu_mem=100)], "restartPolicy": "Never"}}
+    jobs = paths.jobs(space.name)
+    space.cluster.api.create(jobs, {"metadata": {"name": "later"}, "spec": {"suspend": True, "template": template}})
+    assert "It is suspended (spec.suspend): whoever has suspended it sets that to false.\n" in explained("job/later")
 
 
 def test_inspect_shows_every_card_and_its_holder(cluster, crowded):
