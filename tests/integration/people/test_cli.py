@@ -13,6 +13,7 @@ from cardwise.kube import paths
 from tests.build import container, pod
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
+from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.processes import PATIENCE
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, assigned, deployment, inspect, workload
@@ -54,6 +55,64 @@ def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster
     gone = lambda: "cardwise-doctor" not in str(cluster.api.get(paths.pods()))  # noqa: E731
     space.wait(gone, "its kubelet has ended the probe")
     space.wait(lambda: "cardwise-doctor" not in str(inspect(cluster)), "its share is free")
+
+
+def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(cluster: Cluster, space: Space):
+    (node,) = space.nodes()
+    keeper = cluster.process("simnodes")  # it starts containers without a card, which no device plugin does
+    keeper.stop()
+    cluster.process(SCHEDULER).stop()
+    cluster.control_plane.start_scheduler([])
+    try:
+        space.create(workload("web", gpu_mem=100))
+        space.wait(lambda: "deletionTimestamp" in space.get("web")["metadata"], "the extender deletes it")
+        disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a card, and deleted"
+        doctor_says(space, 1, f"the probe pod was bound to {node} without a card", disappeared)
+        said = cardwise(cluster, "doctor", "--no-probe").stdout
+        # No kube-scheduler is seen in pods, as in managed control planes.
+        assert (
+            "--reset-then-reuse-values --set scheduler.mode=own,scheduler.image=registry.k8s.io/kube-scheduler:v1."
+            in said
+        )
+    finally:
+        cluster.process(SCHEDULER).stop()
+        cluster.control_plane.start_scheduler(cluster.parts.stanzas())
+        keeper.restart()
+    space.gone("web")
+    doctor_says(space, 0, f"placed on a card of {node}")
+
+
+def test_doctor_says_why_pods_of_a_part_are_refused_and_the_remedy_lets_them_in(cluster: Cluster, space: Space):
+    """By the DaemonSet of a part that mounts a folder of its node, as the chart's do."""
+    space.nodes()
+    system, labels = names.NAMESPACE, {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
+    pod_spec = {
+        "containers": [{"name": "mps", "image": "cardwise"}],
+        "volumes": [{"name": "root", "hostPath": {"path": "/run"}}],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": pod_spec}
+    daemonset = {
+        "metadata": {"name": "cardwise-mps", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    }
+    label = "pod-security.kubernetes.io/enforce"
+    cluster.kubectl("label", "namespace", system, f"{label}=baseline")
+    path = paths.namespaced("/apis/apps/v1", "daemonsets", system)
+    cluster.api.create(path, daemonset)
+    try:
+        remedy = f"kubectl label namespace {system} {label}=privileged --overwrite"
+        doctor_says(
+            space, 1, 'no pod of DaemonSet cardwise-mps can be created: violates PodSecurity "baseline:latest"', remedy
+        )
+        cluster.kubectl(*remedy.split()[1:])
+        admitted = lambda: cluster.api.get(f"{path}/cardwise-mps")["status"].get("currentNumberScheduled")  # noqa: E731
+        space.wait(lambda: bool(admitted()), "its pods are created")
+        assert "can be created" not in cardwise(cluster, "doctor", "--no-probe").stdout
+    finally:
+        cluster.api.delete(f"{path}/cardwise-mps")
+        cluster.kubectl("label", "namespace", system, f"{label}-")
+        space.wait(lambda: "cardwise-mps" not in str(cluster.api.get(paths.pods(system))), "its pods are gone")
 
 
 def test_kubectl_gives_the_plugin_what_stands_behind_its_name_and_nothing_else(cluster: Cluster, tmp_path: Path):
