@@ -57,7 +57,7 @@ def lists(expression: str) -> list[set[str]]:
 def test_explain_reads_from_the_configuration_which_namespaces_are_exempt(render: Render) -> None:
     for sets, exempt in (((), {"kube-system", names.NAMESPACE}), (OTHER, {"quiet", "gpu"})):
         found = one(render(*sets), "MutatingWebhookConfiguration", names.WEBHOOK_CONFIGURATION)
-        assert installation.exempt(found) == exempt
+        assert installation.exempt_namespaces(found) == exempt
 
 
 @pytest.mark.parametrize("kind", KINDS)

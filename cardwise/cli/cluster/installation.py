@@ -37,10 +37,10 @@ def webhook(client: KubeClient) -> Webhook | None:
     except errors.Forbidden:
         return None
     since = found["metadata"].get("creationTimestamp")
-    return Webhook(datetime.fromisoformat(since) if since else None, exempt(found))
+    return Webhook(datetime.fromisoformat(since) if since else None, exempt_namespaces(found))
 
 
-def exempt(configuration: Json) -> frozenset[str]:
+def exempt_namespaces(configuration: Json) -> frozenset[str]:
     """The namespaces that a webhook configuration of the chart leaves out (webhook.exemptNamespaces)."""
     conditions = (one for hook in configuration.get("webhooks") or () for one in hook.get("matchConditions") or ())
     text = next((one.get("expression") or "" for one in conditions if one.get("name") == _NOT_EXEMPT), "")

@@ -1,9 +1,9 @@
 """Check of pods that wait for ever, since the webhook has never seen them."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
+from cardwise.cli.cluster import installation
 from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names, request
@@ -14,9 +14,6 @@ from cardwise.core.values.invalid import InvalidRequest
 
 _FEW: Final = 3  # pods that the text names
 _MOST: Final = 10  # pods that the remedy names
-_PODS: Final = f"pods.{names.GROUP}"
-_NOT_EXEMPT: Final = "not-exempt"  # condition of the chart's entries
-_QUOTED: Final = re.compile("'([^']*)'")
 
 
 def unrewritten(facts: Facts) -> Iterator[Finding]:
@@ -41,14 +38,10 @@ def unrewritten(facts: Facts) -> Iterator[Finding]:
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:
-    """The namespaces about whose pods the API server does not ask the webhook, by its configuration."""
+    """The namespaces whose pods the API server does not send to the webhook, by the webhook's configuration."""
     for configuration in facts.mutating:
-        if configuration["metadata"]["name"] != names.WEBHOOK_CONFIGURATION:
-            continue
-        for hook in configuration.get("webhooks") or ():
-            for condition in hook.get("matchConditions") or ():
-                if hook.get("name") == _PODS and condition.get("name") == _NOT_EXEMPT:
-                    return frozenset(_QUOTED.findall(str(condition.get("expression", ""))))
+        if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION:
+            return installation.exempt_namespaces(configuration)
     return frozenset({names.NAMESPACE, facts.installed})
 
 
