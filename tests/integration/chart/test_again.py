@@ -25,6 +25,9 @@ VALUES: Json = {
     "webhook": {"shareAgent": "never", "replicas": 1},
     "extender": {"replicas": 1},
     "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=4s", "--probe-timeout=20s"]},
+}
+WITHOUT_MPS: Json = {
+    "mps": {"enabled": False, "extraArgs": []},
     "scheduler": {"mode": "own", "replicas": 1, "image": partsimage.SCHEDULER},
 }
 # On nodes, the parts and what the chart names them.
@@ -33,6 +36,7 @@ PARTS = ("deployment/cardwise-webhook", "deployment/cardwise-extender", "daemons
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    """With MPS, by an installation of today's chart."""
     yield from started(SpecOf(nodes=1, chart=True, values=VALUES))
 
 
@@ -58,7 +62,10 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
     ((share,),) = assigned(space.get("held")).containers.values()
     cluster.chart.helm("uninstall", "cardwise", *WAITS)
     assert mps_of_cards(cluster) == {}
-    cluster.chart.upgrade({"mps": {"enabled": False, "extraArgs": []}}, "--install")
+    archive = cluster.state_dir / "images" / "scheduler.tar"
+    partsimage.write_scheduler(archive, cluster.bin_dir)
+    cluster.node("n1").load_image(archive)
+    cluster.chart.upgrade(WITHOUT_MPS, "--install")
 
     def as_left() -> bool:
         """The card of the pod is closed still, and its daemon serves the pod; the other is open."""
