@@ -18,7 +18,10 @@ from tests.integration.sharing import scheduler_tls, workload
 
 
 def extender_replica(
-    cluster: Cluster, name: str = "extender-b", kubeconfig: Path | None = None
+    cluster: Cluster,
+    name: str = "extender-b",
+    kubeconfig: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[Process, int, int]:
     """Beside the first, with the same identity and certificates; and its two ports."""
     fast, slow, metrics = ports.free(3)
@@ -33,13 +36,16 @@ def extender_replica(
             f"--metrics-bind=127.0.0.1:{metrics}",
             "--lease-duration=5",
             f"--policy={BY_CARDS}",  # as the first of `conftest.SpecOf`
-        ]
+        ],
+        environment,
     )
     ready(process)
     return process, fast, slow
 
 
-def webhook_replica(cluster: Cluster, name: str, *more: str) -> tuple[Process, int]:
+def webhook_replica(
+    cluster: Cluster, name: str, *more: str, environment: Mapping[str, str] | None = None
+) -> tuple[Process, int]:
     """With the same identity and Secret as the first; and its port. `more`: settings besides."""
     port, metrics = ports.free(2)
     process = cluster.process(name)
@@ -51,7 +57,8 @@ def webhook_replica(cluster: Cluster, name: str, *more: str) -> tuple[Process, i
             "--tls-hosts=127.0.0.1",
             f"--metrics-bind=127.0.0.1:{metrics}",
             *more,
-        ]
+        ],
+        environment,
     )
     ready(process)
     return process, port
@@ -116,9 +123,11 @@ class Pair:
 
 
 @contextmanager
-def two_extenders(cluster: Cluster, kubeconfig: Path | None = None) -> Iterator[Pair]:
-    """Both are behind balancers, and kube-scheduler asks these. `kubeconfig`: of the second one."""
-    process, fast, slow = extender_replica(cluster, kubeconfig=kubeconfig)
+def two_extenders(
+    cluster: Cluster, kubeconfig: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Pair]:
+    """Both are behind balancers, and kube-scheduler asks these. `kubeconfig` and `environment`: of the second one."""
+    process, fast, slow = extender_replica(cluster, kubeconfig=kubeconfig, environment=environment)
     first = cluster.parts.ports
     fronts = [Balancer([first["extender"], fast]), Balancer([first["extender-bind"], slow])]
     tls = cluster.parts.tls_dir
@@ -140,14 +149,18 @@ def two_extenders(cluster: Cluster, kubeconfig: Path | None = None) -> Iterator[
 
 
 @contextmanager
-def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> Iterator[list[Process]]:
-    """So many besides the first, all behind one balancer, which the API server asks. `alone`: without the first."""
+def webhooks(
+    cluster: Cluster, count: int, *more: str, alone: bool = False, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Process]]:
+    """So many besides the first, all behind one balancer, which the API server asks. `alone`: without the first.
+    `environment`: of them.
+    """
     made: list[Process] = []
     replicas = [] if alone else [cluster.parts.ports["webhook"]]
     first = cluster.process("webhook")
     try:
         for letter in "bcdefgh"[:count]:
-            process, port = webhook_replica(cluster, f"webhook-{letter}", *more)
+            process, port = webhook_replica(cluster, f"webhook-{letter}", *more, environment=environment)
             made.append(process)
             replicas.append(port)
         front = Balancer(replicas)

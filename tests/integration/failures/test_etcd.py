@@ -134,10 +134,6 @@ def test_etcd_that_stood_still_for_twenty_seconds(space: Space):
     goes_on(space, etcd_stands_still, 20)
 
 
-def test_etcd_that_was_killed_comes_back(space: Space):
-    goes_on(space, etcd_is_killed, 3)
-
-
 def test_a_full_database_stops_all_writes_until_there_is_room(space: Space):
     goes_on(space, etcd_is_full, 8)
 

@@ -111,7 +111,7 @@ def storms(space: Space, count: int, seconds: float, seed: int) -> None:
 
 
 def test_a_storm_of_500_503_and_429_doubles_and_loses_nothing(space: Space):
-    storms(space, 1, 15, seed=1)
+    storms(space, 1, 10, seed=1)
 
 
 def stand_still(space: Space, name: str, count: int, seconds: float, seed: int) -> None:
