@@ -1,9 +1,9 @@
-"""The device plugin: reports a node's cards to the cluster and gives containers their share.
+"""The device plugin: publishes a node's cards and devices to the cluster, and gives each container its share.
 
-Comes in: calls of the kubelet, the node's cards and devices, its pods. Goes out: CDI devices for containers, grants on
-the node's disk, and the node's capacities and cards in the API server. Read first: `grants.prestart`.
+Comes in: calls of the kubelet, the node's cards and devices, its pods. Goes out: CDI specs for containers, grants on
+the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.prestart`.
 
-The rooms, none of which imports from one above it: `process` (the parts put together), `plugin` (what the kubelet
-calls), `publish` (what the cluster is told of this node), `grants` (which container has which card), `sources`
-(kubelet, runtime, API server), `api` (generated gRPC).
+The packages, none of which imports from one above it: `process` (creates and connects the parts), `plugin` (the service
+that the kubelet calls), `publish` (writes to the API server), `grants` (which container has which card), `sources`
+(clients of kubelet, runtime and API server), `api` (generated gRPC).
 """

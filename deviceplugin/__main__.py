@@ -1,4 +1,4 @@
-"""cardwise-deviceplugin: the node agent's command."""
+"""The command `cardwise-deviceplugin`."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import Devices, NoDevices
-from cardwise.gpus import chosen
-from cardwise.gpus.chosen import CardChoice
+from cardwise.gpus import selection
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable, NoCards
+from cardwise.gpus.selection import CardSelection
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
@@ -43,40 +43,40 @@ from deviceplugin.sources.kubelet import Kubelet
 _log = structlog.get_logger(__name__)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_OF_KUBELET = ("device-plugins", "pod-resources")
-_LOOK_SECONDS = 1.0  # between two looks at the folders
+_KUBELET_FOLDERS = ("device-plugins", "pod-resources")
+_CHECK_SECONDS = 1.0  # between two checks of the mounted folders
 
 
-def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, ...]:
+def _slot_ids(_: click.Context, __: click.Parameter, count: int) -> tuple[str, ...]:
     try:
-        return slots.slot_ids(value)
+        return slots.slot_ids(count)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardChoice | None:
-    if value is None:
+def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> CardSelection | None:
+    if text is None:
         return None
-    if value == "none":
-        return CardChoice(())
+    if text == "none":
+        return CardSelection(())
     try:
-        return chosen.parse(value)
+        return selection.parse(text)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _gpus(simulated: Path | None, cards: CardChoice | None, faults: Path) -> Gpus:
+def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path) -> Gpus:
     """Raises GpusUnavailable."""
     if simulated is not None:
         return SimulatedGpus(simulated)
-    if cards == CardChoice(()):
+    if cards == CardSelection(()):
         return NoCards()
-    return NvmlGpus(faults=faults, on_failure=_thread_failed)
+    return NvmlGpus(faults=faults, on_failure=_count_failure)
 
 
-def _removed(folder: Path) -> bool:
-    """Whether it was removed on the node while our container has it mounted. Nothing can be made in it then, and we see
-    nothing of what comes in its place: only a new container does.
+def _is_removed(folder: Path) -> bool:
+    """Whether a mounted folder was removed on the node. Nothing can be created in it then, and this container does not
+    see the folder that replaces it: only a new container does.
     """
     try:
         return not folder.stat().st_nlink
@@ -84,7 +84,7 @@ def _removed(folder: Path) -> bool:
         return False
 
 
-def _thread_failed(thread: str) -> None:
+def _count_failure(thread: str) -> None:
     metrics.FAILURES.labels(thread).inc()
 
 
@@ -101,24 +101,24 @@ def _thread_failed(thread: str) -> None:
 @option(
     "--cards",
     metavar="CARD,...",
-    callback=_choice,
-    help="Indices or UUIDs of the cards that Cardwise shares; the others are free for other programs, such as "
-    "NVIDIA's device plugin. UUIDs are safer: indices move when a card is taken out. none: no card, for a node that "
-    "has other devices only. Default: all cards, but none while NVIDIA's device plugin serves the node.",
+    callback=_parse_cards,
+    help="Indices or UUIDs of the GPUs that Cardwise shares; the others are free for other programs, such as "
+    "NVIDIA's device plugin. UUIDs are safer: indices change when a GPU is taken out. none: no GPU, for a node that "
+    "has other devices only. Default: all GPUs, but none while NVIDIA's device plugin serves the node.",
 )
 @option(
     "--devices",
     "devices_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="YAML file of what this node offers beside GPUs: RDMA devices, and network cards, FPGAs and the like by their "
-    "PCI vendor, device and class. Read again when it changes; docs/reference/deviceplugin.md has the format. "
-    "Default: nothing.",
+    help="YAML file of the devices other than GPUs that this node offers: RDMA devices, and network cards, FPGAs and "
+    "the like by their PCI vendor, device and class. Read again when it changes; docs/reference/deviceplugin.md has "
+    "the format. Default: none.",
 )
 @option(
     "--sysfs",
     type=_FOLDER,
     default=Path("/sys"),
-    help="Folder of this machine's sysfs, which lists its devices.",
+    help="Folder of this machine's sysfs.",
 )
 @option(
     "--dev",
@@ -136,26 +136,26 @@ def _thread_failed(thread: str) -> None:
     "--cdi-dir",
     type=_FOLDER,
     default=Path("/var/run/cdi"),
-    help="Where the container runtime reads CDI specs.",
+    help="Folder from which the container runtime reads CDI specs.",
 )
 @option(
     "--state-dir",
     type=_FOLDER,
     default=Path("/var/lib/cardwise"),
-    help="Where this node's grants are kept. Must survive reboots.",
+    help="Folder of this node's grants. Must survive reboots.",
 )
 @option(
     "--cri-socket",
     type=click.Path(path_type=Path),
     default=Path("/run/containerd/containerd.sock"),
-    help="The container runtime's CRI socket: it says which containers are alive.",
+    help="The container runtime's CRI socket, which lists the live containers.",
 )
 @option(
     "--card-access",
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
-    help="How containers get their card. cdi: its device node and no other. env: by environment only, for runtimes "
-    "without CDI; a user can then see the other cards. auto: cdi where the runtime has it, else env.",
+    help="How containers get their GPU. cdi: its device node and no other. env: by environment only, for runtimes "
+    "without CDI; a user can then see the other GPUs. auto: cdi if the runtime supports it, else env.",
 )
 @option(
     "--slots",
@@ -164,7 +164,7 @@ def _thread_failed(thread: str) -> None:
     default=slots.DEFAULT_COUNT,
     callback=_slot_ids,
     envvar="CARDWISE_SLOTS",
-    help="Share slots: the most containers with a share that this node can run at a time.",
+    help="Number of share slots: the maximum of containers with a share that this node runs at a time.",
 )
 @option(
     "--nvidia-cdi-spec",
@@ -173,12 +173,12 @@ def _thread_failed(thread: str) -> None:
     multiple=True,
     envvar="CARDWISE_NVIDIA_CDI_SPEC",
     default=[Path("/etc/cdi"), Path("/var/run/cdi")],
-    help="Where the node's nvidia.com/gpu CDI spec is: a file, or a folder to look through. May be repeated.",
+    help="The node's nvidia.com/gpu CDI spec: a file, or a folder to search. May be repeated.",
 )
 @option(
     "--start-on-sick-cards/--no-start-on-sick-cards",
     default=False,
-    help="Whether containers whose card is unhealthy start all the same, or wait until it has recovered.",
+    help="Whether containers whose GPU is unhealthy start anyway, or wait until it has recovered.",
 )
 @option(
     "--mps",
@@ -187,7 +187,7 @@ def _thread_failed(thread: str) -> None:
     default=str(Mode.PREFERRED),
     envvar="CARDWISE_MPS",
     help="off: the node has no MPS manager, and no container waits for one. preferred: it may have one; once one has "
-    "run here, containers wait for their card's MPS. required: it has one, so containers wait also before it first "
+    "run here, containers wait for MPS on their GPU. required: it has one, so containers wait even before it first "
     f"runs. A pod's annotation {mps.MODE} overrides this.",
 )
 @option(
@@ -202,7 +202,7 @@ def main(
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
-    cards: CardChoice | None,
+    cards: CardSelection | None,
     devices_file: Path | None,
     sysfs: Path,
     dev: Path,
@@ -218,11 +218,11 @@ def main(
     mps_root: Path,
     core_overcommit: int,
 ) -> None:
-    """Cardwise's device plugin: one for each node with cards, or with other devices to give away.
+    """Cardwise's device plugin, one on each node with GPUs or other offered devices.
 
-    Tells the cluster of the node's cards and devices (node capacities, ExtendedResources, health), and gives each
-    container, when it starts, exactly those that its pod was placed on. Grants are kept on the node's disk, and
-    are freed when the pod's containers are gone.
+    Publishes the node's GPUs and devices (node capacities, ExtendedResources, health), and gives each container, when
+    it starts, exactly those that its pod was placed on. Grants are kept on the node's disk, and are freed when the
+    pod's containers are gone.
     """
     logs.setup(COMPONENT, common.log_level, common.log_format)
     settings = NodeAgentSettings(
@@ -241,10 +241,10 @@ def main(
         core_overcommit=core_overcommit,
     )
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopped.set())
     try:
-        gpus = _gpus(simulated_cards, cards, state_dir / "faults.json")
+        gpus = _open_gpus(simulated_cards, cards, state_dir / "faults.json")
         devices: Devices = (
             NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )
@@ -272,21 +272,24 @@ def main(
         mps_root,
         *nvidia_cdi_specs,
         cri_socket.parent,
-        *map(kubelet_dir.joinpath, _OF_KUBELET),
+        *map(kubelet_dir.joinpath, _KUBELET_FOLDERS),
     ]
-    mounted = [folder for folder in mounted if not _removed(folder)]  # some file systems count no links
-    while not stopped.wait(_LOOK_SECONDS):
-        if removed := [str(folder) for folder in mounted if _removed(folder)]:
-            _log.error("removed from the node; ends, so that a new container mounts them anew", folders=removed)
+    mounted = [folder for folder in mounted if not _is_removed(folder)]  # some file systems do not count links
+    while not stopped.wait(_CHECK_SECONDS):
+        if removed := [str(folder) for folder in mounted if _is_removed(folder)]:
+            _log.error(
+                "exiting: mounted folders were removed from the node, and only a new container can mount them again",
+                folders=removed,
+            )
             break
     _log.info("stopping")
-    agent.leave()
+    agent.drain()
     agent.stop()
     health.stop()
     client.close()
     _log.info("stopped")
     sys.stderr.flush()
-    # gRPC's own threads can hold the interpreter's end back; everything of ours has ended.
+    # gRPC's own threads can delay the interpreter's exit; our own threads have ended.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the device plugin put together: what is made from what, and in which order it starts and stops."""
+"""Creates and connects the parts of the device plugin, and starts and stops them in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import DEFAULT_ROOT, Mode
 from cardwise.devices.protocol import Devices, OtherDevice
-from cardwise.gpus.chosen import CardChoice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
+from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.runtime.loops import Loop
@@ -28,15 +28,15 @@ from deviceplugin.plugin.server import PluginServer
 from deviceplugin.publish import cardlevels, metrics, shutdown
 from deviceplugin.publish.cardlevels import CardLevel
 from deviceplugin.publish.cordons import Cordons
-from deviceplugin.publish.handover import HandOver
+from deviceplugin.publish.handover import GpushareHandover
 from deviceplugin.publish.inventory import NodePublisher
 from deviceplugin.publish.marking import Marker
 from deviceplugin.publish.stalemps import StaleMpsStatus
-from deviceplugin.sources.containers import Containers, RuntimeSilent
-from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
+from deviceplugin.sources.containers import Containers, RuntimeUnavailable
+from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable
 from deviceplugin.sources.pods import Pods
 
-_log = structlog.get_logger("deviceplugin.agent")  # as lines of the log have called it
+_log = structlog.get_logger("deviceplugin.agent")  # the name of this logger in the documents
 
 COMPONENT = "cardwise-deviceplugin"
 _RELEASE_SECONDS = 1.0
@@ -44,10 +44,15 @@ _RELEASE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAgentSettings:
-    """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs.
+    """Settings of the device plugin.
 
-    `cards`: those of the machine that are shared; None: all, unless NVIDIA's device plugin serves the node.
-    `mps`: what holds for pods that do not say, and whether the node has an MPS manager; `mps_root` is that one's.
+    access: how containers get their cards; None: as the runtime supports it.
+    slots: the slot IDs.
+    nvidia_specs: where NVIDIA's CDI specs are; None: the cards are simulated.
+    cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
+    mps: the MPS mode of pods without the annotation, and whether the node has an MPS manager.
+    mps_root: the --root of the MPS manager.
+    core_overcommit: percent of each card's SMs that may be allocated.
     """
 
     node: str
@@ -59,14 +64,14 @@ class NodeAgentSettings:
     slots: tuple[str, ...]
     nvidia_specs: tuple[Path, ...] | None
     start_on_sick_cards: bool = False
-    cards: CardChoice | None = None
+    cards: CardSelection | None = None
     mps: Mode = Mode.PREFERRED
     mps_root: Path = Path(DEFAULT_ROOT)
     core_overcommit: int = FULL_CORE
 
 
 class NodeAgent:
-    """`start`, then `stop`. Raises OSError when its folders cannot be used."""
+    """The device plugin of one node. Raises OSError if its folders cannot be used."""
 
     def __init__(
         self,
@@ -83,28 +88,28 @@ class NodeAgent:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._chosen = None if settings.cards is None else ChosenGpus(gpus, settings.cards)
-        self._gpus = gpus = self._chosen or gpus
+        self._selected_gpus = None if settings.cards is None else SelectedGpus(gpus, settings.cards)
+        self._gpus = gpus = self._selected_gpus or gpus
         self._devices = devices
         self._access = settings.access
         self._restored = False
-        self._settled = False
-        self._unwritable = ""
+        self._adopted = False
+        self._write_problem = ""
         self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
         nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
         self._delivery = Delivery(settings.cdi_dir, nvidia)
         self._containers = containers
         self._kubelet = kubelet
-        self._handover = HandOver(settings.kubelet_dir)
+        self._handover = GpushareHandover(settings.kubelet_dir)
         self._events = events
         self._marker = Marker(client, clock)
-        self.pods = Pods(client, settings.node, self._pod_ended, clock)
+        self.pods = Pods(client, settings.node, self._on_pod_ended, clock)
         self._releaser = Releaser(
             pods=self.pods,
             containers=containers,
             grants=self.grants,
             delivery=self._delivery,
-            on_change=self._held_changed,
+            on_change=self._on_held_shares_changed,
         )
         mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock, mps_clock)
         self._inventory = NodePublisher(
@@ -139,27 +144,27 @@ class NodeAgent:
             clock=clock,
         )
         self._registration = Registration(
-            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.node.share_allocatable, clock
+            settings.kubelet_dir / "device-plugins", self._create_server, self._inventory.node.share_allocatable, clock
         )
         self._release = Loop(
             "release",
-            self._look_after_grants,
-            failed="a release round failed",
+            self._maintain_grants,
+            failed="failed to release grants",
             failures=metrics.FAILURES,
             every=_RELEASE_SECONDS,
             clock=clock,
         )
 
     def start(self) -> None:
-        self._tell_problems()
+        self._report_start_problems()
         self.pods.start()
         self._marker.start()
         self._release.start()
         self._inventory.start()
         self._registration.start()
 
-    def _tell_problems(self) -> None:
-        """What the start has found, and where metrics come from."""
+    def _report_start_problems(self) -> None:
+        """Connect the metrics, and report problems of the state on disk and of --cards."""
         metrics.observe(
             lambda: len(self.grants.all()),
             lambda: sum(map(len, (self._releaser.held() or {}).values())),
@@ -168,23 +173,23 @@ class NodeAgent:
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "GrantUnreadable", problem, "Warning")
-        for problem in self._chosen.problems() if self._chosen else ():
-            # Not refused: a card may only be off the bus just now, and one setting is for nodes of several kinds.
-            _log.error("a setting does not fit this node", problem=problem)
+        for problem in self._selected_gpus.problems() if self._selected_gpus else ():
+            # Only reported: the card may be off the bus for a moment, and nodes of several kinds share one setting.
+            _log.error("--cards does not match the cards of this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "CardsSettingUnfit", problem, "Warning")
 
-    def leave(self) -> None:
-        """Before `stop`, where the node and its kubelet go on: takes some seconds, in which all is served."""
+    def drain(self) -> None:
+        """Wait some seconds until pending pods are admitted. Call before `stop` if the node keeps running."""
         node = self._inventory.node
-        shutdown.leave(
+        shutdown.drain(
             node.withdraw_slots,
             lambda: node.share_allocatable() not in ("", "0"),
-            lambda: shutdown.not_admitted(self.pods.all(), self._kubelet),
+            lambda: shutdown.unadmitted_pods(self.pods.all(), self._kubelet),
             self._clock,
         )
 
     def stop(self) -> None:
-        """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
+        """Stop callers before the parts that they call. Grants and CDI specs stay: the containers keep running."""
         self._registration.stop()
         self._inventory.node.withdraw_slots()
         self._gpus.close()  # ends the inventory's wait for a change
@@ -198,26 +203,26 @@ class NodeAgent:
         self._containers.close()
 
     def problems(self) -> Sequence[str]:
-        """Why it is not ready, a line each."""
-        found = [self._registration.problem, self._releaser.silent, self._unwritable]
+        """Why the plugin is not ready, one line each."""
+        problems = [self._registration.problem, self._releaser.silent, self._write_problem]
         if self._access is None:
-            found.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
-        if not self._inventory.settled:
-            found.append("the API server has not taken the cards of this node yet")
+            problems.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
+        if not self._inventory.is_published:
+            problems.append("the cards of this node are not published yet")
         cards = self._gpus.cards()
-        if self._chosen and not cards:
-            found += self._chosen.problems()
+        if self._selected_gpus and not cards:
+            problems += self._selected_gpus.problems()
         undeliverable = self._undeliverable(cards)
         if undeliverable and len(undeliverable) == len(cards):
-            found.append(f"no card can be given to a container: {undeliverable[cards[0].uuid]}")
-        return [problem for problem in found if problem]
+            problems.append(f"no container can get a card: {undeliverable[cards[0].uuid]}")
+        return [problem for problem in problems if problem]
 
     def cards(self) -> list[GpuCard]:
-        """Those that are shared here."""
+        """The cards that are shared on this node."""
         return self._gpus.cards()
 
     def levels(self) -> list[CardLevel]:
-        """How full those are."""
+        """The load of the shared cards."""
         cards = self._gpus.cards()
         return cardlevels.levels(cards, self._health_of_cards(cards), self.pods.all(), self.grants.all())
 
@@ -228,45 +233,47 @@ class NodeAgent:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
-        """The health of cards and devices, by UUID. One is sick, too, if no container can get it; a card also if
-        another plugin serves it.
+        """The health of cards and devices, by UUID. They are also unhealthy if no container can get them, cards also if
+        another plugin serves them.
         """
-        troubles = {
-            device.uuid: self._unwritable or card_access.device_trouble(device, self._access) for device in devices
+        problems = {
+            device.uuid: self._write_problem or card_access.device_trouble(device, self._access) for device in devices
         }
         return self._health_of_cards(cards) | {
-            uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()
+            uuid: Health(healthy=not problem, reason=problem) for uuid, problem in problems.items()
         }
 
     def _health_of_cards(self, cards: list[GpuCard]) -> dict[str, Health]:
-        living = (pod.uid for pod in self.pods.all() if not pod.finished)
-        of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self._unwritable
-        if of_all:
-            return {card.uuid: Health(healthy=False, reason=of_all) for card in cards}
+        living_uids = (pod.uid for pod in self.pods.all() if not pod.finished)
+        common_problem = (
+            self._inventory.node.nvidia_problem() or self._handover.sharing_problem(living_uids) or self._write_problem
+        )
+        if common_problem:
+            return {card.uuid: Health(healthy=False, reason=common_problem) for card in cards}
         health = self._gpus.health()
-        known = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
-        for uuid, why in self._undeliverable(cards).items():
-            if known[uuid].healthy:
-                known[uuid] = Health(healthy=False, reason=why)
-        return known
+        healths = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
+        for uuid, reason in self._undeliverable(cards).items():
+            if healths[uuid].healthy:
+                healths[uuid] = Health(healthy=False, reason=reason)
+        return healths
 
-    def _pod_ended(self) -> None:
+    def _on_pod_ended(self) -> None:
         self._release.wake()
-        self._inventory.wake()
+        self._inventory.reconcile_now()
 
-    def _held_changed(self) -> None:
-        self._inventory.wake()
+    def _on_held_shares_changed(self) -> None:
+        self._inventory.reconcile_now()
 
-    def _serve(self, socket: Path) -> PluginServer | None:
-        access = self._known_access()
+    def _create_server(self, socket: Path) -> PluginServer | None:
+        access = self._probe_access()
         if access is None:
             return None
         metrics.REGISTRATIONS.inc()
         return PluginServer(socket, slot_ids=self._settings.slots, access=access, prestart=self._timed_prestart)
 
-    def _known_access(self) -> Access | None:
+    def _probe_access(self) -> Access | None:
         if self._settings.access is None:
-            # Asked anew for each registration: the runtime may be another one since. Silent: what it said last.
+            # Probed at each registration: the runtime may have been replaced. Without an answer the last result holds.
             self._access = card_access.probe(self._containers, self._settings.cdi_dir) or self._access
         if self._access is Access.CDI and not self._restored:
             self._delivery.restore(self.grants, self._hardware())
@@ -274,7 +281,7 @@ class NodeAgent:
         return self._access
 
     def _timed_prestart(self, slots: Sequence[str], active: Active) -> Grant:
-        began = self._clock.now()
+        started = self._clock.now()
         outcome = "failed"
         try:
             grant = self._prestart(slots, active)
@@ -283,51 +290,53 @@ class NodeAgent:
             outcome = "refused"
             raise
         finally:
-            metrics.PRE_START.labels(outcome).observe(self._clock.now() - began)
+            metrics.PRE_START.labels(outcome).observe(self._clock.now() - started)
         return grant
 
-    def _look_after_grants(self) -> None:
+    def _maintain_grants(self) -> None:
         self.grants.mend()
-        self._tell_unwritable()
-        if self.pods.synced and not self._settled:
-            self._settle()
-        self._releaser.sweep(complete=self._settled)
+        self._report_unwritable()
+        if self.pods.synced and not self._adopted:
+            self._adopt_running_containers()
+        self._releaser.sweep(complete=self._adopted)
 
-    def _tell_unwritable(self) -> None:
-        cdi_trouble = self._delivery.trouble() if self._access is Access.CDI else ""
-        before, self._unwritable = self._unwritable, self.grants.problem or cdi_trouble
-        if before == self._unwritable:
+    def _report_unwritable(self) -> None:
+        cdi_problem = self._delivery.trouble() if self._access is Access.CDI else ""
+        previous, self._write_problem = self._write_problem, self.grants.problem or cdi_problem
+        if previous == self._write_problem:
             return
         node = ObjectRef.node(self._settings.node)
-        if self._unwritable:
-            _log.error("no container with a share can start", why=self._unwritable)
-            remedy = "no container with a share starts here; make room there, or make it writable"
-            self._events.record(node, "StateUnwritable", f"{self._unwritable}: {remedy}", "Warning")
+        if self._write_problem:
+            _log.error(
+                "containers with a share cannot start: the node's state cannot be written", reason=self._write_problem
+            )
+            remedy = "no container with a share can start on this node; free disk space, or make it writable"
+            self._events.record(node, "StateUnwritable", f"{self._write_problem}: {remedy}", "Warning")
         else:
             _log.info("containers with a share can start again")
             self._events.record(
-                node, "StateWritable", "what containers with a share need can be written again: they start"
+                node, "StateWritable", "the state of containers with a share can be written again: they can start"
             )
-        self._inventory.wake()
+        self._inventory.reconcile_now()
 
-    def _settle(self) -> None:
-        """Once after the start: what may have been lost or left undone while nobody ran here."""
+    def _adopt_running_containers(self) -> None:
+        """Once after the start: restore lost grants, and write marks that an earlier process did not write."""
         try:
-            self._adopt()
-        except (KubeletSilent, RuntimeSilent, OSError) as error:
-            _log.warning("running containers are not compared with the grants yet", error=str(error))
+            self._adopt_missing_grants()
+        except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
+            _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
             return
         granted = {grant.pod_uid for grant in self.grants.all()}
         for pod in self.pods.all():
             if pod.uid in granted:
                 self._marker.mark(pod)
-        self._settled = True
+        self._adopted = True
 
-    def _adopt(self) -> None:
-        known, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
-        uids = {holder.pod_uid for holders in known.values() for holder in holders}
-        alive = self._containers.alive(uids.union(one.pod_uid for one in sandboxes))
-        adopted = adoption.adopt(known, self.pods, self.grants, sandboxes, alive)
+    def _adopt_missing_grants(self) -> None:
+        containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
+        uids = {holder.pod_uid for holders in containers_by_slot.values() for holder in holders}
+        alive = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
+        adopted = adoption.adopt(containers_by_slot, self.pods, self.grants, sandboxes, alive)
         if adopted and self._access is Access.CDI:
             slots = [slot for grant in adopted for slot in grant.slots]
             self._delivery.refresh(slots, self.grants, self._hardware())

@@ -14,10 +14,10 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus import chosen
-from cardwise.gpus.chosen import CardChoice, ChosenGpus
+from cardwise.gpus import selection
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
+from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
@@ -42,11 +42,11 @@ _LOOK_SECONDS = 1.0
 _SOON = 5.0  # seconds for which nobody needs to hear that another manager still holds the root
 
 
-def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardChoice | None:
+def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardSelection | None:
     if value is None:
         return None
     try:
-        return chosen.parse(value)
+        return selection.parse(value)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
@@ -145,7 +145,7 @@ def main(
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
-    cards: CardChoice | None,
+    cards: CardSelection | None,
     root: Path,
     scope: str,
     control: Path,
@@ -184,7 +184,7 @@ def main(
         all_gpus = (
             SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_thread_failed)
         )
-        gpus: Gpus = all_gpus if cards is None else ChosenGpus(all_gpus, cards)
+        gpus: Gpus = all_gpus if cards is None else SelectedGpus(all_gpus, cards)
         mps.check_root(str(root), [card.uuid for card in gpus.cards()], settings.scope)
         directories.check_open(root)
         if daemon_cgroup is not None:

@@ -15,9 +15,9 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Scope, Status
-from cardwise.gpus import mpsnode
-from cardwise.gpus.chosen import WholeGpus
+from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
+from cardwise.gpus.selection import NonMigGpus
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
 from mps import metrics
@@ -109,7 +109,7 @@ class Manager:
     ) -> None:
         self._settings = settings
         self._all_gpus = gpus
-        self._gpus = WholeGpus(gpus)
+        self._gpus = NonMigGpus(gpus)
         self._use = use
         self._host = host
         self._clock = clock
@@ -345,7 +345,7 @@ class Manager:
     def begin(self) -> None:
         """Looks what a former manager left: in folders that this one does not serve, it is ended. Raises OSError."""
         home = Path(mps.node_folder(str(self._settings.root)))
-        status, processes = mpsnode.read(home), self._host.daemons(home / mps.PIPE)
+        status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
         if status is not None and processes:
             self._found = processes[0].pid, status.uuids
         self._end_unserved()
@@ -357,7 +357,7 @@ class Manager:
         among them while the process lives: without it the daemon would seem to serve other cards than it should, and
         would be ended, with the clients of the cards that answer. For a new daemon it is left out.
         """
-        silent = self._gpus.silent()
+        silent = self._gpus.unresponsive_indices()
         others = {card.uuid for card in self._all_gpus.cards()}  # in MIG mode too: those have left
         cards = self._gpus.cards()
         if not silent or not cards or self._settings.scope is not Scope.NODE or self._found is None:
@@ -396,11 +396,11 @@ class Manager:
         self._swept = not skipped
 
     def _may_be_of_a_silent_card(self, home: Path) -> bool:
-        if not self._gpus.silent():
+        if not self._gpus.unresponsive_indices():
             return False
         if home == Path(mps.node_folder(str(self._settings.root))):
             return not self._gpus.cards()  # two daemons must not serve the cards that answer
-        status, known = mpsnode.read(home), {card.uuid for card in self._all_gpus.cards()}
+        status, known = mpsfiles.read_state(home), {card.uuid for card in self._all_gpus.cards()}
         return status is None or not known.issuperset(status.uuids)
 
 

@@ -13,7 +13,7 @@ import sysconfig
 from modulefinder import Module, ModuleFinder
 from pathlib import Path
 
-MODULES = ("mps.agent.__main__", "mps.agent.probe", "mps.agent.running", "cardwise.share.laying")
+MODULES = ("mps.agent.__main__", "mps.agent.probe", "mps.agent.running", "cardwise.share.installation")
 DATA = ("cardwise/share",)  # laid out for the pod's containers as they are, sources too
 # What modules of the standard library import for uses that the agent has not.
 LEFT_OUT = (

@@ -1,13 +1,13 @@
-"""Devices that are not GPUs: which of them a node offers, and what sysfs says of them.
+"""Devices other than GPUs: which of them a node offers, and their health as sysfs reports it.
 
-Comes in: an admin's file, and sysfs. Goes out: the devices that are offered, and what is wrong with the
-sick ones.
+Comes in: an administrator's file (`--devices`), and sysfs. Goes out: the offered devices, and the problem of each
+unhealthy one.
 
 The modules:
 
-    protocol   what devices there are
-    settings   the file of `--devices`
-    discovery  which devices of sysfs the file offers
-    offered    the devices that are offered, up to date while devices come and go
-    sysfs      the reader of sysfs
+    protocol   `Devices`: the offered devices and their health
+    settings   parses the file of `--devices` into rules
+    discovery  the devices in sysfs that match a rule
+    offered    `Devices` of a node, kept up to date by polling
+    sysfs      reads PCI and RDMA devices from sysfs
 """

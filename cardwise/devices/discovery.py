@@ -1,4 +1,4 @@
-"""The devices that a node offers: what sysfs has, held against the entries of the file. Pure over a root folder."""
+"""Discover the devices that a node offers: the devices in sysfs that match a rule. Pure, below a root folder."""
 
 import dataclasses
 import re
@@ -8,55 +8,57 @@ from pathlib import Path
 
 from cardwise.devices.protocol import RDMA, DeviceNode, OtherDevice
 from cardwise.devices.settings import DeviceRule
-from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Tree, natural
+from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Sysfs, natural_sort_key
 
 _RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # names of misc devices, whose nodes are common to all of a kind
 
 
-def discover(offers: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
-    """All devices of `node` that an offer matches, those of a kind in the order of their names or addresses.
+def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
+    """All devices of `node` that match a rule, ordered by kind, then by name or address.
 
-    What has one PCI address is one piece of hardware, and is offered once: an RDMA device is not also the network card
-    that it is on.
+    Hardware with one PCI address is offered once, by the first rule that matches: an RDMA device is not offered again
+    as the network card that it is on.
     """
-    tree = Tree(sysfs)
-    taken: set[str] = set()
-    found: dict[str, list[OtherDevice]] = defaultdict(list)
-    for offer in offers:
-        fresh = list(_of(offer, tree, dev, node, taken))
-        taken |= {device.pci_address or device.name for device in fresh}
-        found[offer.kind] += fresh
+    sysfs_tree = Sysfs(sysfs)
+    claimed: set[str] = set()
+    devices_by_kind: dict[str, list[OtherDevice]] = defaultdict(list)
+    for rule in rules:
+        matched = list(_matching_devices(rule, sysfs_tree, dev, node, claimed))
+        claimed |= {device.pci_address or device.name for device in matched}
+        devices_by_kind[rule.kind] += matched
     ordered = [
         dataclasses.replace(device, index=index)
-        for kind in sorted(found)
-        for index, device in enumerate(sorted(found[kind], key=_order))
+        for kind in sorted(devices_by_kind)
+        for index, device in enumerate(sorted(devices_by_kind[kind], key=_sort_key))
     ]
-    return _exclusive(ordered)
+    return _mark_shared_nodes(ordered)
 
 
-def _of(offer: DeviceRule, tree: Tree, dev: Path, node: str, taken: set[str]) -> Iterator[OtherDevice]:
-    if offer.kind == RDMA:
-        here = tree.rdma_devices()
-        guids = Counter(device.guid for device in here)
-        common = _nodes([f"infiniband/{_RDMA_CM}"] if tree.has_misc(_RDMA_CM) else [], dev)
-        for rdma in here:
-            pci = tree.pci_device(rdma.address) if rdma.address else None
-            suits = offer.any_pci if pci is None else offer.matches(pci.facts)
-            if suits and (rdma.address or rdma.name) not in taken:
-                named = rdma.guid if guids[rdma.guid] == 1 else ""
-                yield _rdma(rdma, pci, named or f"{node}-{rdma.name}", _nodes(rdma.nodes, dev), common)
+def _matching_devices(
+    rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node: str, claimed: set[str]
+) -> Iterator[OtherDevice]:
+    if rule.kind == RDMA:
+        rdma_devices = sysfs_tree.rdma_devices()
+        guids = Counter(device.guid for device in rdma_devices)
+        common = _nodes([f"infiniband/{_RDMA_CM}"] if sysfs_tree.has_misc(_RDMA_CM) else [], dev)
+        for rdma in rdma_devices:
+            pci = sysfs_tree.pci_device(rdma.address) if rdma.address else None
+            is_match = rule.any_pci if pci is None else rule.matches(pci.facts)
+            if is_match and (rdma.address or rdma.name) not in claimed:
+                name = rdma.guid if guids[rdma.guid] == 1 else ""
+                yield _rdma_device(rdma, pci, name or f"{node}-{rdma.name}", _nodes(rdma.nodes, dev), common)
         return
     nodes: Mapping[str, list[str]] | None = None
-    for address in tree.pci_addresses():
-        if address not in taken:
-            pci = tree.pci_device(address)
-            if offer.matches(pci.facts):
-                nodes = tree.character_nodes() if nodes is None else nodes
-                yield _pci(offer.kind, pci, node, nodes.get(address, ()), dev)
+    for address in sysfs_tree.pci_addresses():
+        if address not in claimed:
+            pci = sysfs_tree.pci_device(address)
+            if rule.matches(pci.facts):
+                nodes = sysfs_tree.character_nodes() if nodes is None else nodes
+                yield _other_pci_device(rule.kind, pci, node, nodes.get(address, ()), dev)
 
 
-def _rdma(
-    rdma: RdmaDevice, pci: PciDevice | None, named: str, nodes: tuple[DeviceNode, ...], common: tuple[DeviceNode, ...]
+def _rdma_device(
+    rdma: RdmaDevice, pci: PciDevice | None, name: str, nodes: tuple[DeviceNode, ...], common: tuple[DeviceNode, ...]
 ) -> OtherDevice:
     port = rdma.port
     properties = _pci_properties(pci) if pci is not None else {}
@@ -66,55 +68,55 @@ def _rdma(
     return OtherDevice(
         kind=RDMA,
         index=0,
-        uuid=_object_name(f"rdma-{named}"),
+        uuid=_object_name(f"rdma-{name}"),
         model=rdma.model or (_vendor_device(pci) if pci is not None else rdma.name),
         nodes=nodes,
         common=common,
         pci_address=rdma.address,
         name=rdma.name,
-        properties=_known(properties),
-        trouble=rdma.trouble or ("" if nodes else f"{rdma.name} has no uverbs node; load the module ib_uverbs"),
+        properties=_without_empty(properties),
+        problem=rdma.problem or ("" if nodes else f"{rdma.name} has no uverbs node; load the module ib_uverbs"),
     )
 
 
-def _pci(kind: str, pci: PciDevice, node: str, below: Iterable[str], dev: Path) -> OtherDevice:
-    by_vfio = pci.driver == VFIO and bool(pci.group)
+def _other_pci_device(kind: str, pci: PciDevice, node: str, character_nodes: Iterable[str], dev: Path) -> OtherDevice:
+    is_vfio = pci.driver == VFIO and bool(pci.iommu_group)
     return OtherDevice(
         kind=kind,
         index=0,
         uuid=_object_name(f"pci-{node}-{pci.address}"),
         model=_vendor_device(pci),
-        nodes=_nodes([*below, *([f"vfio/{pci.group}"] if by_vfio else [])], dev),
-        common=_nodes([f"vfio/{_VFIO_ALL}"] if by_vfio else [], dev),
+        nodes=_nodes([*character_nodes, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
+        common=_nodes([f"vfio/{_VFIO_ALL}"] if is_vfio else [], dev),
         pci_address=pci.address,
-        properties=_known(_pci_properties(pci)),
+        properties=_without_empty(_pci_properties(pci)),
     )
 
 
-def _exclusive(devices: Sequence[OtherDevice]) -> list[OtherDevice]:
-    """A device with a node that an earlier one has as well is sick: who has one would reach the other.
+def _mark_shared_nodes(devices: Sequence[OtherDevice]) -> list[OtherDevice]:
+    """Mark each device unhealthy whose device node belongs to an earlier device: its container would reach the other.
 
-    So it is with two devices of one IOMMU group.
+    Two devices of one IOMMU group share a node.
     """
     owners: dict[DeviceNode, OtherDevice] = {}
     uuids: set[str] = set()
-    result = []
+    devices_with_problems = []
     for device in devices:
         if device.uuid in uuids:
-            continue  # two names that are one when written as an object's: nobody could tell them apart
+            continue  # different names that become the same object name cannot be told apart
         uuids.add(device.uuid)
-        shared = next((one for one in device.nodes if one in owners), None)
+        shared = next((node for node in device.nodes if node in owners), None)
         if shared is not None:
             other = owners[shared]
-            why = (
+            problem = (
                 f"{shared.host} is the node of {other.kind} {other.index} ({other.pci_address or other.name}) as well, "
-                "so a container with one of them would reach the other; this one is not given"
+                "so a container with one of them would reach the other; this one is not offered"
             )
-            result.append(dataclasses.replace(device, trouble=device.trouble or why))
+            devices_with_problems.append(dataclasses.replace(device, problem=device.problem or problem))
             continue
         owners |= dict.fromkeys(device.nodes, device)
-        result.append(device)
-    return result
+        devices_with_problems.append(device)
+    return devices_with_problems
 
 
 def _pci_properties(pci: PciDevice) -> dict[str, str]:
@@ -122,14 +124,14 @@ def _pci_properties(pci: PciDevice) -> dict[str, str]:
         "pciAddress": pci.address,
         "vendor": pci.facts.vendor,
         "device": pci.facts.device,
-        "class": pci.facts.code,
+        "class": pci.facts.class_code,
         "driver": pci.driver,
-        "numaNode": pci.numa,
+        "numaNode": pci.numa_node,
     }
 
 
-def _known(properties: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in properties.items() if value}
+def _without_empty(properties: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in properties.items() if text}
 
 
 def _vendor_device(pci: PciDevice) -> str:
@@ -141,9 +143,9 @@ def _nodes(paths: Iterable[str], dev: Path) -> tuple[DeviceNode, ...]:
 
 
 def _object_name(text: str) -> str:
-    """As the name of an object may be written: neither `:` nor the `_` of mlx5_0."""
+    """`text` as a valid object name: without `:` and the `_` of mlx5_0."""
     return re.sub(r"[^a-z0-9.-]", "-", text.lower())
 
 
-def _order(device: OtherDevice) -> tuple[list[tuple[int, str]], str]:
-    return natural(device.name), device.pci_address
+def _sort_key(device: OtherDevice) -> tuple[list[tuple[int, str]], str]:
+    return natural_sort_key(device.name), device.pci_address

@@ -1,6 +1,6 @@
-"""The devices of this machine, by polling: a port that goes down, a function that appears, a file that was edited.
+"""The offered devices of this machine, by polling: ports that go down, new functions, an edited file.
 
-A file that cannot be read never takes the last good entries away, as with simulated cards.
+If a changed file cannot be read, the last good rules stay, as with simulated cards.
 """
 
 import threading
@@ -22,7 +22,7 @@ _POLL_SECONDS = 1.0
 
 
 class OfferedDevices:
-    """`Devices` of a node by the entries of one file."""
+    """`Devices` of a node, by the rules of one file."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class OfferedDevices:
         node: str,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Raises InvalidRequest or OSError when there are no entries to begin with."""
+        """Read the rules. Raises InvalidRequest or OSError if the file cannot be read."""
         self._path = path
         self._sysfs = sysfs
         self._dev = dev
@@ -43,44 +43,44 @@ class OfferedDevices:
         self._closed = threading.Event()
         self._problem = ""
         self._text = path.read_text()
-        self._offers: Sequence[DeviceRule] = settings.parse(self._text, str(path))
-        self._last: list[OtherDevice] = []
-        self._seen: list[OtherDevice] | None = None  # by who waits for a change
+        self._rules: Sequence[DeviceRule] = settings.parse(self._text, str(path))
+        self._last_devices: list[OtherDevice] = []
+        self._last_waited: list[OtherDevice] | None = None  # by `wait_change`
 
     def devices(self) -> list[OtherDevice]:
         with self._lock:
-            self._read()
-            found = discover(self._offers, self._sysfs, self._dev, self._node)
-            if [device.uuid for device in found] != [device.uuid for device in self._last]:
-                _log.info("devices found", devices=[f"{device.kind} {device.uuid}" for device in found])
-            self._last = found
-            return list(found)
+            self._reload_rules()
+            devices = discover(self._rules, self._sysfs, self._dev, self._node)
+            if [device.uuid for device in devices] != [device.uuid for device in self._last_devices]:
+                _log.info("offered devices changed", devices=[f"{device.kind} {device.uuid}" for device in devices])
+            self._last_devices = devices
+            return list(devices)
 
     def wait_change(self, timeout: float) -> bool:
         deadline = self._clock.now() + timeout
         while not self._closed.is_set():
-            found = self.devices()
-            if found != self._seen:
-                self._seen = found
+            devices = self.devices()
+            if devices != self._last_waited:
+                self._last_waited = devices
                 return True
-            left = deadline - self._clock.now()
-            if left <= 0:
+            remaining = deadline - self._clock.now()
+            if remaining <= 0:
                 return False
-            self._clock.wait(self._closed, min(_POLL_SECONDS, left))
+            self._clock.wait(self._closed, min(_POLL_SECONDS, remaining))
         return False
 
     def close(self) -> None:
         self._closed.set()
 
-    def _read(self) -> None:
+    def _reload_rules(self) -> None:
         try:
             text = self._path.read_text()
             if text != self._text:
-                self._offers = settings.parse(text, str(self._path))
-                _log.info("the devices to offer were read", path=str(self._path), entries=len(self._offers))
+                self._rules = settings.parse(text, str(self._path))
+                _log.info("read the rules of offered devices", path=str(self._path), rules=len(self._rules))
         except (OSError, UnicodeDecodeError, InvalidRequest) as error:
             if str(error) != self._problem:
-                _log.error("the devices to offer are unreadable; the last good entries stay", error=str(error))
+                _log.error("failed to read the rules of offered devices; the last good ones stay", error=str(error))
             self._problem = str(error)
         else:
             self._text, self._problem = text, ""

@@ -1,7 +1,6 @@
-"""The seam between Cardwise and the devices of the machine it runs on that are not GPUs.
+"""`Devices`: the seam between Cardwise and the devices of the machine it runs on that are not GPUs.
 
-The device plugin does not know where they come from. A device is given whole, to one container at a time; so there is
-no memory here, and no share.
+A device is allocated whole, to one container at a time; so it has neither memory nor shares.
 """
 
 import threading
@@ -11,7 +10,7 @@ from typing import Protocol
 
 from cardwise.clock import SYSTEM, Clock
 
-RDMA = "rdma"  # the kind of RDMA devices; the others are named by who offers them
+RDMA = "rdma"  # the kind of RDMA devices; administrators name the other kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +23,13 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDevice:
-    """A device that is no GPU. `index` counts the node's devices of its kind.
+    """A device other than a GPU.
 
-    `nodes` are its own, `common` those that it shares with others. `pci_address` and `name` (of an RDMA device, such
-    as mlx5_0) are "" where it has none. `trouble`: why it takes no new container, "" while it is healthy.
+    index: its position among the node's devices of its kind.
+    nodes: the device nodes of this device alone.
+    common: device nodes that it shares with other devices.
+    pci_address, name: "" if it has none; `name` is that of an RDMA device, such as mlx5_0.
+    problem: why it takes no new container, "" while it is healthy.
     """
 
     kind: str
@@ -39,19 +41,19 @@ class OtherDevice:
     pci_address: str = ""
     name: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
-    trouble: str = ""
+    problem: str = ""
 
 
 class Devices(Protocol):
-    """Devices and their health. Methods may be called from any thread."""
+    """The offered devices of a node and their health. Thread-safe."""
 
     def devices(self) -> list[OtherDevice]:
-        """All that are offered, as they are now, sick ones included; in the order of kind and index."""
+        """All offered devices, unhealthy ones included, in the order of kind and index."""
 
     def wait_change(self, timeout: float) -> bool:
-        """Blocks until they may have changed, at most `timeout` seconds; whether they may have.
+        """Wait up to `timeout` seconds until devices may have changed; returns whether they may have.
 
-        For one waiting thread. `close` ends the wait.
+        Only one thread may wait. `close` ends the wait.
         """
 
     def close(self) -> None: ...

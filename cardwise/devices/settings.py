@@ -1,4 +1,4 @@
-"""Which devices a node offers: the file behind the device plugin's `--devices`.
+"""The rules by which a node offers devices: the file of the device plugin's `--devices`.
 
     devices:
       - kind: rdma                                   # all RDMA devices
@@ -7,8 +7,8 @@
       - kind: fpga
         pci: {class: "1200"}                         # the first digits of the six
 
-All that an entry says must hold of a device; the first entry that matches has it. Nothing is offered that is not
-written here: most PCI devices of a machine are its own.
+A device must match every field of a rule; the first rule that matches a device offers it. Devices that match no rule
+are not offered: most PCI devices of a machine are needed by the machine itself.
 """
 
 import re
@@ -22,7 +22,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
 from cardwise.devices.protocol import RDMA
 
-_GPU = "nvidia-gpu"  # the kind of cards, which come from their driver
+_GPU = "nvidia-gpu"  # the kind of GPUs, which are found by their driver
 _PCI_FIELDS = ("vendor", "device", "class")
 _ID = re.compile(r"[0-9a-f]{4}")
 _CLASS = re.compile(r"[0-9a-f]{1,6}")
@@ -31,86 +31,92 @@ _EXAMPLE = '{kind: nic, pci: {vendor: "15b3", device: "1018"}}'
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """What a PCI device is: hexadecimal digits in lower case, without 0x; `code` has the six of its class."""
+    """The IDs of a PCI device: hexadecimal digits in lower case, without 0x. `class_code` has six digits."""
 
     vendor: str
     device: str
-    code: str
+    class_code: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRule:
-    """One entry. "" matches anything; `code` is the beginning of a device's class."""
+    """A rule: an entry of the file. "" matches anything; `class_code` is a prefix of a device's class."""
 
     kind: str
     vendor: str = ""
     device: str = ""
-    code: str = ""
+    class_code: str = ""
 
     @property
     def any_pci(self) -> bool:
-        """Whether it says nothing of PCI, so that a device without a PCI address matches as well."""
-        return not (self.vendor or self.device or self.code)
+        """Whether the rule has no PCI field, so that devices without a PCI address match as well."""
+        return not (self.vendor or self.device or self.class_code)
 
-    def matches(self, found: PciFacts) -> bool:
+    def matches(self, device: PciFacts) -> bool:
         return (
-            self.vendor in ("", found.vendor) and self.device in ("", found.device) and found.code.startswith(self.code)
+            self.vendor in ("", device.vendor)
+            and self.device in ("", device.device)
+            and device.class_code.startswith(self.class_code)
         )
 
 
 def parse(text: str, source: str) -> tuple[DeviceRule, ...]:
-    """The entries of a file's text; `source` names it. Raises InvalidRequest."""
+    """Parse the text of a file into its rules. `source` names the file in errors. Raises InvalidRequest."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark is not None else source
+        place = f"{source}:{mark.line + 1}" if mark is not None else source
         remedy = f"write `devices:` and a list of entries such as {_EXAMPLE}"
-        raise InvalidRequest(where, f"not YAML: {getattr(error, 'problem', None) or error}", remedy) from error
+        raise InvalidRequest(place, f"not YAML: {getattr(error, 'problem', None) or error}", remedy) from error
     if not isinstance(document, Mapping) or not isinstance(document.get("devices"), list):
         raise InvalidRequest(source, "has no list `devices`", f"write `devices:` and entries such as {_EXAMPLE}")
-    _only(document, ("devices",), f"{source}: ")
-    return tuple(_offer(entry, f"{source}: devices[{i}]") for i, entry in enumerate(document["devices"]))
+    _check_field_names(document, ("devices",), f"{source}: ")
+    return tuple(_parse_rule(entry, f"{source}: devices[{i}]") for i, entry in enumerate(document["devices"]))
 
 
-def _offer(entry: object, field: str) -> DeviceRule:
+def _parse_rule(entry: object, field: str) -> DeviceRule:
     if not isinstance(entry, Mapping):
-        raise InvalidRequest(field, f"{quoted(entry)} is no entry", f"write a map such as {_EXAMPLE}")
-    _only(entry, ("kind", "pci"), f"{field}.")
+        raise InvalidRequest(field, f"{quoted(entry)} is not an entry", f"write a map such as {_EXAMPLE}")
+    _check_field_names(entry, ("kind", "pci"), f"{field}.")
     kind = entry.get("kind")
     if not isinstance(kind, str) or not objectnames.is_label(kind):
-        problem = "is missing" if kind is None else f"{quoted(kind)} is no DNS label"
+        problem = "is missing" if kind is None else f"{quoted(kind)} is not a DNS label"
         raise InvalidRequest(f"{field}.kind", problem, "write rdma, or a word of your own such as nic or fpga")
     if kind == _GPU:
-        remedy = "leave it out, or choose another word for devices that are none"
-        raise InvalidRequest(f"{field}.kind", f"{kind} are found by their driver and need no entry", remedy)
+        remedy = "leave the entry out, or choose another kind for devices that are not GPUs"
+        raise InvalidRequest(f"{field}.kind", f"{kind} devices are found by their driver and need no entry", remedy)
     pci = entry.get("pci")
     if pci is None and kind == RDMA:
         return DeviceRule(kind=kind)
     if not isinstance(pci, Mapping) or not pci:
-        problem = "is missing" if pci is None else "would be every device" if pci == {} else f"{quoted(pci)} is no map"
+        problem = (
+            "is missing" if pci is None else "would match every device" if pci == {} else f"{quoted(pci)} is not a map"
+        )
         raise InvalidRequest(f"{field}.pci", problem, f"write {' or '.join(_PCI_FIELDS)}, such as {_EXAMPLE}")
-    _only(pci, _PCI_FIELDS, f"{field}.pci.")
+    _check_field_names(pci, _PCI_FIELDS, f"{field}.pci.")
     return DeviceRule(
         kind=kind,
-        vendor=_digits(pci, "vendor", _ID, field, 'four hexadecimal digits in quotes, such as "15b3"'),
-        device=_digits(pci, "device", _ID, field, 'four hexadecimal digits in quotes, such as "1018"'),
-        code=_digits(pci, "class", _CLASS, field, 'the first of its six hexadecimal digits in quotes, such as "1200"'),
+        vendor=_parse_digits(pci, "vendor", _ID, field, 'four hexadecimal digits in quotes, such as "15b3"'),
+        device=_parse_digits(pci, "device", _ID, field, 'four hexadecimal digits in quotes, such as "1018"'),
+        class_code=_parse_digits(
+            pci, "class", _CLASS, field, 'the first of its six hexadecimal digits in quotes, such as "1200"'
+        ),
     )
 
 
-def _digits(pci: Mapping[str, object], name: str, pattern: re.Pattern[str], field: str, wanted: str) -> str:
-    value = pci.get(name)
-    if value is None and name not in pci:
+def _parse_digits(pci: Mapping[str, object], name: str, pattern: re.Pattern[str], field: str, expected: str) -> str:
+    raw = pci.get(name)
+    if raw is None and name not in pci:
         return ""
-    # No numbers: YAML reads 0018 as octal and 1018 as decimal, and nobody could say what was meant.
-    digits = value.lower().removeprefix("0x") if isinstance(value, str) else ""
+    # No numbers: YAML reads 0018 as octal and 1018 as decimal.
+    digits = raw.lower().removeprefix("0x") if isinstance(raw, str) else ""
     if not pattern.fullmatch(digits):
-        raise InvalidRequest(f"{field}.pci.{name}", f"{quoted(value)} is not that", f"write {wanted}")
+        raise InvalidRequest(f"{field}.pci.{name}", f"{quoted(raw)} is not valid", f"write {expected}")
     return digits
 
 
-def _only(given: Mapping[object, object], fields: tuple[str, ...], prefix: str) -> None:
-    for name in given:
+def _check_field_names(mapping: Mapping[object, object], fields: tuple[str, ...], prefix: str) -> None:
+    for name in mapping:
         if name not in fields:
-            raise InvalidRequest(f"{prefix}{name}", "is no field here", f"write {' or '.join(fields)}")
+            raise InvalidRequest(f"{prefix}{name}", "is not a known field", f"write {' or '.join(fields)}")

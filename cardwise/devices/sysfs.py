@@ -1,8 +1,8 @@
-"""Reads a machine's devices from sysfs. Pure: it reads only files below a root folder.
+"""Reads a machine's PCI and RDMA devices from sysfs. Pure: it reads only files below a root folder.
 
 Layouts: Documentation/ABI/stable/sysfs-class-infiniband, ABI/testing/sysfs-bus-pci and ABI/testing/sysfs-dev of the
-kernel. A file that is not there, or that a driver in trouble does not answer for, counts as empty: a device that goes
-while we look must not hide the others.
+kernel. A file that is missing or unreadable counts as empty: a device that disappears during the read must not hide
+the others.
 """
 
 import os
@@ -19,9 +19,9 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 _ACTIVE = "ACTIVE"
 _NO_GUID = "0000:0000:0000:0000"
-# What is below a device and yet not for a container: a network card's clock is the node's as well, and who opens issm
+# Device nodes that no container gets: the node uses a network card's clock itself, and a process that opens issm
 # becomes the subnet manager of the fabric.
-_WITHHELD = ("/ptp/", "/infiniband_mad/issm")
+_EXCLUDED = ("/ptp/", "/infiniband_mad/issm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaDevice:
-    """An RDMA device. `guid` is "" where it has none; `address` where it is no PCI device."""
+    """An RDMA device. `guid` is "" if it has none; `address` is "" if it is not a PCI device."""
 
     name: str
     guid: str
@@ -50,12 +50,12 @@ class RdmaDevice:
 
     @property
     def port(self) -> Port | None:
-        """The port that its properties tell of: the first that is active, else the first."""
+        """The port that the device's properties describe: the first active one, else the first."""
         return next((port for port in self.ports if port.state == _ACTIVE), next(iter(self.ports), None))
 
     @property
-    def trouble(self) -> str:
-        """Why nothing can go through it, "" while a port is active."""
+    def problem(self) -> str:
+        """Why the device cannot transfer data, "" while a port is active."""
         if any(port.state == _ACTIVE for port in self.ports):
             return ""
         states = ", ".join(f"port {port.number} is {port.state or 'silent'}" for port in self.ports) or "it has none"
@@ -64,26 +64,29 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
-    """A PCI device. `driver` and `group` (of its IOMMU) are "" where it has none, `numa` where nobody knows it."""
+    """A PCI device. `driver` and `iommu_group` are "" if it has none, `numa_node` is "" if it is unknown."""
 
     address: str
     facts: PciFacts
     driver: str
-    group: str
-    numa: str
+    iommu_group: str
+    numa_node: str
 
 
-class Tree:
-    """One look at a sysfs: what several devices need is read once."""
+class Sysfs:
+    """One pass over a sysfs. Folders that several devices need are read once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def rdma_devices(self) -> list[RdmaDevice]:
-        """In the order of their names, mlx5_2 before mlx5_10."""
+        """All RDMA devices in natural order: mlx5_2 before mlx5_10."""
         folder = self._root / "class" / "infiniband"
         nodes = self._rdma_nodes()
-        return [self._rdma_device(folder / name, nodes.get(name, [])) for name in sorted(_names(folder), key=natural)]
+        return [
+            self._rdma_device(folder / name, nodes.get(name, []))
+            for name in sorted(_names(folder), key=natural_sort_key)
+        ]
 
     def pci_addresses(self) -> list[str]:
         return sorted(name for name in _names(self._root / "bus" / "pci" / "devices") if _ADDRESS.fullmatch(name))
@@ -91,28 +94,28 @@ class Tree:
     def pci_device(self, address: str) -> PciDevice:
         folder = self._root / "bus" / "pci" / "devices" / address
         vendor, device, code = (_text(folder / name).removeprefix("0x") for name in ("vendor", "device", "class"))
-        numa = _text(folder / "numa_node")
+        numa_node = _text(folder / "numa_node")
         return PciDevice(
             address=address,
             facts=PciFacts(vendor, device, code),
             driver=_target(folder / "driver"),
-            group=_target(folder / "iommu_group"),
-            numa="" if numa.startswith("-") else numa,
+            iommu_group=_target(folder / "iommu_group"),
+            numa_node="" if numa_node.startswith("-") else numa_node,
         )
 
     def character_nodes(self) -> Mapping[str, list[str]]:
-        """Device nodes, below /dev, of what lies below each PCI device, by its address.
+        """The character device nodes, relative to /dev, that belong to each PCI device, by PCI address.
 
-        dev/char has every character device of the machine as a link, which spares the walk through all folders.
+        dev/char links to every character device of the machine, so no other folder has to be searched.
         """
         folder = self._root / "dev" / "char"
-        found: dict[str, list[str]] = defaultdict(list)
+        nodes_by_address: dict[str, list[str]] = defaultdict(list)
         for name in sorted(_names(folder)):
             path = _link(folder / name)
             owner = _last_address(path)
-            if owner and not any(part in path for part in _WITHHELD):
-                found[owner].append(_node_name(folder / name, path))
-        return {address: sorted(nodes, key=natural) for address, nodes in found.items()}
+            if owner and not any(part in path for part in _EXCLUDED):
+                nodes_by_address[owner].append(_node_name(folder / name, path))
+        return {address: sorted(nodes, key=natural_sort_key) for address, nodes in nodes_by_address.items()}
 
     def has_misc(self, name: str) -> bool:
         """Whether the kernel has a misc device of this name."""
@@ -120,7 +123,7 @@ class Tree:
 
     def _rdma_device(self, folder: Path, nodes: list[str]) -> RdmaDevice:
         guid = _text(folder / "node_guid")
-        netdevs = sorted(_names(folder / "device" / "net"), key=natural)
+        netdevs = sorted(_names(folder / "device" / "net"), key=natural_sort_key)
         return RdmaDevice(
             name=folder.name,
             guid="" if guid == _NO_GUID else guid,
@@ -130,19 +133,21 @@ class Tree:
             address=_last_address(os.path.realpath(folder / "device")),
             # A software device has no device of its own; `parent` names the interface that it runs on.
             netdev=",".join(netdevs) or _text(folder / "parent"),
-            ports=tuple(_port(folder / "ports" / number) for number in sorted(_names(folder / "ports"), key=natural)),
-            nodes=tuple(sorted(nodes, key=natural)),
+            ports=tuple(
+                _port(folder / "ports" / number) for number in sorted(_names(folder / "ports"), key=natural_sort_key)
+            ),
+            nodes=tuple(sorted(nodes, key=natural_sort_key)),
         )
 
     def _rdma_nodes(self) -> Mapping[str, list[str]]:
-        """Nodes uverbs and umad, below /dev, by RDMA device; see _WITHHELD for issm."""
-        found: dict[str, list[str]] = defaultdict(list)
+        """Nodes uverbs and umad, relative to /dev, by RDMA device; see _WITHHELD for issm."""
+        nodes_by_device: dict[str, list[str]] = defaultdict(list)
         for folder, prefix in (("infiniband_verbs", "uverbs"), ("infiniband_mad", "umad")):
             for name in _names(self._root / "class" / folder):
                 owner = _text(self._root / "class" / folder / name / "ibdev")
                 if owner and name.startswith(prefix):
-                    found[owner].append(f"infiniband/{name}")
-        return found
+                    nodes_by_device[owner].append(f"infiniband/{name}")
+        return nodes_by_device
 
 
 def _port(folder: Path) -> Port:
@@ -156,7 +161,7 @@ def _port(folder: Path) -> Port:
 
 
 def _node_name(folder: Path, path: str) -> str:
-    """Where /dev has the device: its driver may have put it into a folder, which only uevent tells."""
+    """The path of a device relative to /dev. Its driver may use a subfolder, which only uevent names."""
     for line in _text(folder / "uevent").splitlines():
         if line.startswith("DEVNAME="):
             return line.removeprefix("DEVNAME=")
@@ -164,7 +169,7 @@ def _node_name(folder: Path, path: str) -> str:
 
 
 def _last_address(path: str) -> str:
-    """The PCI device that a path in sysfs belongs to: behind bridges it has several addresses. "" if none."""
+    """The address of the PCI device that a sysfs path belongs to, "" if none. Behind bridges a path has several."""
     return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), "")
 
 
@@ -190,10 +195,10 @@ def _link(path: Path) -> str:
 
 
 def _target(path: Path) -> str:
-    """The last part of what a link names, "" where there is none."""
+    """The last part of a link's target, "" if there is no link."""
     return _link(path).rpartition("/")[2]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers in names as numbers."""
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """A sort key that orders numbers in names as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,4 +1,4 @@
-"""Calls of a driver in threads of their own: on a card that has failed, a call may never return."""
+"""Driver calls in threads of their own: on a failed card, a call may never return."""
 
 import threading
 from collections.abc import Callable
@@ -10,28 +10,28 @@ T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """One call, which begins at once. If it never returns, only its own thread hangs."""
+    """A call that starts at once in its own thread. If it never returns, only that thread hangs."""
 
     def __init__(self, function: Callable[[], T], name: str, clock: Clock) -> None:
         self._function = function
         self._clock = clock
-        self._answer: T
+        self._return_value: T
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def over(self, seconds: float = 0.0) -> bool:
-        """Whether it has returned or raised; waits for that, `seconds` at most."""
-        return self._clock.join(self._thread, seconds) if seconds > 0.0 else not self._thread.is_alive()
+    def has_returned(self, timeout: float = 0.0) -> bool:
+        """Whether the call has returned or raised; waits up to `timeout` seconds for that."""
+        return self._clock.join(self._thread, timeout) if timeout > 0.0 else not self._thread.is_alive()
 
-    def answer(self) -> T:
-        """What it returned. Only when it is over; raises what it raised."""
+    def result(self) -> T:
+        """The return value of the call, or raises its exception. Only valid after `has_returned`."""
         if self._error is not None:
             raise self._error
-        return self._answer
+        return self._return_value
 
     def _run(self) -> None:
         try:
-            self._answer = self._function()
-        except Exception as error:  # noqa: BLE001 - raised by `answer`
+            self._return_value = self._function()
+        except Exception as error:  # noqa: BLE001 - raised by `result`
             self._error = error

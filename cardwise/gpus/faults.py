@@ -1,9 +1,15 @@
-"""Faults of the cards of a machine, and when each of them ends.
+"""The faults of a machine's cards, and when each of them ends.
 
-Some faults pass: the card did not answer for a moment, or the meaning of an error is not known. Such a card is healthy
-again when nothing was wrong for a while. After other faults a card may answer and still give wrong results, so it takes
-no pods until it was reset. No event tells of a reset. It is seen from counters that a reset sets back. These faults
-are kept on disk: for a reset all programs that use the driver must end, this one too.
+Theory of operation. A *transient* fault (the card did not answer for a moment, or the meaning of an Xid error is
+unknown) ends when the card had no problem for `QUIET_SECONDS`. After a *persistent* fault a card may answer and still
+compute wrong results, so it takes no pods until it was reset. No event reports a reset, so it is derived from counters:
+the driver was loaded again, or a number that only grows between resets has become smaller.
+
+Example: Xid 48 at 600,000 mJ with 2 uncorrected ECC errors. A later probe reads 600,500 mJ and 2 errors: not reset. The
+next one reads 3 mJ and 0 errors: reset, and the fault ends. A card that reports none of these counters waits for a
+reboot, which changes `driver_load`.
+
+Persistent faults are saved on disk: all programs that use the driver have to end for a reset, this one included.
 """
 
 import contextlib
@@ -19,117 +25,121 @@ from cardwise.gpus import xids
 
 _log = structlog.get_logger(__name__)
 
-QUIET_SECONDS = 30.0  # without a fault until a card is well again
+QUIET_SECONDS = 30.0  # a transient fault ends when the card had no problem for so long
 
 
-class Marks(Struct, frozen=True):
-    """What of a card tells a reset: its driver is loaded anew, or a number that only grows has become smaller.
+class ResetIndicators(Struct, frozen=True):
+    """Counters of a card that show whether it was reset. None: the card does not report the counter.
 
-    `load` names the driver's life, over reboots too. None: the card does not say. `asked`: whether the driver asks for
-    a recovery action; `pending`: whether rows or pages wait for a reset to be replaced; `uncorrected`: ECC errors, and
-    `energy`: millijoules, since the driver has begun with the card.
+    driver_load: identifies this load of the driver, across reboots too.
+    recovery_action: 1 if the driver requests a recovery action, else 0.
+    pending_repairs: how many rows or pages wait for a reset to be replaced.
+    uncorrected_errors: uncorrected ECC errors since the driver was loaded.
+    energy_mj: energy in millijoules since the driver was loaded.
     """
 
-    load: str
-    asked: int | None = None
-    pending: int | None = None
-    uncorrected: int | None = None
-    energy: int | None = None
+    driver_load: str
+    recovery_action: int | None = None
+    pending_repairs: int | None = None
+    uncorrected_errors: int | None = None
+    energy_mj: int | None = None
 
-    def reset_since(self, before: "Marks") -> bool:
+    def was_reset_since(self, earlier: "ResetIndicators") -> bool:
         pairs = [
-            (before.asked, self.asked),
-            (before.pending, self.pending),
-            (before.uncorrected, self.uncorrected),
-            (before.energy, self.energy),
+            (earlier.recovery_action, self.recovery_action),
+            (earlier.pending_repairs, self.pending_repairs),
+            (earlier.uncorrected_errors, self.uncorrected_errors),
+            (earlier.energy_mj, self.energy_mj),
         ]
-        fell = any(then is not None and now is not None and now < then for then, now in pairs)
-        return fell or self.load != before.load
+        any_fell = any(old is not None and new is not None and new < old for old, new in pairs)
+        return any_fell or self.driver_load != earlier.driver_load
 
 
-class Lasting(Struct, frozen=True):
-    """A fault that only a reset ends; `at` is when it happened, for people."""
+class PersistentFault(Struct, frozen=True):
+    """A fault that only a reset ends. `occurred_at` is for people."""
 
     xid: int
-    at: str
-    marks: Marks
+    occurred_at: str
+    indicators: ResetIndicators
 
     @property
     def reason(self) -> str:
-        what = xids.describe(self.xid)
-        return f"{what} ({self.at}); it stays out until it was reset (nvidia-smi --gpu-reset) or its node rebooted"
+        meaning = xids.describe(self.xid)
+        remedy = "it takes no pods until it is reset (nvidia-smi --gpu-reset) or its node rebooted"
+        return f"{meaning} ({self.occurred_at}); {remedy}"
 
 
 class Faults:
-    """The faults of cards, by UUID. For one thread at a time."""
+    """The faults of cards, by UUID. Not thread-safe."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """`path`: where those that last are kept; None: they end with the process."""
+        """`path`: the file that persistent faults are saved in. None: they end with the process."""
         self._path = path
         self._clock = clock
-        self._passing: dict[str, tuple[str, float]] = {}  # reason, when it was last seen
-        self._lasting: dict[str, Lasting] = _read(path) if path is not None else {}
-        self._kept = dict(self._lasting)
+        self._transient: dict[str, tuple[str, float]] = {}  # reason, time of the last occurrence
+        self._persistent: dict[str, PersistentFault] = _load(path) if path is not None else {}
+        self._saved = dict(self._persistent)
 
     def reasons(self) -> Mapping[str, str]:
-        """Why each card that has a fault takes no new shares."""
-        passing = {uuid: reason for uuid, (reason, _) in self._passing.items()}
-        return passing | {uuid: fault.reason for uuid, fault in self._lasting.items()}
+        """The reason of each card that takes no new shares, by UUID."""
+        transient = {uuid: reason for uuid, (reason, _) in self._transient.items()}
+        return transient | {uuid: fault.reason for uuid, fault in self._persistent.items()}
 
-    def note(self, uuid: str, trouble: str) -> None:
-        """What a look at the card has found, "" for nothing."""
+    def record(self, uuid: str, problem: str) -> None:
+        """Record the problem that a probe of the card reported, "" for none."""
         now = self._clock.now()
-        if trouble:
-            self._passing[uuid] = (trouble, now)
-        elif uuid in self._passing and now - self._passing[uuid][1] >= QUIET_SECONDS:
-            del self._passing[uuid]
+        if problem:
+            self._transient[uuid] = (problem, now)
+        elif uuid in self._transient and now - self._transient[uuid][1] >= QUIET_SECONDS:
+            del self._transient[uuid]
 
-    def lasting(self, uuid: str) -> Lasting | None:
-        """The card's fault that only a reset ends."""
-        return self._lasting.get(uuid)
+    def persistent_fault(self, uuid: str) -> PersistentFault | None:
+        """The card's persistent fault, if it has one."""
+        return self._persistent.get(uuid)
 
-    def note_marks(self, uuid: str, fault: Lasting, marks: Marks) -> None:
-        """Ends the `fault` if the card was reset; `marks` were asked for since it was known."""
-        if self._lasting.get(uuid) is not fault:
-            return  # it has failed anew meanwhile
-        if marks.reset_since(fault.marks):
-            _log.info("the card was reset since it failed", uuid=uuid, xid=fault.xid, at=fault.at)
-            del self._lasting[uuid]
+    def clear_if_reset(self, uuid: str, fault: PersistentFault, indicators: ResetIndicators) -> None:
+        """Clear `fault` if the card was reset. `indicators` were read after the fault was recorded."""
+        if self._persistent.get(uuid) is not fault:
+            return  # the card failed again in the meantime
+        if indicators.was_reset_since(fault.indicators):
+            _log.info("card was reset; its fault is cleared", uuid=uuid, xid=fault.xid, at=fault.occurred_at)
+            del self._persistent[uuid]
         else:
-            self._lasting[uuid] = msgspec.structs.replace(fault, marks=marks)
-        self._keep()
+            self._persistent[uuid] = msgspec.structs.replace(fault, indicators=indicators)
+        self._save()
 
-    def break_down(self, uuid: str, xid: int, marks: Marks) -> None:
-        """The card needs a reset."""
-        self._lasting[uuid] = Lasting(xid, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"), marks)
-        self._keep()
+    def record_needs_reset(self, uuid: str, xid: int, indicators: ResetIndicators) -> None:
+        """Record a fault that only a reset ends."""
+        self._persistent[uuid] = PersistentFault(xid, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"), indicators)
+        self._save()
 
-    def _keep(self) -> None:
-        if self._path is None or (self._lasting == self._kept and (not self._lasting or self._path.exists())):
+    def _save(self) -> None:
+        if self._path is None or (self._persistent == self._saved and (not self._persistent or self._path.exists())):
             return
-        scratch = self._path.with_name(f"{self._path.name}.new")
+        temporary = self._path.with_name(f"{self._path.name}.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            scratch.write_bytes(msgspec.json.encode(self._lasting))
-            scratch.replace(self._path)
-        except OSError as error:  # they last as long as the process, and the next look tries again
-            _log.error("which cards need a reset could not be written", path=str(self._path), error=str(error))
+            temporary.write_bytes(msgspec.json.encode(self._persistent))
+            temporary.replace(self._path)
+        except OSError as error:  # kept in memory; the next probe tries again
+            _log.error("failed to save which cards need a reset", path=str(self._path), error=str(error))
             return
-        self._kept = dict(self._lasting)
+        self._saved = dict(self._persistent)
 
 
-def _read(path: Path) -> dict[str, Lasting]:
-    """The faults by UUID. What cannot be read, such as what another version of Cardwise wrote, is kept beside the file:
-    the next fault replaces that.
+def _load(path: Path) -> dict[str, PersistentFault]:
+    """The saved faults, by UUID.
+
+    A file with unreadable entries, such as those of another version of Cardwise, is copied before it is overwritten.
     """
-    faults: dict[str, Lasting] = {}
+    faults: dict[str, PersistentFault] = {}
     problem = ""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
-        _log.error("which cards need a reset is not known", path=str(path), error=str(error))
+        _log.error("failed to read which cards need a reset", path=str(path), error=str(error))
         return {}
     try:
         entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -137,18 +147,18 @@ def _read(path: Path) -> dict[str, Lasting]:
         entries, problem = {}, str(error)
     for uuid, raw in entries.items():
         try:
-            faults[uuid] = msgspec.json.decode(raw, type=Lasting)
+            faults[uuid] = msgspec.json.decode(raw, type=PersistentFault)
         except msgspec.DecodeError as error:
             problem = f"{uuid}: {error}"
     if problem:
-        kept = path.with_name(f"{path.name}.unreadable")
+        copy = path.with_name(f"{path.name}.unreadable")
         with contextlib.suppress(OSError):
-            kept.write_bytes(text)
+            copy.write_bytes(text)
         _log.error(
-            "which cards need a reset is not known for all cards: the file is damaged or of another version of "
+            "failed to read for all cards whether they need a reset: the file is damaged or of another version of "
             "Cardwise; look at the copy, and reset these cards",
             path=str(path),
-            copy=str(kept),
+            copy=str(copy),
             error=problem,
         )
     return faults

@@ -1,10 +1,10 @@
-"""Cards of NVIDIA's driver, by NVML.
+"""The cards of NVIDIA's driver, read by NVML.
 
-Health has two sources. Xid events say at once that a card failed. Probing says that it does not answer, and it is the
-only thing that can say that it is well again: `faults` knows when that is.
+Health has two sources. Xid events report at once that a card failed. Probing reports that a card does not answer, and
+is the only way to see that it has recovered (`faults`).
 
-A call on a card that has failed may never return. So each call on a card has a thread of its own (`calls`), and the
-threads that serve all cards never call one: a card that hangs must not hide what happens to the others.
+A call on a failed card may never return. So each call on a card runs in its own thread (`calls`), and the threads that
+serve all cards never make such a call: a card that hangs must not hide what happens to the others.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import xids
 from cardwise.gpus.calls import Call
-from cardwise.gpus.faults import Faults, Marks
+from cardwise.gpus.faults import Faults, ResetIndicators
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
-    CardUnwilling,
+    CardError,
     ComputeMode,
     DevicePath,
     GpuCard,
@@ -43,10 +43,10 @@ _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
 _START_SECONDS = 30.0  # without nvidia-persistenced a driver takes seconds for the first call on each card
 _ANSWER_SECONDS = 5.0
-_SILENT_SECONDS = 20.0  # without an answer until a card is unhealthy
+_SILENT_SECONDS = 20.0  # a card without an answer for so long is unhealthy
 _HANGS = (
     f"the card does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
-    "card or reboot the node if it stays so"
+    "card or reboot the node if this persists"
 )
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
@@ -56,7 +56,7 @@ _MODES = {
 
 
 class NvmlGpus:
-    """`Gpus` of this machine."""
+    """`Gpus` and `CardUse` of this machine, read by NVML."""
 
     def __init__(
         self,
@@ -65,9 +65,12 @@ class NvmlGpus:
         on_failure: Callable[[str], None] = lambda _: None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`faults`: the file in which it is kept which cards need a reset. `on_failure` hears which thread met an
-        unforeseen error. A card that does not answer within `_START_SECONDS` comes later. Raises GpusUnavailable where
-        there is no driver.
+        """Start watching the cards. A card that does not answer within `_START_SECONDS` is added later.
+
+        faults: the file that cards in need of a reset are saved in.
+        on_failure: called with the name of a thread that met an unexpected error.
+
+        Raises GpusUnavailable if there is no driver.
         """
         try:
             pynvml.nvmlInit()
@@ -84,19 +87,19 @@ class NvmlGpus:
         self._handles: dict[str, Any] = {}
         self._cards: list[GpuCard] = []
         self._faults = Faults(faults, clock)
-        self._marks: dict[str, Marks] = {}  # at the last look
-        self._answered = dict.fromkeys(self._missing, clock.now())  # index -> when a look at it ended last
-        self._looks: dict[int, Call[None]] = {}  # the last of each index
-        self._given_up: dict[str, Call[Any]] = {}  # UUID -> a question that was not answered in time
+        self._indicators: dict[str, ResetIndicators] = {}  # of the last probe
+        self._last_probed = dict.fromkeys(self._missing, clock.now())  # index -> when its last probe ended
+        self._probes: dict[int, Call[None]] = {}  # the last probe of each index
+        self._hung_calls: dict[str, Call[Any]] = {}  # UUID -> a call that did not return in time
         self._reasons: Mapping[str, str] = {}  # why cards take no new shares
-        self._mig: set[str] = set()
+        self._mig_uuids: set[str] = set()
         self._changed = threading.Event()
         self._closing = threading.Event()
-        self._look(_START_SECONDS)
+        self._probe_cards(_START_SECONDS)
         self._changed.clear()
         self._threads = [
-            threading.Thread(target=self._probe, name="nvml-probe", daemon=True),
-            threading.Thread(target=self._listen, name="nvml-xids", daemon=True),
+            threading.Thread(target=self._probe_loop, name="nvml-probe", daemon=True),
+            threading.Thread(target=self._xid_loop, name="nvml-xids", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -105,7 +108,7 @@ class NvmlGpus:
         with self._lock:
             return list(self._cards)
 
-    def silent(self) -> list[int]:
+    def unresponsive_indices(self) -> list[int]:
         with self._lock:
             return sorted(self._missing)
 
@@ -114,7 +117,9 @@ class NvmlGpus:
             reasons = self._reasons
             return {
                 card.uuid: Health(
-                    healthy=card.uuid not in reasons, reason=reasons.get(card.uuid, ""), mig=card.uuid in self._mig
+                    healthy=card.uuid not in reasons,
+                    reason=reasons.get(card.uuid, ""),
+                    mig=card.uuid in self._mig_uuids,
                 )
                 for card in self._cards
             }
@@ -125,18 +130,18 @@ class NvmlGpus:
         return changed and not self._closing.is_set()
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        # EXCLUSIVE_THREAD, which drivers have not taken for years, is as closed as a card can be.
-        return _MODES.get(self._ask(uuid, pynvml.nvmlDeviceGetComputeMode), ComputeMode.PROHIBITED)
+        # EXCLUSIVE_THREAD, which drivers have not accepted for years, counts as prohibited.
+        return _MODES.get(self._call_card(uuid, pynvml.nvmlDeviceGetComputeMode), ComputeMode.PROHIBITED)
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         number = next(number for number, named in _MODES.items() if named is mode)
-        self._ask(uuid, lambda handle: pynvml.nvmlDeviceSetComputeMode(handle, number))
+        self._call_card(uuid, lambda handle: pynvml.nvmlDeviceSetComputeMode(handle, number))
 
     def processes(self, uuid: str) -> list[GpuProcess]:
         used: dict[int, list[int]] = {}
-        for one in self._ask(uuid, _processes):
-            told = [] if one.usedGpuMemory is None else [one.usedGpuMemory // _MIB]
-            used.setdefault(one.pid, []).extend(told)
+        for process in self._call_card(uuid, _processes):
+            reported = [] if process.usedGpuMemory is None else [process.usedGpuMemory // _MIB]
+            used.setdefault(process.pid, []).extend(reported)
         return [GpuProcess(pid, MiB(max(mib)) if mib else None) for pid, mib in used.items()]
 
     def close(self) -> None:
@@ -144,36 +149,40 @@ class NvmlGpus:
         self._changed.set()
         for thread in self._threads:
             self._clock.join(thread, 5.0)
-        # It may wait for a call that hangs.
-        Call(pynvml.nvmlShutdown, "nvml-shutdown", self._clock).over(5.0)
+        # nvmlShutdown may wait for a call that hangs.
+        Call(pynvml.nvmlShutdown, "nvml-shutdown", self._clock).has_returned(5.0)
 
-    def _ask(self, uuid: str, question: Callable[[Any], T]) -> T:
-        """The answer of the card with this UUID. Raises CardUnwilling, also when it does not answer in time.
+    def _call_card(self, uuid: str, function: Callable[[Any], T]) -> T:
+        """Call `function` with the handle of the card. Raises CardError, also if the call does not return in time.
 
-        While a question to the card hangs, no other is asked: each would take a thread that does not end.
+        While a call on the card hangs, no other is made: each would leave a thread behind.
         """
-        handle = self._known().get(uuid)
+        handle = self._handles_by_uuid().get(uuid)
         if handle is None:
-            raise CardUnwilling(f"card {uuid} is not on this machine")
+            raise CardError(f"card {uuid} is not on this machine")
         with self._lock:
-            before = self._given_up.get(uuid)
-        call = Call(lambda: question(handle), "nvml-call", self._clock) if before is None or before.over() else before
-        if call is before or not call.over(_ANSWER_SECONDS):
+            previous = self._hung_calls.get(uuid)
+        call = (
+            Call(lambda: function(handle), "nvml-call", self._clock)
+            if previous is None or previous.has_returned()
+            else previous
+        )
+        if call is previous or not call.has_returned(_ANSWER_SECONDS):
             with self._lock:
-                self._given_up[uuid] = call
-            raise CardUnwilling(f"card {uuid}: a call of NVML has not returned")
+                self._hung_calls[uuid] = call
+            raise CardError(f"card {uuid}: a call of NVML has not returned")
         try:
-            return call.answer()
+            return call.result()
         except pynvml.NVMLError as error:
-            raise CardUnwilling(f"card {uuid}: {error}") from error
+            raise CardError(f"card {uuid}: {error}") from error
 
-    def _find(self, index: int) -> None:
-        """Enters the card if it answers. One that has fallen off the bus must not take the others down with it."""
+    def _add_card(self, index: int) -> None:
+        """Add the card if it answers. A card that has fallen off the bus must not affect the others."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            card = _describe(index, handle, self._driver)
+            card = _read_card(index, handle, self._driver)
         except pynvml.NVMLError as error:
-            self._leave_out(index, str(error))
+            self._mark_missing(index, str(error))
             return
         with self._lock:
             del self._missing[index]
@@ -181,127 +190,126 @@ class NvmlGpus:
             self._cards = sorted([*self._cards, card], key=lambda card: card.index)
         self._changed.set()
 
-    def _leave_out(self, index: int, why: str) -> None:
+    def _mark_missing(self, index: int, reason: str) -> None:
         with self._lock:
-            before, self._missing[index] = self._missing[index], why
-        if why != before:
-            _log.error("a card does not answer and is left out until it does", index=index, error=why)
+            previous, self._missing[index] = self._missing[index], reason
+        if reason != previous:
+            _log.error("card does not answer; left out until it does", index=index, error=reason)
 
-    def _probe(self) -> None:
+    def _probe_loop(self) -> None:
         while not self._clock.wait(self._closing, _PROBE_SECONDS):
             try:
-                self._look()
+                self._probe_cards()
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                self._failed("nvml-probe")
+                self._report_failure("nvml-probe")
 
-    def _look(self, patience: float = _PROBE_SECONDS) -> None:
-        """Looks at each card, but not at one where the last look has not ended. Waits for the looks that it began,
-        `patience` seconds at most.
-        """
-        began = []
-        for index in self._answered:
-            if index not in self._looks or self._looks[index].over():  # else each round would leave a thread behind
-                self._looks[index] = Call(partial(self._look_at, index), f"nvml-probe-{index}", self._clock)
-                began.append(self._looks[index])
-        until = self._clock.now() + patience
-        for look in began:
-            look.over(until - self._clock.now())
-        for index, look in self._looks.items():
-            if not look.over() and self._clock.now() - self._answered[index] >= _SILENT_SECONDS:
-                self._note_silent(index)
+    def _probe_cards(self, timeout: float = _PROBE_SECONDS) -> None:
+        """Probe each card whose last probe has ended. Waits up to `timeout` seconds for the probes that it starts."""
+        started = []
+        for index in self._last_probed:
+            # A probe that hangs is not repeated: each pass would leave a thread behind.
+            if index not in self._probes or self._probes[index].has_returned():
+                self._probes[index] = Call(partial(self._probe_index, index), f"nvml-probe-{index}", self._clock)
+                started.append(self._probes[index])
+        deadline = self._clock.now() + timeout
+        for probe in started:
+            probe.has_returned(deadline - self._clock.now())
+        for index, probe in self._probes.items():
+            if not probe.has_returned() and self._clock.now() - self._last_probed[index] >= _SILENT_SECONDS:
+                self._mark_unresponsive(index)
 
-    def _look_at(self, index: int) -> None:
-        """In a thread of its own, since each call may hang; none is made with the lock."""
+    def _probe_index(self, index: int) -> None:
+        """Probe one card. Runs in its own thread, since each call may hang; no call is made under the lock."""
         try:
             if index in self._missing:
-                self._find(index)
+                self._add_card(index)
             with self._lock:
                 uuids = [card.uuid for card in self._cards if card.index == index]
             for uuid in uuids:
-                self._look_into(uuid)
-        except Exception:  # noqa: BLE001 - the thread's outermost function: logged, and the next look goes on
-            self._failed("nvml-probe")
-        self._answered[index] = self._clock.now()
+                self._probe_card(uuid)
+        except Exception:  # noqa: BLE001 - the thread's outermost function: logged; the next probe tries again
+            self._report_failure("nvml-probe")
+        self._last_probed[index] = self._clock.now()
 
-    def _look_into(self, uuid: str) -> None:
+    def _probe_card(self, uuid: str) -> None:
         with self._lock:
-            handle, lasting = self._handles[uuid], self._faults.lasting(uuid)
+            handle, fault = self._handles[uuid], self._faults.persistent_fault(uuid)
         mig = _in_mig_mode(handle)
-        trouble = _trouble(handle) or (IN_MIG_MODE if mig else "")
-        marks = _marks(handle)
+        problem = _card_problem(handle) or (IN_MIG_MODE if mig else "")
+        indicators = _reset_indicators(handle)
         with self._lock:
-            self._faults.note(uuid, trouble)
-            if mig != (uuid in self._mig):
-                self._mig ^= {uuid}
+            self._faults.record(uuid, problem)
+            if mig != (uuid in self._mig_uuids):
+                self._mig_uuids ^= {uuid}
                 self._changed.set()
-            if lasting is not None:
-                self._faults.note_marks(uuid, lasting, marks)
-            self._marks[uuid] = marks
-            self._tell()
+            if fault is not None:
+                self._faults.clear_if_reset(uuid, fault, indicators)
+            self._indicators[uuid] = indicators
+            self._update_reasons()
 
-    def _note_silent(self, index: int) -> None:
+    def _mark_unresponsive(self, index: int) -> None:
         if index in self._missing:
-            self._leave_out(index, _HANGS)
+            self._mark_missing(index, _HANGS)
         with self._lock:
             for card in self._cards:
                 if card.index == index:
-                    self._faults.note(card.uuid, _HANGS)
-            self._tell()
+                    self._faults.record(card.uuid, _HANGS)
+            self._update_reasons()
 
-    def _failed(self, thread: str) -> None:
-        _log.exception("the cards' health is not looked at", thread=thread)
+    def _report_failure(self, thread: str) -> None:
+        _log.exception("failed to check the health of the cards", thread=thread)
         self._on_failure(thread)
 
-    def _known(self) -> dict[str, Any]:
+    def _handles_by_uuid(self) -> dict[str, Any]:
         with self._lock:
             return dict(self._handles)
 
-    def _tell(self) -> None:
-        """With the lock."""
+    def _update_reasons(self) -> None:
+        """Publish the reasons of the faults. Call with the lock held."""
         before, after = self._reasons, self._faults.reasons()
         for uuid in before.keys() | after.keys():
             if uuid not in after:
-                _log.info("card is well again", uuid=uuid)
+                _log.info("card is healthy again", uuid=uuid)
             elif before.get(uuid) != after[uuid]:
                 _log.error("card is unhealthy", uuid=uuid, reason=after[uuid])
         if before != after:
             self._reasons = after
             self._changed.set()
 
-    def _listen(self) -> None:
+    def _xid_loop(self) -> None:
         try:
             events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
-            _log.warning("no Xid events; health comes from probing alone", error=str(error))
+            _log.warning("no Xid events; health is checked by probing only", error=str(error))
             return
-        asked: set[str] = set()
+        registered: set[str] = set()
         try:
             while not self._closing.is_set():
                 try:
-                    self._ask_for_events(events, asked)
-                    self._take_event(events)
+                    self._register_events(events, registered)
+                    self._wait_event(events)
                 except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                    self._failed("nvml-xids")
+                    self._report_failure("nvml-xids")
                     self._clock.wait(self._closing, 1.0)
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
 
-    def _ask_for_events(self, events: Any, asked: set[str]) -> None:
-        for uuid, handle in self._known().items():
-            if uuid in asked:
+    def _register_events(self, events: Any, registered: set[str]) -> None:
+        for uuid, handle in self._handles_by_uuid().items():
+            if uuid in registered:
                 continue
-            asked.add(uuid)
-            ask = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
-            call = Call(ask, "nvml-call", self._clock)
+            registered.add(uuid)
+            register = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            call = Call(register, "nvml-call", self._clock)
             try:
-                if call.over(_ANSWER_SECONDS):
-                    call.answer()
+                if call.has_returned(_ANSWER_SECONDS):
+                    call.result()
             except pynvml.NVMLError as error:
-                # Some cards (vGPU guests) know no events. That is no fault of theirs.
-                _log.warning("the card reports no Xid events", uuid=uuid, error=str(error))
+                # Some cards (vGPU guests) have no events. That is not a fault.
+                _log.warning("card reports no Xid events", uuid=uuid, error=str(error))
 
-    def _take_event(self, events: Any) -> None:
+    def _wait_event(self, events: Any) -> None:
         try:
             event = pynvml.nvmlEventSetWait_v2(events, _EVENT_WAIT_MS)
         except pynvml.NVMLError_Timeout:
@@ -310,110 +318,112 @@ class NvmlGpus:
             _log.warning("waiting for Xid events failed", error=str(error))
             self._clock.wait(self._closing, 1.0)
             return
-        # Known by the handle that the event was asked for with: a card off the bus cannot say who it is.
-        known = {_address(handle): uuid for uuid, handle in self._known().items()}
-        self._take_xid(int(event.eventData), known[_address(event.device)])
+        # Identified by the handle that registered the event: a card off the bus cannot report its UUID.
+        known = {_handle_address(handle): uuid for uuid, handle in self._handles_by_uuid().items()}
+        self._handle_xid(int(event.eventData), known[_handle_address(event.device)])
 
-    def _take_xid(self, xid: int, uuid: str) -> None:
-        answer, meaning = xids.answer(xid), xids.describe(xid)
-        if answer is xids.XidEffect.GOES_ON:
-            _log.info("an Xid that leaves its card as it is", uuid=uuid, xid=xid, meaning=meaning)
+    def _handle_xid(self, xid: int, uuid: str) -> None:
+        effect, meaning = xids.classify(xid), xids.describe(xid)
+        if effect is xids.XidEffect.HARMLESS:
+            _log.info("ignored an Xid that does not affect its card", uuid=uuid, xid=xid, meaning=meaning)
             return
         with self._lock:
-            if answer is xids.XidEffect.NEEDS_RESET:
-                # The marks of the last look: after such an Xid a call on the card may never return.
-                self._faults.break_down(uuid, xid, self._marks.get(uuid) or Marks(load=_driver_load()))
+            if effect is xids.XidEffect.NEEDS_RESET:
+                # The indicators of the last probe: after such an Xid a call on the card may never return.
+                self._faults.record_needs_reset(
+                    uuid, xid, self._indicators.get(uuid) or ResetIndicators(driver_load=_driver_load())
+                )
             else:
-                self._faults.note(uuid, meaning)
-            self._tell()
+                self._faults.record(uuid, meaning)
+            self._update_reasons()
 
 
-def _address(handle: Any) -> int | None:
-    """What a handle is for NVML: one for each card, as long as the process lives."""
+def _handle_address(handle: Any) -> int | None:
+    """The address behind a handle: one for each card, as long as the process lives."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _trouble(handle: Any) -> str:
-    """In what way the card does not answer as it should; "" when it does."""
+def _card_problem(handle: Any) -> str:
+    """Why the card is not healthy, "" if it is."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
     except pynvml.NVMLError as error:
         return f"the card does not answer: {error}"
-    action = _answer(lambda: _recovery_action(handle))
+    action = _optional_number(lambda: _recovery_action(handle))
     if action:
         return f"the driver asks for recovery action {action} (1: reset, 2: reboot, 3: drain)"
-    if _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
-        return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); the card is to be replaced"
+    if _optional_number(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
+        return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); replace the card"
     return ""
 
 
 def _processes(handle: Any) -> list[Any]:
-    found = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    # Which of the two lists has the clients of MPS is not said; a driver without the second has them in the first.
+    processes = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    # MPS clients may be in either list; a driver without the second has them in the first.
     with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-        found += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-    return found
+        processes += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+    return processes
 
 
 def _in_mig_mode(handle: Any) -> bool:
-    return bool(_answer(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]))
+    return bool(_optional_number(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]))
 
 
-def _marks(handle: Any) -> Marks:
-    rows = _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[2])
-    pages = _answer(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+def _reset_indicators(handle: Any) -> ResetIndicators:
+    rows = _optional_number(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[2])
+    pages = _optional_number(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     counted = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-    action = _answer(lambda: _recovery_action(handle))
-    return Marks(
-        load=_driver_load(),
-        asked=None if action is None else int(action != 0),
-        pending=None if rows is None and pages is None else (rows or 0) + (pages or 0),
-        uncorrected=_answer(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, *counted)),
-        energy=_answer(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+    action = _optional_number(lambda: _recovery_action(handle))
+    return ResetIndicators(
+        driver_load=_driver_load(),
+        recovery_action=None if action is None else int(action != 0),
+        pending_repairs=None if rows is None and pages is None else (rows or 0) + (pages or 0),
+        uncorrected_errors=_optional_number(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, *counted)),
+        energy_mj=_optional_number(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
     )
 
 
-def _answer(question: Callable[[], Any]) -> int | None:
-    """None where the card, the driver or the binding has none."""
+def _optional_number(function: Callable[[], Any]) -> int | None:
+    """The number that `function` reads, None if the card, the driver or the binding does not have it."""
     try:
-        value = question()
+        number = function()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError):
         return None
-    return None if value is None else int(value)
+    return None if number is None else int(number)
 
 
 def _recovery_action(handle: Any) -> int | None:
-    """None where the driver does not say; 0: none is due."""
-    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-    return value.value.uiVal if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+    """The recovery action that the driver requests; 0: none, None: the driver does not report it."""
+    (field,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return field.value.uiVal if field.nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
 def _driver_load() -> str:
-    """Names the life of the driver that runs: the machine's, and the kernel module's, whose folder is made anew."""
-    found = []
+    """Identifies this load of the driver: the boot ID, and the inode of the kernel module's folder in sysfs."""
+    parts = []
     with contextlib.suppress(OSError):
-        found.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     with contextlib.suppress(OSError):
-        found.append(str(Path("/sys/module/nvidia").stat().st_ino))
-    return "/".join(found)
+        parts.append(str(Path("/sys/module/nvidia").stat().st_ino))
+    return "/".join(parts)
 
 
-def _describe(index: int, handle: Any, driver: str) -> GpuCard:
+def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
     properties = {"driver": driver}
 
-    def ask(name: str, question: Callable[[], object]) -> None:
-        # What a card or driver does not know is left out; no property is needed for sharing.
+    def add_property(name: str, question: Callable[[], object]) -> None:
+        # Properties that a card or driver does not have are left out; sharing needs none of them.
         with contextlib.suppress(pynvml.NVMLError, AttributeError):
             properties[name] = str(question())
 
     # Selectors of ResourceClasses name these: driver, clock (MHz, the highest of the SMs), architecture and
     # computeCapability. `clockMHz` is `clock` under its older name.
     for name in ("clock", "clockMHz"):
-        ask(name, lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
-    ask("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
-    ask("architecture", lambda: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), "unknown"))
-    ask("computeCapability", lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))))
+        add_property(name, lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    add_property("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
+    add_property("architecture", lambda: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), "unknown"))
+    add_property("computeCapability", lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))))
     minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
     path = f"/dev/nvidia{minor}"
     return GpuCard(
@@ -428,7 +438,7 @@ def _describe(index: int, handle: Any, driver: str) -> GpuCard:
 
 
 _ARCHITECTURES = {
-    value: name.removeprefix("NVML_DEVICE_ARCH_").capitalize()
-    for name, value in vars(pynvml).items()
+    number: name.removeprefix("NVML_DEVICE_ARCH_").capitalize()
+    for name, number in vars(pynvml).items()
     if name.startswith("NVML_DEVICE_ARCH_")
 }

@@ -1,7 +1,6 @@
-"""The seam between Cardwise and the cards of the machine it runs on.
+"""`Gpus`: the seam between Cardwise and the GPUs of the machine it runs on.
 
-Everything above it works alike on real cards and on simulated ones; one contract test is held against both
-(tests/gpus/test_contract.py).
+The parts above it behave alike on real and on simulated cards; tests/gpus/test_contract.py checks both implementations.
 """
 
 import threading
@@ -15,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 
 
 class GpusUnavailable(Exception):
-    """There is no way to ask for cards here; the message says what to do."""
+    """The cards of this machine cannot be read; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,11 @@ class DevicePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCard:
-    """A card as its driver describes it. `index` is its position in PCI bus order; `memory` its total in MiB."""
+    """A card as its driver describes it.
+
+    index: its position in PCI bus order.
+    memory: its total memory in MiB.
+    """
 
     index: int
     uuid: str
@@ -41,9 +44,10 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a card takes new shares; `reason` says why not, "" when it does.
+    """Whether a card takes new shares.
 
-    `mig`: the card is in MIG mode, so somebody else may give its slices to pods.
+    reason: why it takes none, "" if it does.
+    mig: whether the card is in MIG mode, so that another component may give its slices to pods.
     """
 
     healthy: bool
@@ -53,13 +57,13 @@ class Health:
 
 HEALTHY = Health(healthy=True)
 IN_MIG_MODE = (
-    "the card is in MIG mode, and Cardwise shares whole cards: end it (nvidia-smi -i N -mig 0), or leave the card to "
-    "NVIDIA's device plugin by --cards"
+    "the card is in MIG mode, and Cardwise shares whole cards: disable MIG (nvidia-smi -i N -mig 0), or leave the card "
+    "to NVIDIA's device plugin by --cards"
 )
 
 
 class ComputeMode(StrEnum):
-    """Which processes may open a card. EXCLUSIVE_PROCESS: only one; with MPS that is its server."""
+    """Which processes may use a card. EXCLUSIVE_PROCESS: only one; with MPS that is the MPS server."""
 
     DEFAULT = "Default"
     PROHIBITED = "Prohibited"
@@ -68,20 +72,24 @@ class ComputeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a card, by its PID in our own namespace; `memory` is None where the driver does not say."""
+    """A process on a card.
+
+    pid: in our own PID namespace.
+    memory: in MiB, None if the driver does not report it.
+    """
 
     pid: int
     memory: MiB | None
 
 
-class CardUnwilling(Exception):
-    """A card did not answer, or did not do as it was told; the message says why."""
+class CardError(Exception):
+    """A call on a card failed or did not return in time; the message says why."""
 
 
 class CardUse(Protocol):
-    """The processes on a card, and which may be there: what the MPS manager needs besides `Gpus`. From any thread.
+    """The processes on a card and its compute mode: what the MPS manager needs besides `Gpus`. Thread-safe.
 
-    Cards are named by UUID. All methods raise CardUnwilling.
+    Cards are named by UUID. All methods raise CardError.
     """
 
     def compute_mode(self, uuid: str) -> ComputeMode: ...
@@ -89,34 +97,35 @@ class CardUse(Protocol):
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None: ...
 
     def processes(self, uuid: str) -> list[GpuProcess]:
-        """Those that compute on the card, MPS clients and server included."""
+        """The compute processes on the card, MPS clients and server included."""
 
 
 class Gpus(Protocol):
-    """Cards and their health. Methods may be called from any thread."""
+    """The cards of a machine and their health. Thread-safe."""
 
     def cards(self) -> list[GpuCard]:
-        """All cards of this machine in the order of their index, sick ones included."""
+        """All cards of this machine in the order of their index, unhealthy ones included."""
 
-    def silent(self) -> list[int]:
-        """Indices of cards that are counted and not in `cards()`, since they have not answered yet: nobody knows their
-        UUIDs. Ask before `cards()`: where it is empty, `cards()` has all.
+    def unresponsive_indices(self) -> list[int]:
+        """The indices of cards that the driver counts but that have not answered yet, so their UUIDs are unknown.
+
+        Call this before `cards()`: if it is empty, `cards()` is complete.
         """
 
     def health(self) -> Mapping[str, Health]:
         """Health by card UUID, an entry for each of `cards()`."""
 
     def wait_change(self, timeout: float) -> bool:
-        """Blocks until cards or health may have changed, at most `timeout` seconds; whether they may have.
+        """Wait up to `timeout` seconds until cards or health may have changed; returns whether they may have.
 
-        For one waiting thread. `close` ends the wait.
+        Only one thread may wait. `close` ends the wait.
         """
 
     def close(self) -> None: ...
 
 
 class NoCards:
-    """`Gpus` of a node that shares no card (`--cards none`), so that nobody asks for a driver that may not be there."""
+    """`Gpus` of a node that shares no card (`--cards none`): no driver is needed."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._closed = threading.Event()
@@ -125,7 +134,7 @@ class NoCards:
     def cards(self) -> list[GpuCard]:
         return []
 
-    def silent(self) -> list[int]:
+    def unresponsive_indices(self) -> list[int]:
         return []
 
     def health(self) -> Mapping[str, Health]:

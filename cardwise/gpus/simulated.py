@@ -1,20 +1,20 @@
-"""Cards from a YAML file that is read again whenever it changes.
+"""Cards from a YAML file, which is read again whenever it changes.
 
-The way to have mixed cards, to add one and to make one sick without hardware: in tests, in the demo, and on a node
-without GPU. A file that cannot be read as cards never takes the last good ones away.
+Provides mixed cards, added cards and unhealthy cards without hardware: in tests, in the demo, and on nodes without a
+GPU. If a changed file cannot be read, the last good cards stay.
 
     cards:
       - index: 0
         uuid: GPU-11111111-1111-1111-1111-111111111111
         model: Tesla-P100
         memoryMiB: 16276
-        device: /path/to/device-node     # optional: what a container is given
-        containerPath: /dev/nvidia0      # optional: where it finds it; /dev/nvidia<index>
+        device: /path/to/device-node     # optional: the device node that a container gets
+        containerPath: /dev/nvidia0      # optional: its path in the container; /dev/nvidia<index>
         healthy: true                    # optional
         reason: ""                       # optional: why it is not healthy
         mig: false                       # optional: whether it is in MIG mode
         properties: {}                   # optional
-        processes: []                    # optional: who computes on it, such as {pid: 4711, memoryMiB: 300}
+        processes: []                    # optional: the compute processes on it, such as {pid: 4711, memoryMiB: 300}
 
 The compute mode of a card is kept in a file beside it (`<name>.modes`), since that of a real card outlives programs.
 """
@@ -34,7 +34,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
-    CardUnwilling,
+    CardError,
     ComputeMode,
     DevicePath,
     GpuCard,
@@ -49,7 +49,7 @@ _POLL_SECONDS = 0.2
 
 
 class InvalidCards(ValueError):
-    """A file of cards that is not usable; the message names the file, the line or the field, and the remedy."""
+    """A file of cards is not usable; the message names the file, the line or the field, and the remedy."""
 
 
 class _ProcessEntry(Struct, rename={"memory_mib": "memoryMiB"}, forbid_unknown_fields=True):
@@ -94,8 +94,8 @@ def _entries(text: str, source: str) -> list[_CardEntry]:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark is not None else source
-        raise InvalidCards(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        place = f"{source}:{mark.line + 1}" if mark is not None else source
+        raise InvalidCards(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
     try:
         return msgspec.convert(document, _CardsFile).cards
     except msgspec.ValidationError as error:
@@ -112,33 +112,33 @@ def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
         if entry.index < 0 or entry.index in indices:
             raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the cards from 0")
         if not entry.uuid or entry.uuid in health:
-            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each card one of its own")
+            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each card its own")
         if not _NAMEABLE.fullmatch(entry.uuid.lower()):
-            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} names no object; write letters, digits and dashes")
+            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} cannot name an object; write letters, digits and dashes")
         indices.add(entry.index)
-        inside = entry.container_path or f"/dev/nvidia{entry.index}"
+        container_path = entry.container_path or f"/dev/nvidia{entry.index}"
         cards.append(
             GpuCard(
                 index=entry.index,
                 uuid=entry.uuid,
                 model=entry.model,
                 memory=MiB(entry.memory_mib),
-                devices=(DevicePath(entry.device, inside),) if entry.device else (),
-                properties={key: str(value) for key, value in entry.properties.items()},
+                devices=(DevicePath(entry.device, container_path),) if entry.device else (),
+                properties={name: str(property_value) for name, property_value in entry.properties.items()},
             )
         )
-        trouble = "" if entry.healthy else entry.reason or "healthy: false in the file"
-        trouble = trouble or (IN_MIG_MODE if entry.mig else "")
-        health[entry.uuid] = Health(healthy=not trouble, reason=trouble, mig=entry.mig)
+        problem = "" if entry.healthy else entry.reason or "healthy: false in the file"
+        problem = problem or (IN_MIG_MODE if entry.mig else "")
+        health[entry.uuid] = Health(healthy=not problem, reason=problem, mig=entry.mig)
     cards.sort(key=lambda card: card.index)
     return cards, health
 
 
 class SimulatedGpus:
-    """`Gpus` of one file. Notices a change within a fifth of a second while someone waits."""
+    """`Gpus` and `CardUse` of one file. Notices a change within a fifth of a second while a thread waits."""
 
     def __init__(self, path: Path, *, clock: Clock = SYSTEM) -> None:
-        """Raises GpusUnavailable when there are no cards to begin with."""
+        """Read the cards. Raises GpusUnavailable if the file cannot be read."""
         self._path = path
         self._clock = clock
         self._modes_file = path.with_name(f"{path.name}.modes")
@@ -148,57 +148,57 @@ class SimulatedGpus:
         self._unreadable = False
         try:
             self._text = path.read_text()
-            self._take(self._text)
+            self._load(self._text)
         except (OSError, UnicodeDecodeError, InvalidCards) as error:
             raise GpusUnavailable(f"no simulated cards: {error}") from error
 
     def cards(self) -> list[GpuCard]:
-        return list(self._read()[0])
+        return list(self._reload()[0])
 
-    def silent(self) -> list[int]:
+    def unresponsive_indices(self) -> list[int]:
         return []
 
     def health(self) -> Mapping[str, Health]:
-        return dict(self._read()[1])
+        return dict(self._reload()[1])
 
     def wait_change(self, timeout: float) -> bool:
         deadline = self._clock.now() + timeout
         before = self._inventory
         while not self._closed.is_set():
-            if self._read() is not before:
+            if self._reload() is not before:
                 return True
-            left = deadline - self._clock.now()
-            if left <= 0:
+            remaining = deadline - self._clock.now()
+            if remaining <= 0:
                 return False
-            self._clock.wait(self._closed, min(_POLL_SECONDS, left))
+            self._clock.wait(self._closed, min(_POLL_SECONDS, remaining))
         return False
 
     def close(self) -> None:
         self._closed.set()
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        self._check(uuid)
+        self._check_present(uuid)
         with self._lock:
             return self._modes().get(uuid, ComputeMode.DEFAULT)
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        self._check(uuid)
+        self._check_present(uuid)
         with self._lock:
             modes = self._modes() | {uuid: mode}
-            scratch = self._modes_file.with_name(f"{self._modes_file.name}.{os.getpid()}")
+            temporary = self._modes_file.with_name(f"{self._modes_file.name}.{os.getpid()}")
             try:
-                scratch.write_bytes(msgspec.json.encode(modes))
-                scratch.replace(self._modes_file)
+                temporary.write_bytes(msgspec.json.encode(modes))
+                temporary.replace(self._modes_file)
             except OSError as error:
-                raise CardUnwilling(f"card {uuid}: its compute mode cannot be kept: {error}") from error
+                raise CardError(f"card {uuid}: its compute mode cannot be saved: {error}") from error
 
     def processes(self, uuid: str) -> list[GpuProcess]:
-        self._check(uuid)
+        self._check_present(uuid)
         return list(self._processes.get(uuid, ()))
 
-    def _check(self, uuid: str) -> None:
-        if all(card.uuid != uuid for card in self._read()[0]):
-            raise CardUnwilling(f"card {uuid} is not in {self._path}")
+    def _check_present(self, uuid: str) -> None:
+        if all(card.uuid != uuid for card in self._reload()[0]):
+            raise CardError(f"card {uuid} is not in {self._path}")
 
     def _modes(self) -> dict[str, ComputeMode]:
         try:
@@ -206,30 +206,31 @@ class SimulatedGpus:
         except (OSError, msgspec.DecodeError):
             return {}
 
-    def _take(self, text: str) -> None:
+    def _load(self, text: str) -> None:
         entries = _entries(text, str(self._path))
         self._inventory = _inventory(entries, str(self._path))
         self._processes = {
             entry.uuid: [
-                GpuProcess(one.pid, None if one.memory_mib is None else MiB(one.memory_mib)) for one in entry.processes
+                GpuProcess(process.pid, None if process.memory_mib is None else MiB(process.memory_mib))
+                for process in entry.processes
             ]
             for entry in entries
         }
 
-    def _read(self) -> CardsAndHealth:
+    def _reload(self) -> CardsAndHealth:
         with self._lock:
             stamp = _stamp(self._path)
-            # A file that was caught half-written is read again until it is whole, whatever its times say.
+            # A file that was read half-written is read again until it is complete, whatever its timestamps are.
             if stamp == self._stamp and not self._unreadable:
                 return self._inventory
             try:
                 text = self._path.read_text()
                 if text != self._text:
-                    self._take(text)
-                    _log.info("simulated cards read", path=str(self._path), cards=len(self._inventory[0]))
+                    self._load(text)
+                    _log.info("read the simulated cards", path=str(self._path), cards=len(self._inventory[0]))
             except (OSError, UnicodeDecodeError, InvalidCards) as error:
                 if stamp != self._stamp or not self._unreadable:
-                    _log.error("simulated cards unreadable; the last good ones stay", error=str(error))
+                    _log.error("failed to read the simulated cards; the last good ones stay", error=str(error))
                 self._unreadable = True
             else:
                 self._text = text
@@ -240,7 +241,7 @@ class SimulatedGpus:
 
 def _stamp(path: Path) -> _Stamp | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_ctime_ns
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns

@@ -1,7 +1,7 @@
-"""What NVIDIA's driver means by an Xid error: the application was wrong, the card needs a reset, or neither is known.
+"""What an Xid error of NVIDIA's driver means: harmless for the card, in need of a reset, or unknown.
 
-The driver reports all of them alike. Taking a card out for an application's page fault would let any tenant take cards
-from all others; giving one back whose memory is broken gives its next pod wrong results. The answers are those of
+The driver reports all Xids alike. Taking a card out for an application's page fault would let any tenant take cards
+from all others; keeping a card whose memory is broken gives its next pod wrong results. The classes are those of
 NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, immediate actions) for Ampere and newer.
 """
 
@@ -10,16 +10,16 @@ from typing import Final
 
 
 class XidEffect(Enum):
-    """What a card does after an Xid."""
+    """What an Xid means for its card."""
 
-    GOES_ON = "the process that caused it ends, or nothing does"
-    NEEDS_RESET = "until it was reset, or its node rebooted"
-    RESTS = "for a while, since nobody knows better"
+    HARMLESS = "the card stays; at most the process that caused it ends"
+    NEEDS_RESET = "no pods until the card is reset or its node rebooted"
+    UNKNOWN = "transient fault, since the meaning is unknown"
 
 
-# RESTART_APP in the catalogue, or IGNORE, which are news about repairs and about the driver. 109 is answered by a reset
-# there, and NVIDIA's own device plugin has it as an application's: where it is more, the driver asks for recovery.
-_GOES_ON: Final = frozenset(
+# RESTART_APP in the catalogue, or IGNORE: reports about repairs and about the driver. The catalogue answers 109 by a
+# reset, NVIDIA's own device plugin treats it as an application error; if it is more, the driver requests recovery.
+_HARMLESS: Final = frozenset(
     (
         *(8, 11, 13, 14, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80),
         *(*range(82, 87), 88, 89, 92, 93, 94, *range(96, 110), 121, *range(126, 136), 137, 139, 141),
@@ -27,7 +27,7 @@ _GOES_ON: Final = frozenset(
     )
 )
 # RESET_GPU, RESTART_BM and RESTART_VM in the catalogue, and the workflows of 48 and 74, which begin with a reset. Those
-# of 144 to 150 depend on what an event does not say: there, too, the driver asks for recovery.
+# of 144 to 150 depend on details that an event does not have: there, too, the driver requests recovery.
 _NEEDS_RESET: Final = frozenset((46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
 
 _MEANINGS: Final[dict[int, str]] = {
@@ -61,14 +61,14 @@ _MEANINGS: Final[dict[int, str]] = {
 }
 
 
-def answer(xid: int) -> XidEffect:
-    """An unknown one takes its card out for a while: better a card idle than a share on a broken one."""
-    if xid in _GOES_ON:
-        return XidEffect.GOES_ON
-    return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.RESTS
+def classify(xid: int) -> XidEffect:
+    """The effect of an Xid. An unknown one is a transient fault: better an idle card than a share on a broken one."""
+    if xid in _HARMLESS:
+        return XidEffect.HARMLESS
+    return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.UNKNOWN
 
 
 def describe(xid: int) -> str:
-    """For people: number and meaning."""
+    """The number and meaning of an Xid, for people."""
     meaning = _MEANINGS.get(xid, "see NVIDIA's Xid catalogue")
     return f"Xid {xid}: {meaning}"

@@ -1,23 +1,23 @@
-"""What a container learns about its share, and the hook that makes Python frameworks keep to it.
+"""A container's GPU share, and the hook that makes Python frameworks keep to it.
 
-Comes in: a container's environment and the share agent's file. Goes out: the share as a value, and
-limits of memory for the frameworks.
+Comes in: a container's environment and the share agent's file. Goes out: the share as a value, and memory limits for
+the frameworks.
 
-These files are mounted into users' images and run there with their Python. So they import the standard library only,
-nothing of Cardwise, and keep to the syntax of Python 3.7.
+These files are mounted into users' images and run there with the image's Python. So they import the standard library
+only, nothing else of Cardwise, and keep to the syntax of Python 3.7.
 
-    hook     the files that an image's Python finds by PYTHONPATH; nothing here imports them
-    laying   lays these files into one folder of the node
-    reading  a container's share, from its environment and the share agent's file
+    hook          the files that an image's Python finds by PYTHONPATH; nothing here imports them
+    installation  writes these files into one folder of the node
+    reading       reads a container's share from its environment and the share agent's file
 """
 
-# Where the folder of `laying.lay_out` is mounted, read-only, and what PYTHONPATH names.
+# Where the folder of `installation.lay_out` is mounted, read-only, and what PYTHONPATH names.
 MOUNT = "/run/cardwise/python"
 
-# What the share agent writes, and the variable that names another place.
+# The share agent's file, and the variable that overrides its path.
 SHARE_FILE = "/run/cardwise/share/share.json"
 ENV_SHARE_FILE = "CARDWISE_SHARE_FILE"
 
-# "off", or the frameworks that the hook handles, by comma; all of them where it is not set.
+# "off", or a comma-separated list of the frameworks that the hook handles. Unset: all of them.
 ENV_FRAMEWORKS = "CARDWISE_FRAMEWORKS"
 FRAMEWORKS = ("tensorflow", "torch", "jax", "cupy", "onnxruntime")

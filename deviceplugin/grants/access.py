@@ -18,7 +18,7 @@ from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
-from deviceplugin.sources.containers import Containers, RuntimeFacts, RuntimeSilent, serves_cdi
+from deviceplugin.sources.containers import Containers, RuntimeFacts, RuntimeUnavailable, serves_cdi
 
 _log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ def probe(containers: Containers, cdi_dir: Path) -> Access | None:
     """Asks the runtime; None while it is silent."""
     try:
         facts = containers.facts()
-    except RuntimeSilent as error:
+    except RuntimeUnavailable as error:
         _log.warning("the container runtime is silent; see --cri-socket", error=str(error))
         return None
     access, why = decide(facts)
@@ -137,8 +137,8 @@ class Delivery:
 
 def device_trouble(device: OtherDevice, access: Access | None) -> str:
     """Why no container can be given a device at present, "" when one can."""
-    if device.trouble:
-        return device.trouble
+    if device.problem:
+        return device.problem
     if access is Access.ENV:
         return NO_CDI
     try:

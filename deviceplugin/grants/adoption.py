@@ -13,14 +13,14 @@ from cardwise.core.api import assignment as codec
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.prestart import StartRefused, grant_of
 from deviceplugin.sources.containers import Sandbox
-from deviceplugin.sources.kubelet import KnownContainer
+from deviceplugin.sources.kubelet import CheckpointContainer
 from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
 
 def missing(
-    known: Mapping[str, Sequence[KnownContainer]], pods: Mapping[str, NodePod], granted: set[tuple[str, str]]
+    known: Mapping[str, Sequence[CheckpointContainer]], pods: Mapping[str, NodePod], granted: set[tuple[str, str]]
 ) -> list[Grant]:
     """The grants that are missing for the checkpoint's containers. Pure."""
     slots: dict[tuple[str, str], list[str]] = {}
@@ -59,7 +59,7 @@ def left_over(sandboxes: Iterable[Sandbox], alive: Mapping[str, set[str]], grant
 
 
 def adopt(
-    known: Mapping[str, Sequence[KnownContainer]],
+    known: Mapping[str, Sequence[CheckpointContainer]],
     pods: Pods,
     grants: GrantStore,
     sandboxes: Sequence[Sandbox],

@@ -16,7 +16,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.wording import quoted
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
 SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
@@ -118,7 +118,7 @@ class MpsWait:
 
     def _look(self, grant: Grant, wanted: MpsState | None) -> Readiness:
         if wanted is None:
-            closed = any(mpsnode.left_closed(self._root, share.uuid) for share in grant.shares)
+            closed = any(mpsfiles.is_left_closed(self._root, share.uuid) for share in grant.shares)
             return Readiness(mps.LEFT_CLOSED if closed and not grant.is_agent else "")
         if grant.is_agent:
             return self._look_for_agent(grant, wanted)
@@ -156,11 +156,13 @@ class MpsWait:
 
     def _homes(self, shares: Sequence[CardShare]) -> list[Path | None]:
         """The folders of the daemons that serve these cards, each once."""
-        return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
+        return list(dict.fromkeys(mpsfiles.find_daemon_state(self._root, share.uuid)[0] for share in shares))
 
     def _problem(self, shares: Sequence[CardShare], wanted: MpsState) -> str:
         problems = (
-            mpsnode.problem(self._root, share.uuid, wanted=wanted, need=share.mem, clock=self._mps_clock)
+            mpsfiles.unready_reason(
+                self._root, share.uuid, required_state=wanted, memory_limit=share.mem, clock=self._mps_clock
+            )
             for share in shares
         )
         return next(filter(None, problems), "")

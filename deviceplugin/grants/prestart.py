@@ -32,7 +32,13 @@ from deviceplugin.grants.grants import (
 )
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait, NotYet
-from deviceplugin.sources.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
+from deviceplugin.sources.kubelet import (
+    CheckpointContainer,
+    Holders,
+    Kubelet,
+    KubeletUnavailable,
+    PodResourcesContainer,
+)
 from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
@@ -50,7 +56,9 @@ class StartRefused(Exception):
     """The container may not start now; the message is for the pod's events."""
 
 
-def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]) -> tuple[NamedContainer, str]:
+def identify(
+    slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]
+) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
     `pod_of` tells "namespace/name" of a pod UID, None if unknown; it decides between entries of the checkpoint that the
@@ -58,11 +66,11 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
     """
     if not slots:
         raise StartRefused("the kubelet named no device")
-    named: dict[NamedContainer, None] = {}
-    known: dict[KnownContainer, None] = {}
+    named: dict[PodResourcesContainer, None] = {}
+    known: dict[CheckpointContainer, None] = {}
     for slot in slots:
-        named |= dict.fromkeys(holders.named.get(slot, ()))
-        known |= dict.fromkeys(holders.known.get(slot, ()))
+        named |= dict.fromkeys(holders.pod_resources.get(slot, ()))
+        known |= dict.fromkeys(holders.checkpoint.get(slot, ()))
     what = f"share slot {', '.join(slots)}"
     if not named:
         raise StartRefused(f"the kubelet does not list a container with {what} yet")
@@ -193,7 +201,7 @@ class PreStart:
         began = self._clock.now()
         try:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
-        except KubeletSilent as error:
+        except KubeletUnavailable as error:
             raise StartRefused(str(error)) from error
         structlog.contextvars.bind_contextvars(pod=f"{who.namespace}/{who.pod}", uid=uid)  # of all lines of this call
         grant, pod = self._order(who, uid, slots)
@@ -247,11 +255,11 @@ class PreStart:
         pod = self._pods.known(uid)
         return None if pod is None else pod.pod
 
-    def _order(self, who: NamedContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, NodePod | None]:
+    def _order(self, who: PodResourcesContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, NodePod | None]:
         """The grant to make, and the pod unless only the disk remembers it."""
         before = self._grants.get(uid, who.container)
         try:
-            pod = self._pods.find(who.namespace, who.pod, uid)
+            pod = self._pods.get_pod(who.namespace, who.pod, uid)
         except errors.KubeError as error:
             # A restart of a container needs no API server: the order is the one it was started with.
             if before is None or (before.namespace, before.name) != (who.namespace, who.pod):

@@ -19,7 +19,7 @@ from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Grant, GrantStore, by_pod
-from deviceplugin.sources.containers import Containers, RuntimeSilent
+from deviceplugin.sources.containers import Containers, RuntimeUnavailable
 from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
@@ -86,8 +86,8 @@ class Releaser:
         if not ended:
             return answered
         try:
-            alive = self._containers.alive(ended)
-        except RuntimeSilent as error:
+            alive = self._containers.live_containers(ended)
+        except RuntimeUnavailable as error:
             if not self._silent:
                 _log.error("shares of ended pods stay held: the container runtime is silent", error=str(error))
             self._silent = str(error)
@@ -124,7 +124,7 @@ class Releaser:
                 return True  # an object that is gone never comes back under its UID
         try:
             # Not in the reflector can also mean: not yet. The kubelet may know a pod before we do.
-            found = self._pods.ask(grants[0].namespace, grants[0].name, uid)
+            found = self._pods.fetch_pod(grants[0].namespace, grants[0].name, uid)
         except errors.KubeError as error:
             _log.warning("is the pod gone? the API server does not say", pod=grants[0].pod, uid=uid, error=str(error))
             return None

@@ -1,9 +1,9 @@
-"""What the kubelet calls: the DevicePlugin service with its slots, and its registration.
+"""The DevicePlugin service that the kubelet calls, with its slots, and its registration with the kubelet.
 
-Comes in: Allocate and PreStartContainer, which know nothing but slots. Goes out: CDI devices, once `grants` has found
-whose slot it is.
+Comes in: Allocate and PreStartContainer, which name only slots. Goes out: CDI devices, once `grants` has identified the
+container that has a slot.
 
     server        the gRPC service
-    slots         names, number and list of the slots
+    slots         the IDs and the list of the slots
     registration  registers with the kubelet, again when the kubelet or this process was restarted
 """

@@ -1,9 +1,9 @@
 """Keeps the device plugin registered with the kubelet, through restarts of both.
 
 The kubelet forgets plugins when it restarts, deletes every socket in the folder when it starts, and can lose a plugin
-without either noticing: until Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
-registration has a socket of its own, and is made again when kubelet.sock is another one, our socket is gone, the
-kubelet's stream has ended, or the node goes on showing no slots.
+without either noticing: before Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
+registration has its own socket, and is repeated when kubelet.sock was replaced, our socket is gone, the kubelet's
+stream has ended, or the node keeps reporting no slots.
 """
 
 import os
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 API_VERSION = "v1beta1"
 _SERVICE = wire.DESCRIPTOR.services_by_name["Registration"]
-PREFIX = "cardwise-share-"
+SOCKET_PREFIX = "cardwise-share-"
 _POLL_SECONDS = 0.25
 _REGISTER_TIMEOUT = 10.0
 _STREAM_SECONDS = 3.0  # the kubelet connects back within a second
@@ -35,49 +35,53 @@ _ZERO_SECONDS = 30.0  # the kubelet reports its node every 10 s
 SocketIdentity = tuple[int, int, int]
 
 
-def identity(socket: Path) -> SocketIdentity | None:
-    """What tells one socket from the next at the same path; None where there is none. An inode alone may recur."""
+def socket_identity(socket: Path) -> SocketIdentity | None:
+    """Identifies a socket among successive ones at the same path; None if there is none. An inode alone may recur."""
     try:
-        found = socket.stat()
+        status = socket.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What is seen of a registration. Times in seconds, None: not so at present."""
+class RegistrationState:
+    """The observed state of a registration.
+
+    no_stream_seconds: how long the kubelet has had no stream, None if it has one.
+    zero_slots_seconds: how long the node has reported 0 slots, None if it does not.
+    """
 
     kubelet: SocketIdentity | None
     registered_with: SocketIdentity | None
     own_socket: bool
-    without_stream: float | None
-    showing_zero: float | None
+    no_stream_seconds: float | None
+    zero_slots_seconds: float | None
 
 
-def why_again(sight: Sight) -> str:
-    """Why we have to register (again), "" when we need not or cannot. Pure."""
-    if sight.kubelet is None:
+def reregister_reason(state: RegistrationState) -> str:
+    """Why the plugin has to register (again), "" if it need not or cannot. Pure."""
+    if state.kubelet is None:
         return ""
-    if sight.registered_with is None:
+    if state.registered_with is None:
         return "not registered"
-    if sight.kubelet != sight.registered_with:
-        return "kubelet.sock is another one: the kubelet has restarted"
-    if not sight.own_socket:
+    if state.kubelet != state.registered_with:
+        return "kubelet.sock was replaced: the kubelet has restarted"
+    if not state.own_socket:
         return "our socket was removed"
-    if sight.without_stream is not None and sight.without_stream >= _STREAM_SECONDS:
+    if state.no_stream_seconds is not None and state.no_stream_seconds >= _STREAM_SECONDS:
         return "the kubelet's stream has ended"
-    if sight.showing_zero is not None and sight.showing_zero >= _ZERO_SECONDS:
-        return f"the node goes on showing no {names.SHARE}"
+    if state.zero_slots_seconds is not None and state.zero_slots_seconds >= _ZERO_SECONDS:
+        return f"the node keeps reporting no {names.SHARE}"
     return ""
 
 
 class NotRegistered(Exception):
-    """The kubelet did not take the registration, or it is too early for one."""
+    """The kubelet rejected the registration, or it is too early for one."""
 
 
 class Registration:
-    """One thread. `serve` makes the server for a socket path, None while it is too early to serve."""
+    """Keeps the plugin registered, in one thread. `serve` creates the server of a socket, None if it is too early."""
 
     def __init__(
         self,
@@ -92,13 +96,13 @@ class Registration:
         self._share_allocatable = share_allocatable
         self._server: PluginServer | None = None
         self._registered_with: SocketIdentity | None = None
-        self._stream_lost: float | None = None
-        self._zero_since: float | None = None
-        self._count = 0
+        self._no_stream_since: float | None = None
+        self._zero_slots_since: float | None = None
+        self._socket_count = 0
         self._clock = clock
         self._loop = Loop(
             "registration",
-            self._look_after_it,
+            self._register_if_needed,
             failed="registration failed",
             failures=metrics.FAILURES,
             expected=(NotRegistered, OSError),
@@ -115,49 +119,52 @@ class Registration:
 
     @property
     def problem(self) -> str:
-        """Why the kubelet does not count on us at present, "" when it does."""
+        """Why the plugin is not registered at present, "" if it is."""
         server = self._server
         if self._registered_with is None or server is None:
             return f"not registered with the kubelet at {self._kubelet_socket}"
-        if identity(self._kubelet_socket) != self._registered_with:
-            return f"the kubelet at {self._kubelet_socket} is gone or new"
+        if socket_identity(self._kubelet_socket) != self._registered_with:
+            return f"the kubelet at {self._kubelet_socket} is gone or has restarted"
         return "" if server.streams else "the kubelet has not connected back"
 
-    def _look_after_it(self) -> None:
-        why = why_again(self._look())
-        if why:
-            _log.info("registering", why=why)
+    def _register_if_needed(self) -> None:
+        reason = reregister_reason(self._observe())
+        if reason:
+            _log.info("registering with the kubelet", reason=reason)
             self._register()
 
-    def _look(self) -> Sight:
+    def _observe(self) -> RegistrationState:
         now = self._clock.now()
         server = self._server
         if server is None or server.streams:
-            self._stream_lost = None
-        elif self._stream_lost is None:
-            self._stream_lost = now
+            self._no_stream_since = None
+        elif self._no_stream_since is None:
+            self._no_stream_since = now
         if self._share_allocatable() != "0" or server is None or not server.streams:
-            self._zero_since = None
-        elif self._zero_since is None:
-            self._zero_since = now
-        return Sight(
-            kubelet=identity(self._kubelet_socket),
+            self._zero_slots_since = None
+        elif self._zero_slots_since is None:
+            self._zero_slots_since = now
+        return RegistrationState(
+            kubelet=socket_identity(self._kubelet_socket),
             registered_with=self._registered_with,
             own_socket=server is not None and server.socket.exists(),
-            without_stream=None if self._stream_lost is None else now - self._stream_lost,
-            showing_zero=None if self._zero_since is None else now - self._zero_since,
+            no_stream_seconds=None if self._no_stream_since is None else now - self._no_stream_since,
+            zero_slots_seconds=None if self._zero_slots_since is None else now - self._zero_slots_since,
         )
 
     def _register(self) -> None:
-        """Raises NotRegistered or OSError."""
-        # The old stream ends first: the kubelet up to 1.36 takes a late end for the new plugin's.
+        """Register with the kubelet on a new socket. Raises NotRegistered or OSError."""
+        # End the old stream first: kubelets up to 1.36 take its late end for the new plugin's.
         self._end_server(grace=0.5)
-        kubelet = identity(self._kubelet_socket)
-        self._count += 1
-        socket = self._folder / f"{PREFIX}{os.getpid()}-{self._clock.wall_ns() // 1_000_000 % 10**9}-{self._count}.sock"
+        kubelet = socket_identity(self._kubelet_socket)
+        self._socket_count += 1
+        socket = (
+            self._folder
+            / f"{SOCKET_PREFIX}{os.getpid()}-{self._clock.wall_ns() // 1_000_000 % 10**9}-{self._socket_count}.sock"
+        )
         server = self._serve(socket)
         if server is None:
-            raise NotRegistered("the container runtime has not said yet how containers get their cards")
+            raise NotRegistered("the container runtime has not answered yet whether it serves CDI")
         self._remove_stale()
         server.start()
         self._server = server
@@ -170,8 +177,8 @@ class Registration:
         except grpc.RpcError as error:
             raise NotRegistered(error.details()) from error
         self._registered_with = kubelet
-        self._stream_lost = self._zero_since = None
-        _log.info("registered", resource=names.SHARE, socket=socket.name)
+        self._no_stream_since = self._zero_slots_since = None
+        _log.info("registered with the kubelet", resource=names.SHARE, socket=socket.name)
 
     def _end_server(self, grace: float) -> None:
         server, self._server = self._server, None
@@ -180,6 +187,6 @@ class Registration:
             server.stop(grace)
 
     def _remove_stale(self) -> None:
-        """Sockets of earlier processes of ours, which were killed. One agent runs on a node."""
-        for path in self._folder.glob(f"{PREFIX}*.sock"):
+        """Remove the sockets of earlier, killed processes of this plugin. Only one runs on a node."""
+        for path in self._folder.glob(f"{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The DevicePlugin gRPC service on one socket: five verbs that know nothing but slots.
+"""The DevicePlugin gRPC service on one socket. Its methods know only slots.
 
-Allocate answers at once and from its arguments alone, because the kubelet calls it without a deadline and admits no pod
-meanwhile. All thought is in PreStartContainer, whose failure is retried.
+Allocate answers at once and from its arguments alone, because the kubelet calls it without a deadline and admits no
+other pod meanwhile. All decisions are in PreStartContainer, which the kubelet retries.
 """
 
 import threading
@@ -32,7 +32,7 @@ _SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
 
 
 class PluginServer:
-    """Serves from `start` to `stop`; a new one, with a new socket, for each registration."""
+    """Serves one registration, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class PluginServer:
         prestart: Callable[[Sequence[str], Active], object],
     ) -> None:
         self.socket = socket
-        self._listing = slots.listing(slot_ids)
-        self._known = frozenset(slot_ids)
+        self._device_list = slots.device_list(slot_ids)
+        self._slot_ids = frozenset(slot_ids)
         self._access = access
         self._prestart = prestart
         self._lock = threading.Lock()
-        self._streams: set[threading.Event] = set()  # each is set when its stream is to end
+        self._streams: set[threading.Event] = set()  # each is set to end its stream
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc")
         self._server = grpc.server(self._threads, options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
     def start(self) -> None:
-        """Raises OSError."""
+        """Listen on the socket. Raises OSError."""
         try:
             self._server.add_insecure_port(f"unix:{self.socket}")
         except RuntimeError as error:
@@ -62,25 +62,25 @@ class PluginServer:
         self._server.start()
 
     def stop(self, grace: float = 0.0) -> None:
-        """Ends the streams, lets calls under way finish for `grace` seconds, and removes the socket."""
+        """End the streams, wait up to `grace` seconds for running calls, and remove the socket."""
         with self._lock:
-            for ended in self._streams:
-                ended.set()
+            for end_event in self._streams:
+                end_event.set()
         self._server.stop(grace).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.socket.unlink(missing_ok=True)
 
     @property
     def streams(self) -> int:
-        """How many ListAndWatch streams are open: the kubelet holds one while it counts on us."""
+        """The number of open ListAndWatch streams: the kubelet keeps one while the plugin is registered."""
         with self._lock:
-            return sum(not ended.is_set() for ended in self._streams)
+            return sum(not end_event.is_set() for end_event in self._streams)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # Requests are decoded here, not by gRPC, which would log a traceback for every malformed one.
-        def unary(verb: Callable[[Any, Active], Any], kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+        def unary(method: Callable[[Any, Active], Any], request_type: Any) -> "grpc.RpcMethodHandler[Any, Any]":
             def handle(body: bytes, context: grpc.ServicerContext) -> Any:
-                return _answer(verb, kind, body, context)
+                return _handle_call(method, request_type, body, context)
 
             return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
 
@@ -97,61 +97,63 @@ class PluginServer:
         )
 
     def _list_and_watch(self, _: bytes, context: grpc.ServicerContext) -> Iterator[wire.ListAndWatchResponse]:
-        ended = threading.Event()
-        if not context.add_callback(ended.set):
+        end_event = threading.Event()
+        if not context.add_callback(end_event.set):
             return
         with self._lock:
-            self._streams.add(ended)
+            self._streams.add(end_event)
         try:
-            yield self._listing
-            ended.wait()  # slots never change: the stream itself is the message that we are here
+            yield self._device_list
+            end_event.wait()  # slots never change: the open stream itself tells the kubelet that the plugin is alive
         finally:
             with self._lock:
-                self._streams.discard(ended)
+                self._streams.discard(end_event)
 
     def _allocate(self, request: wire.AllocateRequest, _: Active) -> wire.AllocateResponse:
-        answer = wire.AllocateResponse()
+        response = wire.AllocateResponse()
         for container in request.container_requests:
-            unknown = [slot for slot in container.devices_ids if slot not in self._known]
+            unknown = [slot for slot in container.devices_ids if slot not in self._slot_ids]
             if unknown:
-                raise _Invalid(f"no such share slot: {quoted(unknown)}")
-            reply = answer.container_responses.add()
+                raise _InvalidRequest(f"no such share slot: {quoted(unknown)}")
+            container_response = response.container_responses.add()
             if self._access is Access.CDI:
                 for slot in container.devices_ids:
-                    reply.cdi_devices.add(name=cdi.device_name(slot))
-        return answer
+                    container_response.cdi_devices.add(name=cdi.device_name(slot))
+        return response
 
     def _pre_start_container(
         self, request: wire.PreStartContainerRequest, active: Active
     ) -> wire.PreStartContainerResponse:
-        unknown = [slot for slot in request.devices_ids if slot not in self._known]
+        unknown = [slot for slot in request.devices_ids if slot not in self._slot_ids]
         if unknown or not request.devices_ids:
-            raise _Invalid(f"no such share slot: {quoted(unknown)}" if unknown else "no share slot was named")
+            raise _InvalidRequest(f"no such share slot: {quoted(unknown)}" if unknown else "no share slot was named")
         self._prestart(tuple(request.devices_ids), active)
         return wire.PreStartContainerResponse()
 
 
-class _Invalid(Exception):
-    """A request that the kubelet would not make."""
+class _InvalidRequest(Exception):
+    """A request that no kubelet makes."""
 
 
-def _answer(verb: Callable[[Any, Active], Any], kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
-    code, why = grpc.StatusCode.INTERNAL, ""
+def _handle_call(
+    method: Callable[[Any, Active], Any], request_type: Any, body: bytes, context: grpc.ServicerContext
+) -> Any:
+    code, reason = grpc.StatusCode.INTERNAL, ""
     structlog.contextvars.clear_contextvars()  # the thread's last call was about another pod
     try:
-        return verb(kind.FromString(body), context.is_active)
+        return method(request_type.FromString(body), context.is_active)
     except DecodeError:
-        code, why = grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}"
-    except _Invalid as error:
-        code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        code, reason = grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a {request_type.DESCRIPTOR.full_name}"
+    except _InvalidRequest as error:
+        code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
     except StartRefused as error:
-        code, why = grpc.StatusCode.FAILED_PRECONDITION, str(error)
-        _log.warning("a container may not start yet", why=why)
+        code, reason = grpc.StatusCode.FAILED_PRECONDITION, str(error)
+        _log.warning("refused to start a container", reason=reason)
     except Exception as error:  # noqa: BLE001 - the outermost frame of this call: logged and answered
-        _log.exception("a call failed")
-        why = f"Cardwise's device plugin failed: {quoted(error)}; see its log"
-    # Outside of the except clauses, so that gRPC's way of ending a call is not taken for a failure of ours.
-    context.abort(code, message(why))  # for the kubelet's event
+        _log.exception("failed to handle a call of the kubelet")
+        reason = f"Cardwise's device plugin failed: {quoted(error)}; see its log"
+    # Outside of the except clauses, since `abort` itself raises.
+    context.abort(code, message(reason))  # for the kubelet's event
     return None  # never reached: abort raises
 
 

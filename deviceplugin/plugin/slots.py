@@ -1,4 +1,4 @@
-"""The share slots: device IDs without meaning, for which the kubelet calls us and names the container.
+"""The share slots: device IDs without meaning, for which the kubelet calls the plugin and names the container.
 
 Short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
 MaxCallRecvMsgSize).
@@ -14,25 +14,25 @@ DEFAULT_COUNT = 512
 
 
 class TooManySlots(ValueError):
-    """The list of slots would not reach the kubelet."""
+    """The list of slots is larger than the kubelet accepts."""
 
 
 def slot_ids(count: int) -> tuple[str, ...]:
-    """`s001` and so on. Raises TooManySlots or ValueError."""
+    """The IDs of `count` slots: `s001` and so on. Raises TooManySlots or ValueError."""
     if count < 1:
-        raise ValueError(f"{count} slots: write at least 1, one for each container that may use a card at a time")
+        raise ValueError(f"{count} slots: write at least 1: one for each container that may use a GPU at a time")
     width = max(3, len(str(count)))
     ids = tuple(f"s{number:0{width}}" for number in range(1, count + 1))
     # Every entry is about as long as the last, so a huge count is refused before it is built.
-    size = len(listing(ids[-1:]).SerializeToString()) * count
+    size = len(device_list(ids[-1:]).SerializeToString()) * count
     if size > MAX_LIST_BYTES:
         raise TooManySlots(
-            f"{count} slots make a message of {size} bytes, the kubelet takes {MAX_LIST_BYTES}: "
+            f"{count} slots make a message of {size} bytes, the kubelet accepts {MAX_LIST_BYTES}: "
             f"write at most {MAX_LIST_BYTES * count // size}"
         )
     return ids
 
 
-def listing(ids: Sequence[str]) -> wire.ListAndWatchResponse:
-    """What ListAndWatch answers. Slots are always healthy: a sick card is told in its ExtendedResource."""
+def device_list(ids: Sequence[str]) -> wire.ListAndWatchResponse:
+    """The response of ListAndWatch. Slots are always healthy: the health of a card is in its ExtendedResource."""
     return wire.ListAndWatchResponse(devices=[wire.Device(ID=slot, health=HEALTHY) for slot in ids])

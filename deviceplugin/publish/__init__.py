@@ -1,10 +1,10 @@
-"""Writes what the cluster knows of this node: capacities, labels, an ExtendedResource for each card, marks on pods.
+"""Publishes this node to the cluster: node capacities and label, an ExtendedResource per card, marks on pods, metrics.
 
 Comes in: the hardware, grants and pods. Goes out: writes to the API server, and metrics.
 
-Read first: `cards` (what is told, pure), then `inventory` (when it is written).
+Read first: `cards` (which objects should exist, pure), then `inventory` (writes them).
 
-Of the node: `node` (capacities, label), `handover` (gpushare's plugin was here before), `shutdown`. Of cards:
-`cardlevels` (their load), `cordons`, `stalemps` (MPS statuses nobody keeps). Of pods: `marking`. `writes` holds back
-what repeats a write; `metrics` are ours.
+Node: `node` (capacities, label), `handover` (from gpushare's device plugin), `shutdown`. Cards: `cardlevels` (their
+load), `cordons`, `stalemps` (MPS statuses that no manager updates). Pods: `marking`. `writes` holds back repeated
+writes; `metrics` are those of the device plugin.
 """

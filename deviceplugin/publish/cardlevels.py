@@ -1,7 +1,7 @@
 """The load of each card of this node, by the pods on the node and the grants on its disk. Pure.
 
-Counted anew at each scrape, apart from the extender's ledger, so that the two can be compared: what the extender writes
-into an ExtendedResource must agree with these numbers.
+Computed at each scrape, independently of the extender's cache, so that the two can be compared: the numbers that the
+extender writes into an ExtendedResource must agree with these.
 """
 
 from collections import Counter
@@ -18,7 +18,13 @@ from deviceplugin.sources.pods import NodePod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLevel:
-    """`used` MiB and `core` percent of the SMs by `shares` containers; `granted`: MiB of those that have started."""
+    """The load of a card.
+
+    used: MiB that pods request.
+    granted: MiB of containers that have started.
+    shares: number of containers with a share.
+    core: percent of the SMs that pods request.
+    """
 
     card: GpuCard
     healthy: bool
@@ -29,14 +35,14 @@ class CardLevel:
 
     @property
     def free(self) -> int:
-        """MiB."""
+        """Free memory in MiB."""
         return max(0, self.card.memory - self.used)
 
 
 def levels(
     cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
-    """The levels of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
+    """The load of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
     cards = list(cards)
     uuid_of = {card.index: card.uuid for card in cards}
     used: Counter[str] = Counter()
@@ -44,23 +50,23 @@ def levels(
     shares: Counter[str] = Counter()
     core: Counter[str] = Counter()
     holders = by_pod(grants)
-    living: set[str] = set()
+    living_uids: set[str] = set()
     for pod in pods:
         if pod.finished:
             continue
-        living.add(pod.uid)
-        for share in _assigned(pod):
+        living_uids.add(pod.uid)
+        for share in _assigned_shares(pod):
             uuid = share.uuid_by(uuid_of)
             used[uuid] += share.mem
             shares[uuid] += 1
             core[uuid] += share.core
     for uid, grant in holders.items():
-        for mine in grant.pod_shares:
-            granted[mine.uuid] += mine.mem
-            if uid not in living:
-                used[mine.uuid] += mine.mem
-                shares[mine.uuid] += 1
-                core[mine.uuid] += mine.core
+        for share in grant.pod_shares:
+            granted[share.uuid] += share.mem
+            if uid not in living_uids:
+                used[share.uuid] += share.mem
+                shares[share.uuid] += 1
+                core[share.uuid] += share.core
     return [
         CardLevel(
             card=card,
@@ -74,10 +80,10 @@ def levels(
     ]
 
 
-def _assigned(pod: NodePod) -> Iterator[CardShare]:
+def _assigned_shares(pod: NodePod) -> Iterator[CardShare]:
     try:
-        found = assignment.decode(pod.annotations)
+        decoded = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
-        return  # the extender tells of it, and no container of such a pod starts
-    if found is not None:
-        yield from found.shares()
+        return  # the extender reports it, and no container of such a pod starts
+    if decoded is not None:
+        yield from decoded.shares()

@@ -1,6 +1,6 @@
-"""The objects that this node writes of its cards and devices: node capacities and an ExtendedResource each. Pure.
+"""The desired objects of this node's cards and devices: node capacities, and an ExtendedResource for each. Pure.
 
-The rules without an API server; `inventory` carries them out.
+`inventory` writes them to the API server.
 """
 
 from collections import Counter
@@ -19,72 +19,83 @@ from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
-_MANY = 1_000_000  # more pods than a node can have
+_UNLIMITED = 1_000_000  # more pods than a node can have
 
-_GONE = Health(
+_MISSING_CARD = Health(
     healthy=False,
-    reason="the card is not on the node any more, or --cards leaves it out; it stays listed while pods hold a share",
+    reason="the card is no longer on the node, or --cards leaves it out; it stays listed while pods hold a share",
 )
-_GONE_DEVICE = Health(
+_MISSING_DEVICE = Health(
     healthy=False,
-    reason="the device is not on the node any more, or --devices leaves it out; it stays listed while a pod holds it",
+    reason="the device is no longer on the node, or --devices leaves it out; it stays listed while a pod holds it",
 )
 
 
-def capacities(sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
-    """Node capacities of cards of these MiB, sick ones included. `core`: percent of the SMs of each.
+def capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
+    """The node's capacities for cards, unhealthy ones included.
 
-    Never below what the node's living pods ask for: a kubelet that restarts admits its pods again and fails those that
-    do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
+    card_sizes: MiB of each card.
+    core: percent of each card's SMs that may be allocated.
+
+    Never below the requests of the node's living pods: a kubelet that restarts admits its pods again and fails those
+    that do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
     """
     sums = {
-        names.GPU_MEM: sum(sizes),
-        names.GPU_COUNT: len(sizes),
-        names.GPU_CORE: core * len(sizes),
-        names.WHOLE_GPU: len(sizes),
+        names.GPU_MEM: sum(card_sizes),
+        names.GPU_COUNT: len(card_sizes),
+        names.GPU_CORE: core * len(card_sizes),
+        names.WHOLE_GPU: len(card_sizes),
     }
-    living = [pod for pod in pods if not pod.finished]
-    return {name: str(max(total, sum(pod.requests.get(name, 0) for pod in living))) for name, total in sums.items()}
+    living_pods = [pod for pod in pods if not pod.finished]
+    return {
+        name: str(max(total, sum(pod.requests.get(name, 0) for pod in living_pods))) for name, total in sums.items()
+    }
 
 
 def class_capacities(
-    members: Iterable[tuple[MiB, Iterable[ResourceClass]]] | None, pods: Iterable[NodePod], now: Mapping[str, str]
+    classes_by_card: Iterable[tuple[MiB, Iterable[ResourceClass]]] | None,
+    pods: Iterable[NodePod],
+    current: Mapping[str, str],
 ) -> dict[str, str]:
-    """Node capacities of ResourceClasses: as many as containers on the cards and devices can ask for at once.
+    """The node's capacities for ResourceClasses: the maximum number that containers can request at once.
 
-    `members` are the MiB and the classes of each card and device, None while nobody knows them; what the node says
-    `now` stays then. As with `capacities`, never below what living pods ask for. A class without either is left out,
-    and its capacity goes.
+    classes_by_card: MiB and classes of each card and device; None while unknown: the `current` capacities stay.
+
+    As with `capacities`, never below the requests of living pods. A class without cards and requests is left out, and
+    its capacity is removed.
     """
     offered: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
     for pod in pods:
         if not pod.finished:
-            asked.update({name: amount for name, amount in pod.requests.items() if names.class_of(name)})
-    if members is None:
-        offered.update({name: int(amount) for name, amount in now.items() if names.class_of(name)})
+            requested.update({name: amount for name, amount in pod.requests.items() if names.class_of(name)})
+    if classes_by_card is None:
+        offered.update({name: int(amount) for name, amount in current.items() if names.class_of(name)})
     else:
-        for mem, of_card in members:
-            # A device is given whole: one of it is one.
+        for mem, card_classes in classes_by_card:
+            # A device is allocated whole.
             offered.update(
-                {names.CLASS_PREFIX + one.name: 1 if one.other else classes.most_shares(mem, one) for one in of_card}
+                {
+                    names.CLASS_PREFIX + class_.name: 1 if class_.other else classes.most_shares(mem, class_)
+                    for class_ in card_classes
+                }
             )
-    asked = +asked
-    return {name: str(max(offered[name], asked[name])) for name in sorted(offered.keys() | asked.keys())}
+    requested = +requested
+    return {name: str(max(offered[name], requested[name])) for name in sorted(offered.keys() | requested.keys())}
 
 
 def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What a node with devices offers of the marker that pods without a card carry.
+    """The node's capacity for the marker resource of pods without a card, if it has devices.
 
-    kube-scheduler places pods without regard to it. But when a node has more than before, it tries a parked pod again
-    only if that node has all that the pod asks for, and there it does not ignore the marker.
+    kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, it activates a parked pod
+    only if that node has everything the pod requests, and this check includes the marker.
     """
-    return {names.PLACE_MARKER: str(_MANY)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
+    return {names.PLACE_MARKER: str(_UNLIMITED)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
 
 
-def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str, str]:
-    """What selectors see of a card or device: its `spec`, as of `spec_of_card` and `spec_of_device`, and what people
-    have put on its object.
+def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
+    """The labels that selectors match: those of a card's or device's `spec`, and those that people have set on its
+    ExtendedResource.
     """
     return classes.labels(
         node=spec["node"],
@@ -93,7 +104,7 @@ def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str,
         model=spec["model"],
         memory=MiB(spec.get("memoryMiB", 0)),
         properties=spec["properties"],
-        own={} if found is None else found.metadata.labels,
+        own={} if resource is None else resource.metadata.labels,
         kind=spec["kind"],
     )
 
@@ -121,7 +132,7 @@ def spec_of_card(node: str, card: GpuCard) -> Json:
 
 
 def spec_of_device(node: str, device: OtherDevice) -> Json:
-    """The spec of the ExtendedResource of a device that is no GPU."""
+    """The spec of the ExtendedResource of a device other than a GPU."""
     return {
         "kind": device.kind,
         "node": node,
@@ -132,10 +143,10 @@ def spec_of_device(node: str, device: OtherDevice) -> Json:
     }
 
 
-def resource(node: str, node_uid: str, spec: Json) -> Json:
+def extended_resource(node: str, node_uid: str, spec: Json) -> Json:
     """The ExtendedResource of a card or device with this `spec`, without status.
 
-    Its owner is the Node: Kubernetes removes it when the Node is deleted, since nobody is left there to do so.
+    Its owner is the Node, so that Kubernetes deletes it with the Node.
     """
     return {
         "apiVersion": names.API_VERSION,
@@ -149,14 +160,14 @@ def resource(node: str, node_uid: str, spec: Json) -> Json:
     }
 
 
-def is_owned(found: ExtendedResource, node: str, node_uid: str) -> bool:
-    """Whether it goes with this Node. A Node that was deleted and registered again is another one, by its UID."""
+def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
+    """Whether this Node owns the ExtendedResource. A Node that was deleted and registered again has another UID."""
     owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid)
-    return owner in found.metadata.owner_references
+    return owner in resource.metadata.owner_references
 
 
 def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
-    """What the device plugin says in the status of an ExtendedResource. The rest of it is others'."""
+    """The status fields of an ExtendedResource that the device plugin owns. Other components own the rest."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.message(health.reason),
@@ -166,28 +177,34 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
 
 
 def statuses(
-    here: Mapping[str, Health],
+    healths: Mapping[str, Health],
     gone: Iterable[ExtendedResource],
     access: str,
-    held: Callable[[str], Sequence[HeldShare] | None],
+    held_shares: Callable[[str], Sequence[HeldShare] | None],
 ) -> dict[str, Json]:
     """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept; none of those of which
     nobody knows what is held.
     """
-    states = {**here, **{one.spec.uuid: _GONE if one.spec.kind == classes.KIND else _GONE_DEVICE for one in gone}}
-    shares = {uuid: held(uuid) for uuid in states}
-    return {uuid: status(states[uuid], access, theirs) for uuid, theirs in shares.items() if theirs is not None}
+    healths_and_gone = {
+        **healths,
+        **{
+            resource.spec.uuid: _MISSING_CARD if resource.spec.kind == classes.KIND else _MISSING_DEVICE
+            for resource in gone
+        },
+    }
+    shares = {uuid: held_shares(uuid) for uuid in healths_and_gone}
+    return {uuid: status(healths_and_gone[uuid], access, held) for uuid, held in shares.items() if held is not None}
 
 
-def status_of(found: ExtendedResource) -> Json:
-    """The status as observed, in the form of `status`, so without what the extender says there."""
-    seen = found.status
+def status_of(resource: ExtendedResource) -> Json:
+    """The observed status in the form of `status`, so without the extender's fields."""
+    seen = resource.status
     return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.held or ())
 
 
-def spec_of(found: ExtendedResource) -> Json:
-    """The spec as observed, in the form of `spec_of_card` or `spec_of_device`."""
-    spec = found.spec
+def spec_of(resource: ExtendedResource) -> Json:
+    """The observed spec in the form of `spec_of_card` or `spec_of_device`."""
+    spec = resource.spec
     return {
         "kind": spec.kind,
         "node": spec.node,

@@ -1,8 +1,8 @@
-"""Detects that the kubelet still counts gpu-mem for gpushare's device plugin, which served this node before.
+"""Detects that the kubelet still accounts gpu-mem to gpushare's device plugin, which served this node before.
 
-It goes on so for five minutes after that plugin has ended, and for as long as a pod runs that got its share there. All
-that time it fails each new pod that asks for gpu-mem (UnexpectedAdmissionError, for good), since nobody offers it
-devices. So no card is shared until then: pods wait instead, and those that run stay.
+It does so for five minutes after that plugin has ended, and for as long as a pod runs that got its share there. In that
+time it fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since no plugin offers it
+devices. So no card is shared until then: new pods wait, and running pods stay.
 """
 
 import threading
@@ -18,22 +18,24 @@ from deviceplugin.sources.kubelet import decode_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class GpuMemRecord:
-    """What the kubelet says of gpu-mem. `devices`: how many, None where no device plugin has it. `holders` are UIDs.
+    """The kubelet's record of gpu-mem.
 
-    `ours`: it knows our plugin.
+    devices: number of devices, None if no device plugin is registered for gpu-mem.
+    holders: UIDs of the pods that hold devices.
+    has_our_plugin: whether Cardwise's device plugin is registered.
     """
 
     devices: int | None = None
     holders: frozenset[str] = frozenset()
-    ours: bool = False
+    has_our_plugin: bool = False
 
 
 def parse(content: bytes) -> GpuMemRecord:
-    """From the kubelet's device checkpoint."""
+    """Parse the kubelet's device checkpoint."""
     try:
         data = decode_checkpoint(content).data
     except msgspec.DecodeError:
-        return GpuMemRecord()  # PreStartContainer reads the same file, and says so
+        return GpuMemRecord()  # PreStartContainer reads the same file, and reports the error
     registered = data.registered_devices or {}
     return GpuMemRecord(
         len(registered[names.GPU_MEM] or ()) if names.GPU_MEM in registered else None,
@@ -42,17 +44,19 @@ def parse(content: bytes) -> GpuMemRecord:
     )
 
 
-def why_not(seen: GpuMemRecord, living: Collection[str]) -> str:
-    """What keeps the cards from being shared, "" where nothing does. `living`: UIDs of the pods that are not finished.
+def sharing_problem(record: GpuMemRecord, living: Collection[str]) -> str:
+    """Why the cards cannot be shared yet, "" if they can. `living`: UIDs of the pods that are not finished. Pure.
 
-    Other holders are old: the kubelet drops them before it next gives a device away. Pure.
+    Other holders are stale: the kubelet drops them before it next allocates a device.
     """
-    if seen.devices:
-        return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: end it there"
-    left = len(seen.holders.intersection(living))
-    if left:
-        return f"pods that gpushare's device plugin gave a share run on this node ({left}): wait for their end"
-    if seen.devices is None:
+    if record.devices:
+        return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"
+    running = len(record.holders.intersection(living))
+    if running:
+        return (
+            f"pods that gpushare's device plugin gave a share run on this node ({running}): wait until they have ended"
+        )
+    if record.devices is None:
         return ""
     return (
         f"the kubelet has not forgotten gpushare's device plugin yet ({names.GPU_MEM}): it does so five minutes after "
@@ -60,8 +64,8 @@ def why_not(seen: GpuMemRecord, living: Collection[str]) -> str:
     )
 
 
-class HandOver:
-    """Looks into the checkpoint when it has changed: with gpushare's plugin it has megabytes.
+class GpushareHandover:
+    """Reads the checkpoint when it has changed: with gpushare's plugin it has megabytes.
 
     An admin who does not want to wait may stop the kubelet, remove the checkpoint, and start the kubelet again. Until
     our plugin has registered with it, such a kubelet starts containers without asking for our grant. So on a node that
@@ -70,26 +74,28 @@ class HandOver:
 
     def __init__(self, kubelet_dir: Path) -> None:
         self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
-        self._mark = (0, 0, 0)
-        self._seen = GpuMemRecord()
-        self._leaving = False
+        self._stamp = (0, 0, 0)
+        self._record = GpuMemRecord()
+        self._is_waiting = False
         self._lock = threading.Lock()
 
-    def why_not(self, living: Iterable[str]) -> str:
-        """As the function."""
+    def sharing_problem(self, living: Iterable[str]) -> str:
+        """As the function `sharing_problem`, for the present checkpoint."""
         with self._lock:
-            self._look()
-            if not self._leaving and self._seen.devices is None and not self._seen.holders:
+            self._read_checkpoint()
+            if not self._is_waiting and self._record.devices is None and not self._record.holders:
                 return ""
-            why = why_not(self._seen, frozenset(living))
-            self._leaving = bool(why) or not self._seen.ours
-            return why or ("the kubelet has restarted and does not know our device plugin yet" if self._leaving else "")
+            problem = sharing_problem(self._record, frozenset(living))
+            self._is_waiting = bool(problem) or not self._record.has_our_plugin
+            return problem or (
+                "the kubelet has restarted and does not know our device plugin yet" if self._is_waiting else ""
+            )
 
-    def _look(self) -> None:
+    def _read_checkpoint(self) -> None:
         try:
-            found = self._checkpoint.stat()
-            mark = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if mark != self._mark:
-                self._seen, self._mark = parse(self._checkpoint.read_bytes()), mark
+            status = self._checkpoint.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if stamp != self._stamp:
+                self._record, self._stamp = parse(self._checkpoint.read_bytes()), stamp
         except OSError:
-            self._seen, self._mark = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet
+            self._record, self._stamp = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet

@@ -1,7 +1,7 @@
-"""Writes this node's inventory to the API server: the node's capacities, ExtendedResources, and the wake-up.
+"""Reconciles this node's capacities and ExtendedResources in the API server, and activates parked pods.
 
-Compares what should be (`cards`) with what the API server has, and patches the difference, for as long as it runs: a
-kubelet that registers anew zeroes capacities it does not know, and people edit objects.
+Compares the desired objects (`cards`) with those in the API server and patches the difference, continuously: a kubelet
+that registers again zeroes capacities it does not know, and people edit objects.
 """
 
 import threading
@@ -26,34 +26,38 @@ from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access
-from deviceplugin.publish import cards as tell
+from deviceplugin.publish import cards as objects
 from deviceplugin.publish import metrics
 from deviceplugin.publish.cordons import Cordons
 from deviceplugin.publish.node import OwnNode
 from deviceplugin.publish.stalemps import StaleMpsStatus
-from deviceplugin.publish.writes import Writes
+from deviceplugin.publish.writes import WriteLimiter
 from deviceplugin.sources.classes import Classes
 from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
 
 _EVERY_SECONDS = 1.0
-_SOON_SECONDS = 0.1
-_WAKE_DELAY = 0.3  # the extender must have read the news before the scheduler asks it again
+_RETRY_SECONDS = 0.1
+_ACTIVATE_DELAY = 0.3  # the extender must have read the change before kube-scheduler calls it again
 
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
 
 def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
-    found = _decode_resource(content)
-    return found.metadata.name, found
+    resource = _decode_resource(content)
+    return resource.metadata.name, resource
 
 
 class NodePublisher:
     """One thread that writes, and two that watch the cards and the other devices.
 
-    `access` is None until it is known; `split` as OwnNode. `mps` puts right what is said of this node's MPS; `core`:
-    percent of a card's SMs that are given in sum.
+    access: how containers get cards, None until it is known.
+    held: the shares of terminating pods, by UUID.
+    granted: MiB of granted shares, by UUID.
+    split: as for OwnNode.
+    mps: corrects the MPS status of cards without a manager.
+    core: percent of each card's SMs that may be allocated.
     """
 
     def __init__(
@@ -92,16 +96,16 @@ class NodePublisher:
         self._loop = Loop(
             "inventory",
             self._reconcile,
-            failed="the cluster was not told of the cards",
+            failed="failed to publish the cards",
             failures=metrics.FAILURES,
             expected=(errors.KubeError,),
             every=_EVERY_SECONDS,
             clock=clock,
         )
-        self._writes = Writes(self._look_soon, clock)
-        self._touch_at: float | None = None
-        self._last_news: Any = None
-        self._settled = threading.Event()
+        self._writes = WriteLimiter(self._reconcile_soon, clock)
+        self._activate_at: float | None = None
+        self._last_states: Any = None
+        self._published = threading.Event()
         self.node = OwnNode(
             client, node, events=events, writes=self._writes, on_change=self._loop.wake, split=split, clock=clock
         )
@@ -131,24 +135,24 @@ class NodePublisher:
         self._classes.stop()
         self._resources.stop()
 
-    def wake(self) -> None:
-        """Look now: something of ours has changed."""
+    def reconcile_now(self) -> None:
+        """Reconcile at once: the cards, devices or grants have changed."""
         self._loop.wake()
 
     @property
-    def settled(self) -> bool:
-        """Whether the API server has had all of it once."""
-        return self._settled.is_set()
+    def is_published(self) -> bool:
+        """Whether everything has been published once."""
+        return self._published.is_set()
 
-    def _watch(self, what: str, source: Gpus | Devices) -> Loop:
-        def turn() -> None:
+    def _watch(self, name: str, source: Gpus | Devices) -> Loop:
+        def wait_for_change() -> None:
             if source.wait_change(_EVERY_SECONDS):
                 self._loop.wake()
 
         return Loop(
-            what,
-            turn,
-            failed="what this node has is not watched",
+            name,
+            wait_for_change,
+            failed="failed to watch the hardware of this node",
             failures=metrics.FAILURES,
             every=0.0,
             clock=self._clock,
@@ -157,116 +161,130 @@ class NodePublisher:
     def _reconcile(self) -> None:
         if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):
             return
-        self._cordons.note(self._resources.store.snapshot().values())
+        self._cordons.update(self._resources.store.snapshot().values())
         cards, devices = self._gpus.cards(), self._devices.devices()
-        specs = [tell.spec_of_card(self._node, card) for card in cards]
-        specs += [tell.spec_of_device(self._node, device) for device in devices]
-        kept, left = self._departed({spec["uuid"] for spec in specs})
-        specs += map(tell.spec_of, kept)
-        done = self._tell_capacities(specs)
+        specs = [objects.spec_of_card(self._node, card) for card in cards]
+        specs += [objects.spec_of_device(self._node, device) for device in devices]
+        kept, unused = self._missing_resources({spec["uuid"] for spec in specs})
+        specs += map(objects.spec_of, kept)
+        is_done = self._update_capacities(specs)
         access = self._access()
         if access is not None:
             health = self._health(cards, devices)
-            done &= self._tell_resources(specs, tell.statuses(health, kept, str(access), self._held_of()))
-        for resource in left:
-            self._forget(resource)
-        self._touch_if_due()
-        if done and access is not None and self._held() is not None:
-            self._settled.set()
-        self.node.tell_accelerator(tell.accelerator(cards))  # last, because nothing of ours depends on it
+            is_done &= self._update_resources(
+                specs, objects.statuses(health, kept, str(access), self._held_shares_of())
+            )
+        for resource in unused:
+            self._delete_resource(resource)
+        self._activate_if_due()
+        if is_done and access is not None and self._held() is not None:
+            self._published.set()
+        self.node.update_accelerator_label(objects.accelerator(cards))  # last, because nothing of ours depends on it
 
-    def _held_of(self) -> Callable[[str], Sequence[HeldShare] | None]:
-        """What is held of a card or device, None where that is not known. Before we have looked ourselves, it is what a
-        former process has found.
+    def _held_shares_of(self) -> Callable[[str], Sequence[HeldShare] | None]:
+        """A function that returns the held shares of a card or device, None if they are unknown.
+
+        Until this process knows them, those of the published status count, which an earlier process has written.
         """
         held = self._held()
         if held is not None:
             return lambda uuid: held.get(uuid, ())
-        return {one.spec.uuid: one.status.held for one in self._resources.store.snapshot().values()}.get
+        return {resource.spec.uuid: resource.status.held for resource in self._resources.store.snapshot().values()}.get
 
-    def _departed(self, here: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """What the cluster knows and the machine has no more: what something still holds, and the rest."""
-        gone = [found for found in self._resources.store.snapshot().values() if found.spec.uuid not in here]
+    def _missing_resources(self, present: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
+        """The published cards and devices that are missing on this machine: those still in use, and the rest."""
+        missing = [
+            resource for resource in self._resources.store.snapshot().values() if resource.spec.uuid not in present
+        ]
         used = set(self._granted())
-        return [one for one in gone if one.spec.uuid in used], [one for one in gone if one.spec.uuid not in used]
+        return [resource for resource in missing if resource.spec.uuid in used], [
+            resource for resource in missing if resource.spec.uuid not in used
+        ]
 
-    def _tell_capacities(self, specs: list[Json]) -> bool:
+    def _update_capacities(self, specs: list[Json]) -> bool:
         facts = self.node.facts
         if facts is None:
-            _log.warning("no such node yet", node=self._node)
+            _log.warning("the Node object does not exist yet", node=self._node)
             return False
         sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.KIND]
         pods = self._pods.all()
-        wanted = tell.capacities(sizes, pods, self._core) | tell.marker_capacity(specs)
-        wanted |= tell.class_capacities(self._members(specs), pods, facts.capacity)
-        return self.node.tell_capacities(facts, wanted)
+        desired = objects.capacities(sizes, pods, self._core) | objects.marker_capacity(specs)
+        desired |= objects.class_capacities(self._classes_of_cards(specs), pods, facts.capacity)
+        return self.node.update_capacities(facts, desired)
 
-    def _members(self, specs: list[Json]) -> list[tuple[MiB, list[ResourceClass]]] | None:
-        """MiB and classes of each card and device; None while nobody knows which classes there are."""
+    def _classes_of_cards(self, specs: list[Json]) -> list[tuple[MiB, list[ResourceClass]]] | None:
+        """MiB and classes of each card and device; None while the classes are unknown."""
         classifier = self._classes.classifier()
         if classifier is None:
             return None
         known = self._resources.store.snapshot()
-        # The card's own word counts, not what its object said before we put it right; only labels are other people's.
-        seen = [(spec, tell.labels(spec, known.get(names.extended_resource_name(spec["uuid"])))) for spec in specs]
-        return [(MiB(spec.get("memoryMiB", 0)), classifier.selecting(labels)) for spec, labels in seen]
+        # The card's own properties count, not those of its object, which may be wrong; only the labels are people's.
+        specs_and_labels = [
+            (spec, objects.selector_labels(spec, known.get(names.extended_resource_name(spec["uuid"]))))
+            for spec in specs
+        ]
+        return [(MiB(spec.get("memoryMiB", 0)), classifier.selecting(labels)) for spec, labels in specs_and_labels]
 
-    def _tell_resources(self, specs: list[Json], statuses: Mapping[str, Json]) -> bool:
+    def _update_resources(self, specs: list[Json], statuses: Mapping[str, Json]) -> bool:
         facts = self.node.facts
         if facts is None:
-            return False  # what has no owner would stay for ever, if the node never comes back
+            return False  # an object without owner would stay forever if the node never comes back
         known = self._resources.store.snapshot()
-        done = True
+        is_done = True
         for spec in specs:
             try:
-                done &= self._tell_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
+                is_done &= self._update_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
-                # One that the API server does not take must not silence the others.
-                _log.error("an ExtendedResource was refused", uuid=spec["uuid"], error=str(error))
-                done = False
+                # One refused object must not keep the others from being published.
+                _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))
+                is_done = False
         for uuid, status in statuses.items():
-            done &= self._tell_status(names.extended_resource_name(uuid), known, status)
-        # What the scheduler cannot see happening, and what can make a parked pod fit.
-        news = {uuid: (status["health"], status["held"]) for uuid, status in statuses.items()}
-        if news != self._last_news:
-            if self._last_news is not None:
-                self._touch_at = self._clock.now() + _WAKE_DELAY
-            self._last_news = news
-        return done
+            is_done &= self._update_status(names.extended_resource_name(uuid), known, status)
+        # Changes that kube-scheduler cannot see, and that can make a parked pod fit.
+        states = {uuid: (status["health"], status["held"]) for uuid, status in statuses.items()}
+        if states != self._last_states:
+            if self._last_states is not None:
+                self._activate_at = self._clock.now() + _ACTIVATE_DELAY
+            self._last_states = states
+        return is_done
 
-    def _tell_resource(self, spec: Json, node_uid: str, found: ExtendedResource | None) -> bool:
-        if found is not None and tell.spec_of(found) == spec and tell.is_owned(found, self._node, node_uid):
+    def _update_resource(self, spec: Json, node_uid: str, resource: ExtendedResource | None) -> bool:
+        if (
+            resource is not None
+            and objects.spec_of(resource) == spec
+            and objects.is_owned(resource, self._node, node_uid)
+        ):
             return True
-        wanted = tell.resource(self._node, node_uid, spec)
-        path = paths.extendedresources(wanted["metadata"]["name"])
-        if not self._writes.may(path):
+        desired = objects.extended_resource(self._node, node_uid, spec)
+        path = paths.extendedresources(desired["metadata"]["name"])
+        if not self._writes.may_write(path):
             return False
-        if found is None:
+        if resource is None:
             try:
                 self._client.create(
-                    paths.extendedresources(), wanted | {"spec": spec | self._cordons.mark(spec["uuid"])}
+                    paths.extendedresources(), desired | {"spec": spec | self._cordons.spec_fields(spec["uuid"])}
                 )
             except errors.AlreadyExists:
-                # Without our label: the card came from another node, or somebody took the label away.
+                # It has not our label: the card came from another node, or the label was removed.
                 other = self._other_node(path)
                 if other and self._is_ready(other):
-                    # Where no policy forbids it, two live nodes with the same UUID would take it from each other.
-                    self._tell_of_the_other_node(wanted["metadata"]["name"], other)
+                    # Without the policy, two live nodes with the same UUID would overwrite each other's object.
+                    self._report_card_of_other_node(desired["metadata"]["name"], other)
                     return False
                 try:
-                    self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
+                    self._client.patch(path, {"metadata": desired["metadata"], "spec": spec}, "merge")
                 except errors.Forbidden:
                     if other:
-                        self._tell_of_the_other_node(wanted["metadata"]["name"], other)
+                        self._report_card_of_other_node(desired["metadata"]["name"], other)
                     raise
         else:
             # A merge patch keeps map keys that it does not name.
-            old = dict.fromkeys(found.spec.properties) | spec["properties"]
-            self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec | {"properties": old}}, "merge")
+            old = dict.fromkeys(resource.spec.properties) | spec["properties"]
+            self._client.patch(path, {"metadata": desired["metadata"], "spec": spec | {"properties": old}}, "merge")
         return False
 
     def _other_node(self, path: str) -> str:
-        """The node of which an ExtendedResource says that it has the card, "" if that is this node or nobody says."""
+        """The other node that an ExtendedResource belongs to, "" if it is this node's or nobody's."""
         try:
             node = str(self._client.get(path).get("spec", {}).get("node") or "")
         except errors.NotFound:
@@ -278,39 +296,43 @@ class NodePublisher:
             conditions = self._client.get(paths.nodes(node)).get("status", {}).get("conditions") or ()
         except errors.NotFound:
             return False
-        return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
+        return any((condition.get("type"), condition.get("status")) == ("Ready", "True") for condition in conditions)
 
-    def _tell_of_the_other_node(self, name: str, node: str) -> None:
-        """A card's name is its UUID. Another node can have it first: one that reports the same UUID, this machine's
-        former name, or one that was taken over. This node may not write it then.
+    def _report_card_of_other_node(self, name: str, node: str) -> None:
+        """Report that another node owns the object of a card: one that reports the same UUID, or this machine under its
+        former name. This node may not write it then.
         """
         remedy = f"if the card is not there, kubectl delete extendedresource {name}"
-        text = f"ExtendedResource {name} is about a card of node {node}, so this node cannot offer its own; {remedy}"
+        text = (
+            f"ExtendedResource {name} belongs to a card of node {node}, so this node cannot publish its own; {remedy}"
+        )
         self._events.record(ObjectRef.node(self._node), names.CARD_OF_ANOTHER_NODE, text, "Warning")
 
-    def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
-        found = known.get(name)
-        correction = self._mps.correction(found) if found is not None else {}
-        if found is not None and tell.status_of(found) == status and not correction:
+    def _update_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
+        resource = known.get(name)
+        correction = self._mps.correction(resource) if resource is not None else {}
+        if resource is not None and objects.status_of(resource) == status and not correction:
             return True
         status = status | correction
         path = paths.extendedresources(name, "status")
-        # A status that says something new is written at once, the same one again only after a while.
-        if self._writes.may(f"{path} {msgspec.json.encode(status)!r}"):
+        # A new status is written at once, the same one again only after a while.
+        if self._writes.may_write(f"{path} {msgspec.json.encode(status)!r}"):
             try:
                 self._client.patch(path, {"status": status}, "merge")
             except errors.NotFound:
-                self._look_soon()
+                self._reconcile_soon()
                 return False
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
-                _log.error("a status was refused; is the CRD of this release?", resource=name, error=str(error))
+                _log.error(
+                    "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
+                )
                 return False
-            told = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
-            _log.info("status written", resource=name, **told)
+            facts = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
+            _log.info("wrote the status of an ExtendedResource", resource=name, **facts)
         return False
 
-    def _forget(self, resource: ExtendedResource) -> None:
-        """A card or device that left the machine for good."""
+    def _delete_resource(self, resource: ExtendedResource) -> None:
+        """Delete the object of a card or device that has left the machine."""
         uid = resource.metadata.uid
         try:
             self._client.delete(
@@ -318,16 +340,16 @@ class NodePublisher:
             )
         except (errors.NotFound, errors.Conflict):
             return
-        _log.info("left the node", resource=resource.metadata.name)
+        _log.info("deleted the ExtendedResource of a card that left the node", resource=resource.metadata.name)
 
-    def _touch_if_due(self) -> None:
-        if self._touch_at is None:
+    def _activate_if_due(self) -> None:
+        if self._activate_at is None:
             return
-        if self._clock.now() < self._touch_at:
-            self._look_soon()
+        if self._clock.now() < self._activate_at:
+            self._reconcile_soon()
             return
-        self.node.touch()
-        self._touch_at = None  # only now: one that failed is tried again
+        self.node.activate_parked_pods()
+        self._activate_at = None  # only now: a failed write is tried again
 
-    def _look_soon(self) -> None:
-        self._loop.soon(_SOON_SECONDS)
+    def _reconcile_soon(self) -> None:
+        self._loop.soon(_RETRY_SECONDS)

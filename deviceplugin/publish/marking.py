@@ -1,7 +1,8 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
 In the background: no container may wait for the API server. To the extender the mark means that the pod has started: if
-a card was given twice, it does not evict a marked pod (`extender/controllers/overfull.py`). The command line shows it.
+a card was allocated twice, it does not evict a marked pod (`extender/controllers/overfull.py`). The command line shows
+the mark.
 """
 
 import threading
@@ -19,18 +20,18 @@ from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
-_FAILED = "pod not marked as assigned"
-_TIMEOUT = 2.0  # seconds: of a pod that takes long to write the others' marks wait for so long only
-_LIMIT = 10_000  # pods that wait for the API server to come back
+_FAILED = "failed to mark a pod as assigned"
+_TIMEOUT = 2.0  # seconds: a slow write delays the marks of the other pods no longer than this
+_MAX_QUEUED = 10_000  # pods that wait for the API server to come back
 
 
 class Marker:
-    """Its thread patches each pod once, again after errors that may pass."""
+    """Patches each granted pod once, in its own thread; again after transient errors."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, NodePod] = OrderedDict()
+        self._queue: OrderedDict[str, NodePod] = OrderedDict()
         self._loop = Loop(
             "marking",
             self._mark_next,
@@ -48,28 +49,28 @@ class Marker:
         self._loop.stop()
 
     def mark(self, pod: NodePod) -> None:
-        """Returns at once. A pod that is marked already costs nothing, nor one without cards, which has no mark."""
+        """Queue a pod for its mark. Does nothing for a pod that is marked already or has no cards."""
         if pod.annotations.get(names.ASSIGNED, "true") == "true":
             return
         with self._lock:
-            self._waiting[pod.uid] = pod
-            while len(self._waiting) > _LIMIT:
-                self._waiting.popitem(last=False)
+            self._queue[pod.uid] = pod
+            while len(self._queue) > _MAX_QUEUED:
+                self._queue.popitem(last=False)
         self._loop.wake()
 
     def _mark_next(self) -> None:
         with self._lock:
-            if not self._waiting:
+            if not self._queue:
                 return
-            _, pod = self._waiting.popitem(last=False)
+            _, pod = self._queue.popitem(last=False)
         self._loop.wake()
         try:
             self._patch(pod)
         except (errors.NotFound, errors.Invalid):
-            pass  # gone, or another pod under its name: nobody is left to read the mark
+            pass  # the pod is gone, or another one has its name
         except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
             with self._lock:
-                self._waiting.setdefault(pod.uid, pod)  # after the others
+                self._queue.setdefault(pod.uid, pod)  # after the others
             if not isinstance(error, errors.TimedOut):
                 raise
         except errors.KubeError as error:

@@ -1,4 +1,4 @@
-"""The metrics of the device plugin. Cards are named by UUID, index and model."""
+"""The metrics of the device plugin. Labels name a card by UUID, index and model."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,41 +26,41 @@ GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
 HELD = Gauge("cardwise_held_shares", "Shares of ended pods whose containers are not gone yet")
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
-_OF_CARDS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
-    ("cardwise_card_memory_bytes", "Memory of the card.", lambda one: one.card.memory * _BYTES),
+_CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
+    ("cardwise_card_memory_bytes", "Memory of the card.", lambda level: level.card.memory * _BYTES),
     (
         "cardwise_card_used_bytes",
         "Memory of the card that pods of this node have asked for.",
-        lambda one: one.used * _BYTES,
+        lambda level: level.used * _BYTES,
     ),
-    ("cardwise_card_free_bytes", "Memory of the card that no pod has asked for.", lambda one: one.free * _BYTES),
+    ("cardwise_card_free_bytes", "Memory of the card that no pod has asked for.", lambda level: level.free * _BYTES),
     (
         "cardwise_card_granted_bytes",
         "Memory of the card that started containers hold.",
-        lambda one: one.granted * _BYTES,
+        lambda level: level.granted * _BYTES,
     ),
-    ("cardwise_card_shares", "Containers that have a share of the card.", lambda one: one.shares),
+    ("cardwise_card_shares", "Containers that have a share of the card.", lambda level: level.shares),
     (
         "cardwise_card_cores_used_ratio",
         "Part of the card's SMs that pods have asked for.",
-        lambda one: one.core / FULL_CORE,
+        lambda level: level.core / FULL_CORE,
     ),
-    ("cardwise_card_healthy", "1 while the card takes new shares, 0 while it is sick.", lambda one: one.healthy),
+    ("cardwise_card_healthy", "1 while the card takes new shares, 0 while it is sick.", lambda level: level.healthy),
 )
 
 
 class CardCollector(Collector):
-    """A sample for each card and metric, asked for at the scrape; none until `ask` is set."""
+    """A sample for each card and metric, read at the scrape; none until `read_levels` is set."""
 
     def __init__(self) -> None:
-        self.ask: Callable[[], Iterable[CardLevel]] = tuple
+        self.read_levels: Callable[[], Iterable[CardLevel]] = tuple
 
     def collect(self) -> Iterator[Metric]:
-        found = list(self.ask())
-        for name, text, value in _OF_CARDS:
+        levels = list(self.read_levels())
+        for name, text, measure in _CARD_METRICS:
             family = GaugeMetricFamily(name, text, labels=_LABELS)
-            for one in found:
-                family.add_metric([one.card.uuid, str(one.card.index), one.card.model], value(one))
+            for level in levels:
+                family.add_metric([level.card.uuid, str(level.card.index), level.card.model], measure(level))
             yield family
 
 
@@ -69,10 +69,10 @@ REGISTRY.register(CARDS)
 
 
 def observe(
-    grants: Callable[[], int], held: Callable[[], int], unreadable: int, cards: Callable[[], Iterable[CardLevel]]
+    grants: Callable[[], int], held_shares: Callable[[], int], unreadable: int, cards: Callable[[], Iterable[CardLevel]]
 ) -> None:
-    """Let the gauges ask when they are scraped."""
+    """Connect the gauges to the functions that are called at each scrape."""
     GRANTS.set_function(grants)
-    HELD.set_function(held)
+    HELD.set_function(held_shares)
     UNREADABLE.set(unreadable)
-    CARDS.ask = cards
+    CARDS.read_levels = cards

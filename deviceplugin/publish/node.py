@@ -1,7 +1,7 @@
-"""The object of this node: its capacities, the label `accelerator`, and whether NVIDIA's device plugin serves it too.
+"""The Node object of this node: its capacities, its label `accelerator`, and whether NVIDIA's device plugin serves it.
 
-Others write this object as well: a kubelet that registers anew zeroes capacities it does not know, NVIDIA's plugin has
-a capacity there, and people set labels.
+Other components write this object too: a kubelet that registers again zeroes capacities it does not know, NVIDIA's
+plugin has a capacity there, and people set labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,24 +20,28 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.watch.reflector import Reflector
 from cardwise.kube.wire import Node
-from deviceplugin.publish import cards as tell
-from deviceplugin.publish.writes import Writes
+from deviceplugin.publish import cards as objects
+from deviceplugin.publish.writes import WriteLimiter
 
 _log = structlog.get_logger(__name__)
 
-# Annotation: the value of the label `accelerator` that we wrote. It tells our label from one that somebody else has
-# set, also after a restart; where the two differ, the label is theirs.
-NOTED = f"{names.GROUP}/{names.ACCELERATOR}"
+# Annotation: the value of the label `accelerator` that we wrote. If the label differs from it, somebody else has set
+# the label, also before a restart of this process.
+WRITTEN_LABEL = f"{names.GROUP}/{names.ACCELERATOR}"
 
 _decode = msgspec.json.Decoder(Node).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What counts of the Node object. `capacity`: amounts of our resources, those of classes too.
+    """The parts of the Node object that the device plugin uses.
 
-    `uid` is that of the object: a node that was deleted and registers again has another. `nvidia_gpus`: what NVIDIA's
-    device plugin offers there. `label` and `noted` are None where there is none.
+    uid: a node that was deleted and registered again has another one.
+    capacity: amounts of our resources, those of classes included.
+    share_allocatable: allocatable share slots, "" if unknown.
+    nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
+    label: the label `accelerator`, None if there is none.
+    written_label: the value that we last wrote, None if there is none.
     """
 
     uid: str = ""
@@ -45,49 +49,55 @@ class NodeFacts:
     share_allocatable: str = ""
     nvidia_gpus: int = 0
     label: str | None = None
-    noted: str | None = None
+    written_label: str | None = None
 
 
 def _project(content: bytes) -> tuple[str, NodeFacts]:
     node = _decode(content)
     metadata, capacity = node.metadata, node.status.capacity
-    ours = {name: _plain(value) for name, value in capacity.items() if name in tell.CAPACITIES or names.class_of(name)}
+    ours = {
+        name: _without_suffix(amount)
+        for name, amount in capacity.items()
+        if name in objects.CAPACITIES or names.class_of(name)
+    }
     return metadata.name, NodeFacts(
         uid=metadata.uid,
         capacity=ours,
         share_allocatable=node.status.allocatable.get(names.SHARE, ""),
         nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), least=0),
         label=metadata.labels.get(names.ACCELERATOR),
-        noted=metadata.annotations.get(NOTED),
+        written_label=metadata.annotations.get(WRITTEN_LABEL),
     )
 
 
-def _plain(amount: str) -> str:
-    """The API server prints 40000 as 40k; we compare with what we have written."""
-    value, _ = quantity.parse(amount)
-    return str(value.numerator) if value.denominator == 1 else amount
+def _without_suffix(amount: str) -> str:
+    """The amount as we write it: the API server prints 40000 as 40k."""
+    number, _ = quantity.parse(amount)
+    return str(number.numerator) if number.denominator == 1 else amount
 
 
-def relabel(wanted: str, label: str | None, noted: str | None) -> dict[str, Any]:
-    """The change of labels and annotations after which the node says `wanted` ("": nothing), {} where none is due.
+def label_change(desired: str, label: str | None, written_label: str | None) -> dict[str, Any]:
+    """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
 
-    A label that is not what we noted was set by somebody else: it stays, and the note goes, since their next value
-    may happen to be the one that we once wrote. Pure.
+    A label that differs from `written_label` was set by somebody else: it stays, and the annotation is removed, since
+    their next value may happen to be the one that we once wrote.
     """
-    theirs = label is not None and label != noted
-    after = label if theirs else wanted or None
-    note = None if theirs else after
+    is_foreign = label is not None and label != written_label
+    new_label = label if is_foreign else desired or None
+    new_written_label = None if is_foreign else new_label
     change: dict[str, Any] = {}
-    if after != label:
-        change["labels"] = {names.ACCELERATOR: after}
-    if note != noted:
-        change["annotations"] = {NOTED: note}
+    if new_label != label:
+        change["labels"] = {names.ACCELERATOR: new_label}
+    if new_written_label != written_label:
+        change["annotations"] = {WRITTEN_LABEL: new_written_label}
     return change
 
 
 class OwnNode:
-    """The Node object of this machine, kept by a reflector. `split`: the node's cards are divided between NVIDIA's
-    device plugin and us by hand, so that its being there is no trouble.
+    """The Node object of this machine, kept by a reflector.
+
+    split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then serve
+    the node too.
     """
 
     def __init__(
@@ -96,7 +106,7 @@ class OwnNode:
         name: str,
         *,
         events: EventRecorder,
-        writes: Writes,
+        writes: WriteLimiter,
         on_change: Callable[[], None],
         split: bool,
         clock: Clock = SYSTEM,
@@ -105,7 +115,7 @@ class OwnNode:
         self._name = name
         self._events = events
         self._writes = writes
-        self._wake = on_change
+        self._on_change = on_change
         self._split = split
         self._clock = clock
         self._refused_label: str | None = None
@@ -131,7 +141,7 @@ class OwnNode:
 
     @property
     def facts(self) -> NodeFacts | None:
-        """As last seen; None where there is no such node (yet)."""
+        """The last observed state; None if the Node object does not exist (yet)."""
         return self._reflector.store.get(self._name)
 
     def share_allocatable(self) -> str:
@@ -140,34 +150,38 @@ class OwnNode:
         return facts.share_allocatable if facts is not None else ""
 
     def nvidia_problem(self) -> str:
-        """Why no card here may be shared while NVIDIA's device plugin may give it to others, "" when it does not."""
+        """Why no card may be shared because NVIDIA's device plugin serves the node, "" if it does not."""
         return self._problem(self.facts)
 
-    def tell_capacities(self, facts: NodeFacts, wanted: Mapping[str, str]) -> bool:
-        """Whether the node has these capacities and none of other classes; if not, they are written."""
-        if facts.capacity == wanted:
+    def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
+        """Write the capacities unless the node has exactly these; returns whether it had."""
+        if facts.capacity == desired:
             return True
-        # Null takes a class away that has no card here any more: an amount of 0 would fail pods that ask for none.
-        change: dict[str, str | None] = {**dict.fromkeys(facts.capacity), **wanted}
+        # Null removes a class that has no card here any more: an amount of 0 would fail pods that request none.
+        change: dict[str, str | None] = {**dict.fromkeys(facts.capacity), **desired}
         path = paths.nodes(self._name, "status")
-        # What is new is written at once, the same again only after a while.
-        if self._writes.may(f"{path} {msgspec.json.encode(change)!r}"):
-            # Allocatable too: the kubelet would copy it from capacity, but only at its next round.
+        # A new change is written at once, the same one again only after a while.
+        if self._writes.may_write(f"{path} {msgspec.json.encode(change)!r}"):
+            # Allocatable too: the kubelet would copy it from capacity, but only at its next report.
             self._client.patch(path, {"status": {"capacity": change, "allocatable": change}}, "strategic")
-            _log.info("node capacities written", **change)
+            _log.info("wrote the node's capacities", **change)
         return False
 
-    def tell_accelerator(self, wanted: str) -> None:
-        """Sees to it that the label says `wanted`, "" for none; one that somebody else has set stays."""
+    def update_accelerator_label(self, desired: str) -> None:
+        """Set the label `accelerator` to `desired`, "" for none, unless somebody else has set it."""
         facts = self.facts
-        if facts is None or not relabel(wanted, facts.label, facts.noted) or wanted == self._refused_label:
+        if (
+            facts is None
+            or not label_change(desired, facts.label, facts.written_label)
+            or desired == self._refused_label
+        ):
             return
         path = paths.nodes(self._name)
-        if not self._writes.may(f"{path} {names.ACCELERATOR}={wanted}"):
+        if not self._writes.may_write(f"{path} {names.ACCELERATOR}={desired}"):
             return
-        # Decided anew on what is there now, and written only if it still is: nobody's label is overwritten.
+        # Decide again on the present object, and write only if it is unchanged: no foreign label is overwritten.
         node = self._client.get(path)
-        change = relabel(wanted, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(NOTED))
+        change = label_change(desired, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(WRITTEN_LABEL))
         if not change:
             return
         try:
@@ -177,46 +191,50 @@ class OwnNode:
         except errors.Conflict:
             return
         except (errors.Forbidden, errors.Invalid, errors.BadRequest) as error:
-            # Nothing depends on it, so it is not asked for again and again.
-            self._refused_label = wanted
-            _log.error("the node's label was refused", label=names.ACCELERATOR, value=wanted, error=str(error))
+            # Nothing depends on the label, so it is not tried again.
+            self._refused_label = desired
+            _log.error(
+                "the API server refused the node's label", label=names.ACCELERATOR, value=desired, error=str(error)
+            )
             return
-        _log.info("node label written", **{names.ACCELERATOR: wanted or None})
+        _log.info("wrote the node's label", **{names.ACCELERATOR: desired or None})
 
-    def touch(self) -> None:
-        """Makes kube-scheduler try parked pods again."""
+    def activate_parked_pods(self) -> None:
+        """Make kube-scheduler try parked pods again, by a change of the Node object."""
         change = {"metadata": {"annotations": {names.NODE_CHANGED: str(self._clock.wall_ns())}}}
         self._client.patch(paths.nodes(self._name), change, "merge")
 
     def withdraw_slots(self) -> None:
-        """The node offers no slots while we are away. The kubelet would say so too, but only at its next round."""
+        """Set the node's allocatable slots to 0. The kubelet would do so too, but only at its next report."""
         change = {"status": {"allocatable": {names.SHARE: "0"}}}
         try:
             self._client.patch(paths.nodes(self._name, "status"), change, "strategic", timeout=2.0)
         except errors.KubeError as error:
-            _log.info("the node still shows our slots until the kubelet's next report", error=str(error))
+            _log.info(
+                "failed to withdraw the slots; the node shows them until the kubelet's next report", error=str(error)
+            )
 
     def on_change(self, key: str, old: NodeFacts | None, new: NodeFacts) -> None:  # noqa: ARG002
-        before, now = self._problem(old), self._problem(new)
-        if now and not before:
-            _log.error("the cards are not shared", why=now)
-            self._events.record(ObjectRef.node(self._name), "NvidiaServesNode", now, "Warning")
-        elif before and not now:
-            text = "NVIDIA's device plugin does not serve this node any more: Cardwise shares its cards again"
-            _log.info("the cards are shared again")
+        old_problem, new_problem = self._problem(old), self._problem(new)
+        if new_problem and not old_problem:
+            _log.error("stopped sharing the cards", reason=new_problem)
+            self._events.record(ObjectRef.node(self._name), "NvidiaServesNode", new_problem, "Warning")
+        elif old_problem and not new_problem:
+            text = "NVIDIA's device plugin no longer serves this node: Cardwise shares its cards again"
+            _log.info("sharing the cards again")
             self._events.record(ObjectRef.node(self._name), "NvidiaLeftNode", text)
-        self._wake()
+        self._on_change()
 
     def on_delete(self, key: str, old: NodeFacts) -> None:  # noqa: ARG002
-        self._wake()
+        self._on_change()
 
     def on_synced(self) -> None:
-        self._wake()
+        self._on_change()
 
     def _problem(self, facts: NodeFacts | None) -> str:
         if facts is None or not facts.nvidia_gpus or self._split:
             return ""
         return (
             f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {facts.nvidia_gpus}): stop it there, or "
-            "give --cards the cards that Cardwise may share"
+            "set --cards to the cards that Cardwise may share"
         )

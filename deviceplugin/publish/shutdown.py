@@ -1,8 +1,8 @@
-"""Shutdown of the device plugin, as in a rolling update: it ends when no pod is on its way to this node.
+"""Drains the device plugin before it shuts down, as in a rolling update: waits until all bound pods are admitted.
 
-The kubelet asks for a pod's slots when it admits the pod. A pod that is admitted while no plugin runs fails for good
-(UnexpectedAdmissionError), and only a controller makes another. So the node offers no slots first, and the agent serves
-on until the pods that are bound here have been admitted. A container start that finds no plugin is tried again.
+The kubelet allocates a pod's slots when it admits the pod. A pod that is admitted while no plugin runs fails
+permanently (UnexpectedAdmissionError), and only a controller recreates it. So the node first offers no slots, and the
+plugin serves until the pods that are bound here have been admitted. A container start without plugin is retried.
 """
 
 from collections import Counter
@@ -12,28 +12,29 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment
-from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
+from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable
 from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
-LEAST = 2.0  # seconds without slots: until the extender has heard of it, and what is bound has come to the kubelet
-_MOST = 10.0  # the pod of a DaemonSet has more; who is not admitted by then waits for something else
+# Seconds without slots, in which the extender observes the change and bound pods reach the kubelet.
+MIN_SECONDS = 2.0
+_MAX_SECONDS = 10.0  # shorter than the pod's grace period; a pod that is not admitted by then waits for something else
 _PAUSE = 0.25
-_AGAIN = 1.0  # seconds after which the slots are withdrawn again, where nobody says how the node is now
+_REPEAT_SECONDS = 1.0  # seconds after which the slots are withdrawn again if no change of the node was observed
 
 
-def not_admitted(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
-    """The pods bound here that the kubelet has given no slots yet; nobody where it does not say. By name."""
+def unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
+    """The names of pods bound here that have no slots yet; empty if the kubelet's checkpoint cannot be read."""
     try:
         slots = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
-    except KubeletSilent:
+    except KubeletUnavailable:
         return []
-    return [pod.pod for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _asked(pod)]
+    return [pod.pod for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _requested_slots(pod)]
 
 
-def _asked(pod: NodePod) -> int:
-    """How many slots: one for each container that was given something."""
+def _requested_slots(pod: NodePod) -> int:
+    """The number of slots that the pod needs: one for each container with a card or device."""
     try:
         assigned = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
@@ -41,28 +42,31 @@ def _asked(pod: NodePod) -> int:
     return len(assigned.containers.keys() | assigned.devices.keys()) if assigned is not None else 0
 
 
-def leave(
-    withdraw: Callable[[], None],
-    offered: Callable[[], bool],
-    coming: Callable[[], list[str]],
+def drain(
+    withdraw_slots: Callable[[], None],
+    are_slots_offered: Callable[[], bool],
+    pending_pods: Callable[[], list[str]],
     clock: Clock = SYSTEM,
 ) -> None:
-    """Returns when the agent may end. `withdraw`: the node offers no slots; `offered`: whether it does, as far as is
-    known, since the kubelet's own report brings them back; `coming`: who may still ask for one.
+    """Wait until the plugin may stop.
+
+    withdraw_slots: sets the node's allocatable slots to 0.
+    are_slots_offered: whether the node shows slots, as last observed: the kubelet's own report brings them back.
+    pending_pods: the pods that still need slots.
     """
-    began = without = clock.now()
-    offers, withdrawn = True, float("-inf")
-    while (now := clock.now()) - began < _MOST:
-        before, offers = offers, offered()
-        back = offers and not before
-        if back:
-            without = now
-        if back or now - withdrawn >= _AGAIN:
-            withdraw()
-            withdrawn = now
-        if now - without >= LEAST and not coming():
+    started = withdrawn_since = clock.now()
+    is_offered, last_withdrawn = True, float("-inf")
+    while (now := clock.now()) - started < _MAX_SECONDS:
+        was_offered, is_offered = is_offered, are_slots_offered()
+        is_back = is_offered and not was_offered
+        if is_back:
+            withdrawn_since = now
+        if is_back or now - last_withdrawn >= _REPEAT_SECONDS:
+            withdraw_slots()
+            last_withdrawn = now
+        if now - withdrawn_since >= MIN_SECONDS and not pending_pods():
             return
         clock.sleep(_PAUSE)
-    left = coming()
-    if left:
-        _log.warning("ends before these pods were admitted; they may fail", pods=left)
+    unadmitted = pending_pods()
+    if unadmitted:
+        _log.warning("stopping before these pods were admitted; they may fail", pods=unadmitted)

@@ -1,8 +1,8 @@
-"""Clears the MPS status of this node's cards when the MPS manager is gone, so that no MPS pod is placed here.
+"""Clears the MPS status of this node's cards when no MPS manager runs any more, so that no MPS pod is placed here.
 
-A manager that crashes leaves its last status: the card looks ready for ever, and nothing starts on it. Files on the
-node say whether a manager lives; the device plugin reads them. Where no manager is to come (`--mps=off`), what an
-earlier one said is removed, except from a card that it left closed.
+A manager that crashes leaves its last status: the card looks ready forever, and nothing starts on it. The device plugin
+reads from files on the node whether a manager runs. If no manager will come (`--mps=off`), the status of an earlier one
+is removed, except from a card that it left closed.
 """
 
 from collections.abc import Callable
@@ -11,53 +11,57 @@ from pathlib import Path
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE, Mode, MpsState
 from cardwise.core.values.decoded import Json
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from cardwise.kube.wire import ExtendedResource, MpsStatus
 
-PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
+GRACE_SECONDS = 20.0  # a manager that is restarted or updated is back by then
 
 
 class StaleMpsStatus:
-    """For one thread. `setting`, `root` and `mps_clock` as MpsWait has them, `managed` is its `has_manager`."""
+    """Corrects stale MPS statuses. Not thread-safe. The parameters are as for `grants.mpswait.MpsWait`."""
 
     def __init__(
         self,
         setting: Mode,
         root: Path,
-        managed: Callable[[], bool],
+        has_manager: Callable[[], bool],
         clock: Clock = SYSTEM,
         mps_clock: Clock = BOOT,
     ) -> None:
         self._setting = setting
         self._root = root
-        self._managed = managed
+        self._has_manager = has_manager
         self._clock = clock
         self._mps_clock = mps_clock
-        self._silent_since: dict[str, float] = {}  # by UUID
+        self._stale_since: dict[str, float] = {}  # by UUID
 
-    def correction(self, found: ExtendedResource) -> Json:
-        """What to put into the card's status by a merge patch; {} where what is there may stay."""
-        said, uuid = found.status.mps, found.spec.uuid
+    def correction(self, resource: ExtendedResource) -> Json:
+        """The merge patch that corrects a card's status, {} if none is needed."""
+        mps_status, uuid = resource.status.mps, resource.spec.uuid
         if self._setting is Mode.OFF:
-            return self._without_manager(said, uuid)
-        if said is None:
-            silent = self._managed() and not mpsnode.manager_lives(self._root)
+            return self._correction_without_manager(mps_status, uuid)
+        if mps_status is None:
+            is_stale = self._has_manager() and not mpsfiles.is_manager_running(self._root)
         else:
-            silent = said.state != MpsState.DOWN and mpsnode.silent(self._root, uuid, clock=self._mps_clock)
-        if not silent:
-            self._silent_since.pop(uuid, None)
+            is_stale = mps_status.state != MpsState.DOWN and mpsfiles.is_state_stale(
+                self._root, uuid, clock=self._mps_clock
+            )
+        if not is_stale:
+            self._stale_since.pop(uuid, None)
             return {}
         now = self._clock.now()
-        if now - self._silent_since.setdefault(uuid, now) < PATIENCE:
+        if now - self._stale_since.setdefault(uuid, now) < GRACE_SECONDS:
             return {}
-        # The rest stays: it is what the manager will do again, and it makes the card a managed one.
+        # Keep the rest: the manager will do the same again, and the extender sees that the card has a manager.
         return self._down(MANAGER_GONE)
 
-    def _without_manager(self, said: MpsStatus | None, uuid: str) -> Json:
-        """What an earlier manager said would keep pods off for ever; but a card that it left closed serves none."""
-        if not mpsnode.left_closed(self._root, uuid):
-            return {} if said is None else {"mps": None}
-        return {} if said is not None and said.reason == LEFT_CLOSED else self._down(LEFT_CLOSED)
+    def _correction_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
+        """An earlier manager's status would keep pods off forever; but a card that it left closed cannot be used."""
+        if not mpsfiles.is_left_closed(self._root, uuid):
+            return {} if mps_status is None else {"mps": None}
+        if mps_status is not None and mps_status.reason == LEFT_CLOSED:
+            return {}
+        return self._down(LEFT_CLOSED)
 
     def _down(self, reason: str) -> Json:
         changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,6 @@
-"""Holds back a write that repeats one whose effect the watch has not shown yet.
+"""Holds back a write that repeats an earlier one whose effect the watch has not shown yet.
 
-Shared by all who write in the inventory's rounds: they compare with what was observed, which is a little behind.
+Shared by the writers of the inventory's passes: they compare with the observed state, which lags behind.
 """
 
 from collections.abc import Callable
@@ -8,24 +8,24 @@ from collections.abc import Callable
 from cardwise.clock import SYSTEM, Clock
 
 _REPEAT_SECONDS = 2.0
-_REMEMBERED = 1000
+_MAX_REMEMBERED = 1000
 
 
-class Writes:
-    """For one thread. `later` is called when a write was held back: it has to be looked at again soon."""
+class WriteLimiter:
+    """Limits repeated writes. Not thread-safe. `retry_soon` is called when a write is held back."""
 
-    def __init__(self, later: Callable[[], None], clock: Clock = SYSTEM) -> None:
-        self._later = later
+    def __init__(self, retry_soon: Callable[[], None], clock: Clock = SYSTEM) -> None:
+        self._retry_soon = retry_soon
         self._clock = clock
-        self._written: dict[str, float] = {}  # what -> when
+        self._written: dict[str, float] = {}  # key -> time in seconds
 
-    def may(self, what: str) -> bool:
-        """Whether `what` may be written now; if so, it counts as written."""
+    def may_write(self, key: str) -> bool:
+        """Whether the write that `key` identifies may be made now; if so, it counts as made."""
         now = self._clock.now()
-        if now - self._written.get(what, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
-            self._later()
+        if now - self._written.get(key, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
+            self._retry_soon()
             return False
-        if len(self._written) > _REMEMBERED:
+        if len(self._written) > _MAX_REMEMBERED:
             self._written.clear()
-        self._written[what] = now
+        self._written[key] = now
         return True

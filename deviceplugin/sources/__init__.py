@@ -1,10 +1,12 @@
-"""Readers of the kubelet (whose slot is it), the container runtime (what is alive), the API server (pods, classes).
+"""Clients of the kubelet, the container runtime and the API server. They read; nothing here decides.
 
-Comes in: answers. Goes out: records of them. Nothing here decides.
+Comes in: their responses. Goes out: records of them.
 
-    kubelet     whose container a slot is: PodResources and the checkpoint
-    containers  which containers are alive, by the container runtime
-    pods        the pods of this node
-    classes     the ResourceClasses
+The modules:
+
+    kubelet     which container has a slot: PodResources and the device checkpoint
+    containers  which containers are alive: the container runtime (CRI)
+    pods        the pods of this node: the API server
+    classes     the ResourceClasses: the API server
     calls       gRPC calls
 """

@@ -1,4 +1,4 @@
-"""Calls of gRPC methods, by the services' own descriptions, which are generated with the messages (`api`)."""
+"""gRPC calls by the descriptors that are generated with the messages (`deviceplugin.api`)."""
 
 import threading
 from pathlib import Path
@@ -8,27 +8,29 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-# Answers of a node with hundreds of pods pass gRPC's 4 MiB (one entry per device ID).
+# Responses of a node with hundreds of pods exceed gRPC's default of 4 MiB (one entry per device ID).
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0))
 
 
 def call(channel: grpc.Channel, service: ServiceDescriptor, method: str, message: Any, timeout: float) -> Any:
-    """The answer of a method that takes one message and gives one. Raises grpc.RpcError."""
-    answer = GetMessageClass(service.methods_by_name[method].output_type)
-    ask = channel.unary_unary(f"/{service.full_name}/{method}", type(message).SerializeToString, answer.FromString)
-    return ask(message, timeout=timeout)
+    """Call a unary method and return its response. `timeout` in seconds. Raises grpc.RpcError."""
+    response_type = GetMessageClass(service.methods_by_name[method].output_type)
+    rpc = channel.unary_unary(
+        f"/{service.full_name}/{method}", type(message).SerializeToString, response_type.FromString
+    )
+    return rpc(message, timeout=timeout)
 
 
 class CallFailed(Exception):
-    """There is no answer; the message says why. `code` is None where nobody was asked."""
+    """A call failed; the message says why. `code` is None if no call was made."""
 
-    def __init__(self, why: str, code: grpc.StatusCode | None = None) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(reason)
         self.code = code
 
 
 class Caller:
-    """Calls of a service on a socket, by one channel. Thread-safe."""
+    """Calls the methods of one service on a Unix socket, over one channel. Thread-safe."""
 
     def __init__(self, socket: Path, service: ServiceDescriptor) -> None:
         self._socket = socket
@@ -48,7 +50,7 @@ class Caller:
             raise CallFailed(str(error)) from error
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                self.close()  # somebody else may be behind the path now, and gRPC would wait before it looks
+                self.close()  # another process may serve the path now, and gRPC would wait before it reconnects
             raise CallFailed(f"{error.code().name}: {error.details()}", error.code()) from error
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The ResourceClasses of the cluster, for the question which of them a card of this node is in.
+"""The ResourceClasses of the cluster: tell which classes a card of this node is in.
 
-The inventory works without them: a cluster without this CRD has cards, and no classes.
+The device plugin works without them: a cluster without this CRD has cards, and no classes.
 """
 
 from collections.abc import Callable
@@ -26,20 +26,20 @@ ClassOrProblem = ResourceClass | str
 
 
 def _project(content: bytes) -> tuple[str, ClassOrProblem]:
-    obj = _decode(content)
-    name = obj["metadata"]["name"]
+    resource_class = _decode(content)
+    name = resource_class["metadata"]["name"]
     try:
-        return name, classes.parse(obj)
+        return name, classes.parse(resource_class)
     except InvalidRequest as error:
         return name, str(error)
 
 
 class Classes:
-    """Kept by a reflector, whose handler it is; `on_change` is called from the reflector's thread."""
+    """The ResourceClasses, kept by a reflector. `on_change` is called from the reflector's thread on every change."""
 
     def __init__(self, client: KubeClient, on_change: Callable[[], None], clock: Clock = SYSTEM) -> None:
-        self._wake = on_change
-        self._told_missing = False
+        self._on_change = on_change
+        self._warned_missing = False
         self._reflector: Reflector[ClassOrProblem] = Reflector(
             client, paths.resourceclasses(), _project, self, name="resourceclasses", clock=clock
         )
@@ -51,25 +51,27 @@ class Classes:
         self._reflector.stop()
 
     def classifier(self) -> Classifier | None:
-        """A classifier for the present classes; None until they are known."""
+        """A classifier of the current classes; None until they are known."""
         if not self._reflector.synced.is_set():
-            if self._reflector.errors and not self._told_missing:
-                self._told_missing = True
+            if self._reflector.errors and not self._warned_missing:
+                self._warned_missing = True
                 _log.warning(
-                    "the node gets no capacities of classes: ResourceClasses cannot be read; is their CRD installed, "
-                    "and may the device plugin list them?"
+                    "cannot list ResourceClasses, so the node gets no capacities of classes; check that the CRD is "
+                    "installed and that the device plugin may list them"
                 )
             return None
-        return Classifier(one for one in self._reflector.store.snapshot().values() if isinstance(one, ResourceClass))
+        return Classifier(
+            entry for entry in self._reflector.store.snapshot().values() if isinstance(entry, ResourceClass)
+        )
 
     def on_change(self, key: str, old: ClassOrProblem | None, new: ClassOrProblem) -> None:  # noqa: ARG002
-        # Called for changes only, so each problem is told once.
+        # Called for changes only, so each problem is logged once.
         if isinstance(new, str):
-            _log.warning("a ResourceClass cannot be read and is left out", name=key, problem=new)
-        self._wake()
+            _log.warning("ignored an invalid ResourceClass", name=key, problem=new)
+        self._on_change()
 
     def on_delete(self, key: str, old: ClassOrProblem) -> None:  # noqa: ARG002
-        self._wake()
+        self._on_change()
 
     def on_synced(self) -> None:
-        self._wake()
+        self._on_change()

@@ -1,7 +1,7 @@
-"""Asks the container runtime (CRI) which containers live on this node: the proof that a share is free.
+"""Reads from the container runtime (CRI) which containers are alive on this node: the proof that a share is free.
 
-The API server cannot give it: a forced deletion takes the pod object away at once, while its containers keep the card
-for their grace period, or for ever if they hang.
+The API server cannot prove it: a forced deletion removes the pod object at once, while its containers keep the card for
+their grace period, or forever if they hang.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,13 +21,13 @@ _TIMEOUT = 5.0
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
-class RuntimeSilent(Exception):
-    """The container runtime did not answer; nothing is known."""
+class RuntimeUnavailable(Exception):
+    """The container runtime did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFacts:
-    """What the runtime says of itself. `cdi` is None where it does not say; `cdi_dirs` likewise empty."""
+    """Name, version and CDI settings of the runtime. `cdi` is None and `cdi_dirs` empty if it does not report them."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A pod as the runtime was told of it when it started; its annotations are those that it was bound with."""
+    """A pod sandbox, with the annotations that the pod had when it started."""
 
     pod_uid: str
     namespace: str
@@ -46,43 +46,45 @@ class Sandbox:
 
 
 class Containers:
-    """The runtime behind one CRI socket. Thread-safe."""
+    """A client of the runtime behind one CRI socket. Thread-safe."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._cri = Caller(socket, _SERVICE)
 
-    def alive(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
-        """For each of the pods that has anything alive: the names of its containers, and "" for its sandbox.
+    def live_containers(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
+        """The live containers of these pods: by pod UID, the names of its containers, and "" for its sandbox.
 
-        A container that was only created counts, so does one whose state nobody knows. A sandbox that is ready counts,
-        because the kubelet may be about to create a container in it; in one that is not, none can start any more.
-        Raises RuntimeSilent.
+        Containers that were only created, or whose state is unknown, count as alive. A ready sandbox counts, because
+        the kubelet may be about to create a container in it; in any other sandbox none can start. Pods without live
+        containers are not in the result.
+        Raises RuntimeUnavailable.
         """
         selector = {UID_LABEL: next(iter(pod_uids))} if len(pod_uids) == 1 else {}
         containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=selector))
         sandboxes = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=selector))
-        found: dict[str, set[str]] = {}
-        # Sandboxes first: what is created between the two calls is then in the second.
+        names_by_pod: dict[str, set[str]] = {}
+        # Sandboxes first: a container that is created between the two calls is then in the second.
         for sandbox in self._call("ListPodSandbox", sandboxes).items:
             uid = sandbox.labels.get(UID_LABEL) or sandbox.metadata.uid
             if uid in pod_uids and sandbox.state == wire.SANDBOX_READY:
-                found.setdefault(uid, set()).add("")
+                names_by_pod.setdefault(uid, set()).add("")
         for container in self._call("ListContainers", containers).containers:
             uid = container.labels.get(UID_LABEL, "")
             if uid in pod_uids and container.state != wire.CONTAINER_EXITED:
-                found.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
-        return found
+                names_by_pod.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
+        return names_by_pod
 
     def sandboxes(self) -> list[Sandbox]:
-        """The sandboxes of all pods, also of pods that the API server does not know any more. Raises RuntimeSilent."""
-        found = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
+        """The sandboxes of all pods, also of pods that are gone from the API server. Raises RuntimeUnavailable."""
+        sandboxes = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
         return [
-            Sandbox(one.metadata.uid, one.metadata.namespace, one.metadata.name, dict(one.annotations)) for one in found
+            Sandbox(sandbox.metadata.uid, sandbox.metadata.namespace, sandbox.metadata.name, dict(sandbox.annotations))
+            for sandbox in sandboxes
         ]
 
     def facts(self) -> RuntimeFacts:
-        """Raises RuntimeSilent."""
+        """Read the name, version and CDI settings of the runtime. Raises RuntimeUnavailable."""
         version = self._call("Version", wire.VersionRequest())
         status = self._call("Status", wire.StatusRequest(verbose=True))
         cdi: bool | None = None
@@ -92,7 +94,7 @@ class Containers:
         except msgspec.DecodeError:
             config = None
         if isinstance(config, dict):
-            cdi, dirs = _cdi_of(config)
+            cdi, dirs = _cdi_settings(config)
         return RuntimeFacts(version.runtime_name, version.runtime_version, cdi, dirs)
 
     def close(self) -> None:
@@ -102,15 +104,15 @@ class Containers:
         try:
             return self._cri.call(method, message, _TIMEOUT)
         except CallFailed as error:
-            raise RuntimeSilent(f"{method} at {self._socket}: {error}") from error
+            raise RuntimeUnavailable(f"{method} at {self._socket}: {error}") from error
 
 
 def serves_cdi(facts: RuntimeFacts) -> bool:
-    """Whether the runtime applies CDI devices: by its own word, else by what is known of the version."""
+    """Whether the runtime applies CDI devices: by its settings, else by its version."""
     return cdiruntimes.has_cdi(facts.name, facts.version) if facts.cdi is None else facts.cdi
 
 
-def _cdi_of(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:
+def _cdi_settings(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:
     enabled = config.get("enableCDI")
     dirs = config.get("cdiSpecDirs")
     return (

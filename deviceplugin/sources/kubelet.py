@@ -1,9 +1,9 @@
-"""Asks the kubelet whose container a slot is: PodResources for the name, the device checkpoint for the UID.
+"""Reads from the kubelet which container has a slot: PodResources names the pod, the device checkpoint has its UID.
 
 Allocate and PreStartContainer name devices and nothing else. Sharing systems that guess the pod from them give equal
 pods each other's cards (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone: PodResources has
-no UID, and a name can belong to a new pod by now; the checkpoint has no pod name. Both must agree. The answer always
-comes from a List that began after the question was asked; questions that come together share one.
+no UID, and a name can belong to a new pod by now; the checkpoint has no pod name. Both must agree. Each caller gets the
+result of a List that began after its call; concurrent callers share one List.
 """
 
 import threading
@@ -29,13 +29,13 @@ LIST_TIMEOUT = 5.0
 _RATE_LIMIT_PAUSE = 0.05  # the socket allows 100 calls/s after a burst of 10 (k:apis/podresources/constants.go)
 
 
-class KubeletSilent(Exception):
-    """The kubelet's sources did not answer; the call may be repeated."""
+class KubeletUnavailable(Exception):
+    """PodResources or the checkpoint cannot be read; the call may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
-class NamedContainer:
-    """As PodResources knows it."""
+class PodResourcesContainer:
+    """A container as PodResources lists it."""
 
     namespace: str
     pod: str
@@ -43,8 +43,8 @@ class NamedContainer:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownContainer:
-    """As the checkpoint knows it."""
+class CheckpointContainer:
+    """A container as the device checkpoint lists it."""
 
     pod_uid: str
     container: str
@@ -52,10 +52,10 @@ class KnownContainer:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The holders of each slot, by both sources. More than one: the kubelet has given a slot away twice."""
+    """The containers that hold each slot, by source. More than one: the kubelet has allocated the slot twice."""
 
-    named: dict[str, list[NamedContainer]]
-    known: dict[str, list[KnownContainer]]
+    pod_resources: dict[str, list[PodResourcesContainer]]
+    checkpoint: dict[str, list[CheckpointContainer]]
 
 
 class _Entry(Struct, rename="pascal"):
@@ -71,7 +71,7 @@ class _Data(Struct, rename="pascal"):
 
 
 class Checkpoint(Struct, rename="pascal"):
-    """The kubelet's file of who has which devices, as much of it as is read."""
+    """The kubelet's file of device allocations, as much of it as is read."""
 
     data: _Data
 
@@ -79,53 +79,53 @@ class Checkpoint(Struct, rename="pascal"):
 decode_checkpoint = msgspec.json.Decoder(Checkpoint).decode
 
 
-def parse_checkpoint(content: bytes) -> dict[str, list[KnownContainer]]:
-    """Containers by slot. Raises KubeletSilent."""
+def parse_checkpoint(content: bytes) -> dict[str, list[CheckpointContainer]]:
+    """Parse the checkpoint into containers by slot. Raises KubeletUnavailable."""
     try:
         entries = decode_checkpoint(content).data.pod_device_entries or ()
     except msgspec.DecodeError as error:
-        raise KubeletSilent(f"the kubelet's device checkpoint is unreadable: {error}") from error
-    known: dict[str, list[KnownContainer]] = defaultdict(list)
+        raise KubeletUnavailable(f"the kubelet's device checkpoint is unreadable: {error}") from error
+    containers_by_slot: dict[str, list[CheckpointContainer]] = defaultdict(list)
     for entry in entries:
         if entry.resource_name == names.SHARE:
             for slots in (entry.device_ids or {}).values():
                 for slot in slots or ():
-                    known[slot].append(KnownContainer(entry.pod_uid, entry.container_name))
-    return dict(known)
+                    containers_by_slot[slot].append(CheckpointContainer(entry.pod_uid, entry.container_name))
+    return dict(containers_by_slot)
 
 
-def parse_listing(listing: wire.ListPodResourcesResponse) -> dict[str, list[NamedContainer]]:
-    """Containers by slot."""
-    named: dict[str, list[NamedContainer]] = defaultdict(list)
+def parse_pod_resources(listing: wire.ListPodResourcesResponse) -> dict[str, list[PodResourcesContainer]]:
+    """Parse a PodResources response into containers by slot."""
+    containers_by_slot: dict[str, list[PodResourcesContainer]] = defaultdict(list)
     for pod in listing.pod_resources:
         for container in pod.containers:
             for devices in container.devices:
                 if devices.resource_name == names.SHARE:
                     for slot in devices.device_ids:
-                        named[slot].append(NamedContainer(pod.namespace, pod.name, container.name))
-    return dict(named)
+                        containers_by_slot[slot].append(PodResourcesContainer(pod.namespace, pod.name, container.name))
+    return dict(containers_by_slot)
 
 
 class Kubelet:
-    """The sources of one kubelet below its root folder."""
+    """Reads PodResources and the device checkpoint of the kubelet with this root folder."""
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._socket = folder / "pod-resources" / "kubelet.sock"
         self._checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
         self._pod_resources = Caller(self._socket, _SERVICE)
-        self._fresh = Shared(self._read, clock)
+        self._shared_read = SharedCall(self._read, clock)
 
     def holders(self) -> Holders:
-        """The holders of slots, from a look that began after this call. Raises KubeletSilent."""
-        return self._fresh.get()
+        """The holders of each slot, read after this call began. Raises KubeletUnavailable."""
+        return self._shared_read.get()
 
-    def checkpoint(self) -> dict[str, list[KnownContainer]]:
-        """Containers by slot. Raises KubeletSilent."""
+    def checkpoint(self) -> dict[str, list[CheckpointContainer]]:
+        """Containers by slot. Raises KubeletUnavailable."""
         try:
             content = self._checkpoint.read_bytes()
         except OSError as error:
-            raise KubeletSilent(f"the kubelet's device checkpoint is unreadable: {error}") from error
+            raise KubeletUnavailable(f"the kubelet's device checkpoint is unreadable: {error}") from error
         return parse_checkpoint(content)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Kubelet:
     def _read(self) -> Holders:
         listing = self._list()
         # After the List: the kubelet writes the checkpoint before a container may start, so it has all of them.
-        return Holders(named=parse_listing(listing), known=self.checkpoint())
+        return Holders(pod_resources=parse_pod_resources(listing), checkpoint=self.checkpoint())
 
     def _list(self) -> wire.ListPodResourcesResponse:
         deadline = self._clock.now() + LIST_TIMEOUT
@@ -143,39 +143,39 @@ class Kubelet:
                 return self._pod_resources.call("List", wire.ListPodResourcesRequest(), LIST_TIMEOUT)
             except CallFailed as error:
                 if self._clock.now() >= deadline or error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise KubeletSilent(f"PodResources at {self._socket}: {error}") from error
+                    raise KubeletUnavailable(f"PodResources at {self._socket}: {error}") from error
             self._clock.sleep(_RATE_LIMIT_PAUSE)
 
 
-class Shared(Generic[T]):
-    """Runs `call` for many threads at once: each gets a result, or the exception, of a run begun after it asked."""
+class SharedCall(Generic[T]):
+    """Runs `call` for many threads at once: each gets the result or exception of a run that began after its `get`."""
 
     def __init__(self, call: Callable[[], T], clock: Clock = SYSTEM) -> None:
         self._call = call
         self._clock = clock
         self._changed = threading.Condition()
         self._running = False
-        self._begun = 0
-        self._done = 0
-        self._result: T | None = None
+        self._started_runs = 0
+        self._finished_runs = 0
+        self._return_value: T | None = None
         self._error: BaseException | None = None
 
     def get(self) -> T:
         with self._changed:
-            wanted = self._begun + 1
-            self._clock.wait_for(self._changed, lambda: self._done >= wanted or not self._running, None)
-            if self._done >= wanted:
+            run = self._started_runs + 1
+            self._clock.wait_for(self._changed, lambda: self._finished_runs >= run or not self._running, None)
+            if self._finished_runs >= run:
                 return self._outcome()
             self._running = True
-            self._begun += 1
-        result, failure = None, None
+            self._started_runs += 1
+        return_value, failure = None, None
         try:
-            result = self._call()
+            return_value = self._call()
         except BaseException as error:  # noqa: BLE001 - handed to every thread that waits for it
             failure = error
         with self._changed:
-            self._result, self._error = result, failure
-            self._done = self._begun
+            self._return_value, self._error = return_value, failure
+            self._finished_runs = self._started_runs
             self._running = False
             self._changed.notify_all()
             return self._outcome()
@@ -183,4 +183,4 @@ class Shared(Generic[T]):
     def _outcome(self) -> T:
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]
+        return self._return_value  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The pods of this node: of each what the agent needs, kept by a reflector, with a GET for what it has not seen yet."""
+"""The pods of this node, kept by a reflector, with a GET for pods that the reflector has not seen yet."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from cardwise.kube.watch.nodepods import NodePods
 _log = structlog.get_logger(__name__)
 
 _GET_TIMEOUT = 3.0  # seconds; PreStartContainer has 30
-_KEPT = frozenset(
+_READ_ANNOTATIONS = frozenset(
     (
         names.ASSIGNMENT,
         names.ASSIGNED,
@@ -36,8 +36,11 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePod:
-    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours and each class.
-    `node`: the node that it is bound to, "" while it waits.
+    """A pod.
+
+    keys: its container keys by container name.
+    requests: its requests of Cardwise's resources and classes, by resource name.
+    node: the node that it is bound to, "" while it is pending.
     """
 
     uid: str
@@ -58,12 +61,12 @@ class NodePod:
         return self.phase in names.FINISHED_PHASES
 
 
-def view(pod: Json) -> NodePod:
-    """From a pod as the API server writes it."""
+def parse_pod(pod: Json) -> NodePod:
+    """Parse a pod of the API server."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations = annotations_of(pod)
     keys: dict[str, str] = {}
-    asked: dict[str, int] = {}
+    requests: dict[str, int] = {}
     for container in request.containers(pod):
         if container.ordinary_init:
             continue
@@ -72,66 +75,68 @@ def view(pod: Json) -> NodePod:
         for name, amount in (resources.get("requests") or resources.get("limits") or {}).items():
             if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
-                    asked[name] = asked.get(name, 0) + quantity.count(amount, least=0)
+                    requests[name] = requests.get(name, 0) + quantity.count(amount, least=0)
     return NodePod(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
         name=metadata["name"],
         phase=status.get("phase") or "",
         annotations={
-            key: text for key, text in annotations.items() if key in _KEPT or key.startswith(names.DEVICES_OF)
+            key: text
+            for key, text in annotations.items()
+            if key in _READ_ANNOTATIONS or key.startswith(names.DEVICES_OF)
         },
         keys=keys,
-        requests=asked,
+        requests=requests,
         node=pod["spec"].get("nodeName") or "",
     )
 
 
 def _project(content: bytes) -> tuple[str, NodePod]:
-    pod = view(_decode(content))
+    pod = parse_pod(_decode(content))
     return pod.uid, pod
 
 
-class _Gone:
-    """A handler that hears only of pods that have ended."""
+class _EndHandler:
+    """A reflector handler that calls `on_pod_ended` when a pod has finished or was deleted."""
 
-    def __init__(self, on_gone: Callable[[], None]) -> None:
-        self._on_gone = on_gone
+    def __init__(self, on_pod_ended: Callable[[], None]) -> None:
+        self._on_pod_ended = on_pod_ended
 
     def on_change(self, key: str, old: NodePod | None, new: NodePod) -> None:  # noqa: ARG002 - the Handler protocol
         if new.finished and (old is None or not old.finished):
-            self._on_gone()
+            self._on_pod_ended()
 
     def on_delete(self, key: str, old: NodePod) -> None:  # noqa: ARG002
-        self._on_gone()
+        self._on_pod_ended()
 
     def on_synced(self) -> None:
-        self._on_gone()
+        self._on_pod_ended()
 
 
 class Pods(NodePods[NodePod]):
-    """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
+    """The pods bound to one node. `on_pod_ended` is called, from the reflector's thread, when one has ended."""
 
-    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None], clock: Clock = SYSTEM) -> None:
-        super().__init__(client, node, _project, _Gone(on_gone), clock)
+    def __init__(self, client: KubeClient, node: str, on_pod_ended: Callable[[], None], clock: Clock = SYSTEM) -> None:
+        super().__init__(client, node, _project, _EndHandler(on_pod_ended), clock)
         self._client = client
         self._node = node
 
     def has_left(self, pod: NodePod) -> bool:
-        """Whether the pod is bound to another node. It may have run here all the same: a machine that comes back under
-        another name has the containers of its former name, and no kubelet starts further ones here.
+        """Whether the pod is bound to another node. It may have run here nevertheless: a machine that was renamed has
+        the containers of its former name, and no kubelet starts further ones here.
         """
         return pod.node not in ("", self._node)
 
-    def find(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """The pod, None when it is certain that none of this UID exists. Raises KubeError."""
-        found = self.known(uid)
-        return found if found is not None else self.ask(namespace, name, uid)
+    def get_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
+        """The pod, None if it is certain that no pod of this UID exists. Raises KubeError."""
+        pod = self.known(uid)
+        return pod if pod is not None else self.fetch_pod(namespace, name, uid)
 
-    def ask(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """As `find`, from the API server itself: the newest state, never a cache. Raises KubeError."""
+    def fetch_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
+        """As `get_pod`, always from the API server: the newest state, never the cache. Raises KubeError."""
         try:
-            pod = view(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
+            pod = parse_pod(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
         except errors.NotFound:
             return None
         return pod if pod.uid == uid else None

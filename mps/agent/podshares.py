@@ -12,7 +12,7 @@ from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quoted
-from cardwise.gpus.mpsnode import CardLook
+from cardwise.gpus.mpsfiles import CardReadiness
 
 MPS = "mps"
 ADVISORY = "advisory"
@@ -91,7 +91,7 @@ def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
     )
 
 
-def metrics(told: Told, enforced_by: Mapping[str, str], looks: Mapping[str, CardLook], *, ready: bool) -> str:
+def metrics(told: Told, enforced_by: Mapping[str, str], looks: Mapping[str, CardReadiness], *, ready: bool) -> str:
     """The agent's metrics in Prometheus' text format. `enforced_by` by container key, `looks` by card.
 
     What the pod uses is not among them: NVML tells that to privileged processes only, so the node manager exports it.
@@ -102,7 +102,7 @@ def metrics(told: Told, enforced_by: Mapping[str, str], looks: Mapping[str, Card
     parts = ((labels, fraction(share.mem, share.total)) for labels, share in shares)
     cores = ((labels, share.core) for labels, share in shares if share.core)
     by = (({"key": key, "by": who or "unknown"}, 1) for key, who in enforced_by.items())
-    usable = (({"uuid": uuid}, int(not look.problem)) for uuid, look in looks.items())
+    usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in looks.items())
     return "".join(
         (
             _family("cardwise_share_limit_bytes", "Memory that the container may use on the card", limits),

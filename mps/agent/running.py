@@ -13,8 +13,8 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus import mpsnode
-from cardwise.gpus.mpsnode import CardLook
+from cardwise.gpus import mpsfiles
+from cardwise.gpus.mpsfiles import CardReadiness
 from mps.agent import podshares
 from mps.agent.endpoint import Endpoint, Reply
 from mps.agent.podshares import Told
@@ -37,7 +37,7 @@ class ShareAgent:
         self._mps_root = mps_root
         self._clock = clock
         self._endpoint = Endpoint(self._answer, clock)
-        self._looks: dict[str, CardLook] = {}
+        self._looks: dict[str, CardReadiness] = {}
         self._enforced = dict.fromkeys(told.shares, podshares.UNKNOWN)
         self._unwritten = set(told.shares)
         self._unopened: dict[Path | int, str] = {
@@ -78,23 +78,26 @@ class ShareAgent:
 
     def _look(self) -> None:
         for uuid, need in self._told.needs().items():
-            before, seen = self._looks.get(uuid), mpsnode.look(self._mps_root, uuid, need=need, clock=self._clock)
-            if before is None or before.problem != seen.problem:
-                level = "warning" if seen.problem else "info"
-                _say(level, "MPS", card=uuid, usable=not seen.problem, reason=seen.problem)
+            before, seen = (
+                self._looks.get(uuid),
+                mpsfiles.card_readiness(self._mps_root, uuid, memory_limit=need, clock=self._clock),
+            )
+            if before is None or before.reason != seen.reason:
+                level = "warning" if seen.reason else "info"
+                _say(level, "MPS", card=uuid, usable=not seen.reason, reason=seen.reason)
             self._looks[uuid] = seen
 
     def _problems(self) -> list[str]:
         """For readiness, and so for the pod's events."""
-        found = [*(look.problem for look in self._looks.values()), self._hookless]
+        found = [*(look.reason for look in self._looks.values()), self._hookless]
         return [wording.message(problem) for problem in found if problem]
 
     def _lay_out_hook(self) -> None:
         """Python programs of the pod's containers have the folder on their PYTHONPATH."""
-        from cardwise.share import laying  # noqa: PLC0415 - for the few pods that ask for it
+        from cardwise.share import installation  # noqa: PLC0415 - for the few pods that ask for it
 
         try:
-            laying.lay_out(self._folder / shareagent.HOOK)
+            installation.install_files(self._folder / shareagent.HOOK)
         except OSError as error:
             self._hookless = f"the frameworks' hook cannot be laid out: {error}"
             self._told_trouble("the frameworks' hook cannot be laid out", error)

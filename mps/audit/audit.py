@@ -13,7 +13,7 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, Gpus
+from cardwise.gpus.protocol import CardError, CardUse, GpuCard, GpuProcess, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.watch.nodepods import NodePods
@@ -106,7 +106,7 @@ class Audit:
         for card in cards:
             try:
                 there += [(card.uuid, process) for process in self._use.processes(card.uuid)]
-            except CardUnwilling as error:
+            except CardError as error:
                 unseen.add(card.uuid)
                 metrics.AUDIT_BLIND.labels(card.uuid).inc()
                 if card.uuid not in self._unseen:

@@ -14,14 +14,14 @@ from pathlib import Path
 import structlog
 
 from cardwise.core.api import mps
-from cardwise.gpus.protocol import CardUnwilling, CardUse, ComputeMode
+from cardwise.gpus.protocol import CardError, CardUse, ComputeMode
 from cardwise.runtime import replacing
 
 _log = structlog.get_logger(__name__)
 
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
-    """Idempotent. Raises CardUnwilling where no card answers, or one that does cannot be closed; OSError."""
+    """Idempotent. Raises CardError where no card answers, or one that does cannot be closed; OSError."""
     before = _noted(home)
     for uuid, mode in _modes(use, uuids).items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
@@ -34,7 +34,7 @@ def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
 
 
 def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
-    """Whether all are that answer. Raises CardUnwilling where none does."""
+    """Whether all are that answer. Raises CardError where none does."""
     return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
 
 
@@ -47,7 +47,7 @@ def reopen(home: Path, use: CardUse) -> list[str]:
     noted = _noted(home)
     try:
         answering = _modes(use, noted)
-    except CardUnwilling as error:
+    except CardError as error:
         return [f"cards stay closed: {error}"]
     left = {uuid: mode for uuid, mode in noted.items() if uuid not in answering}
     problems = []
@@ -55,7 +55,7 @@ def reopen(home: Path, use: CardUse) -> list[str]:
         mode = noted[uuid]
         try:
             use.set_compute_mode(uuid, mode)
-        except CardUnwilling as error:
+        except CardError as error:
             left[uuid] = mode
             problems.append(f"card {uuid} stays closed: {error}")
         else:
@@ -65,16 +65,16 @@ def reopen(home: Path, use: CardUse) -> list[str]:
 
 
 def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
-    """Compute modes by UUID, of the cards that answer. Raises CardUnwilling where none does."""
+    """Compute modes by UUID, of the cards that answer. Raises CardError where none does."""
     found: dict[str, ComputeMode] = {}
     silent = []
     for uuid in uuids:
         try:
             found[uuid] = use.compute_mode(uuid)
-        except CardUnwilling as error:
+        except CardError as error:
             silent.append(str(error))
     if silent and not found:
-        raise CardUnwilling("; ".join(silent))
+        raise CardError("; ".join(silent))
     return found
 
 

@@ -17,7 +17,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quoted
-from cardwise.gpus.protocol import CardUnwilling, CardUse
+from cardwise.gpus.protocol import CardError, CardUse
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.daemon import computemode, directories, machine, units
@@ -219,7 +219,7 @@ class Daemon:
             return Result(Outcome.FAILED if self._child.alive() else Outcome.DEAD, str(error))
         except Silent as error:
             return Result(Outcome.SILENT, str(error))
-        except (ControlError, CardUnwilling, OSError) as error:
+        except (ControlError, CardError, OSError) as error:
             return Result(Outcome.FAILED, str(error))
 
     def _acts(self) -> dict[Act, Callable[[], Result]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope
-from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard
+from cardwise.gpus.protocol import CardError, CardUse, GpuCard
 from mps.host.drivers import Capabilities
 
 _DROPPED = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
@@ -36,7 +36,7 @@ class DaemonUnit:
         """Card and PID of each process on the cards; none of a card of which the driver does not tell."""
         found: set[tuple[str, int]] = set()
         for uuid in self.uuids:
-            with suppress(CardUnwilling):
+            with suppress(CardError):
                 found |= {(uuid, one.pid) for one in use.processes(uuid)}
         return found
 

@@ -17,7 +17,7 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Mode
 from cardwise.devices.protocol import Devices, NoDevices
-from cardwise.gpus import chosen
+from cardwise.gpus import selection
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -102,7 +102,7 @@ class Rig:
             access=self.access,
             slots=slots.slot_ids(32),
             nvidia_specs=None,
-            cards=None if self.chosen is None else chosen.parse(self.chosen),
+            cards=None if self.chosen is None else selection.parse(self.chosen),
             mps=self.mps,
             mps_root=self.mps_root,
             core_overcommit=self.core_overcommit,
@@ -124,12 +124,12 @@ class Rig:
 
     def start(self) -> "Rig":
         agent = self.make(SeenKubelet(self.kubelet, self.clock), SeenRuntime(self.runtime))
-        agent._tell_problems()
+        agent._report_start_problems()
         inventory = agent._inventory
         self.reflectors = [each._reflector for each in (agent.pods, inventory.node, inventory._classes)]
         self.reflectors.append(inventory._resources)
         self.seen: object = None
-        self.kubelet.plugin = Plugin(agent._serve(self.folder / "plugin.sock"))
+        self.kubelet.plugin = Plugin(agent._create_server(self.folder / "plugin.sock"))
         self.kubelet.devices = list(slots.slot_ids(32))
         self.settle()
         return self

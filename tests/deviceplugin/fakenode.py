@@ -19,7 +19,7 @@ from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
 from deviceplugin.api import podresources_v1_pb2 as resources
 from deviceplugin.plugin.server import SERVICE, PluginServer
-from deviceplugin.sources.containers import Containers, RuntimeSilent
+from deviceplugin.sources.containers import Containers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet
 from tests.fakes import grpcs
 
@@ -194,7 +194,7 @@ class SeenRuntime(Containers):
 
     def _call(self, method: str, message: Any) -> Any:
         if self._runtime.silent:
-            raise RuntimeSilent(f"{method}: silent")
+            raise RuntimeUnavailable(f"{method}: silent")
         return getattr(self._runtime, method)(message, None)
 
 

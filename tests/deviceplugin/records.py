@@ -2,7 +2,7 @@
 
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.grants import Grant
-from deviceplugin.sources.pods import NodePod, view
+from deviceplugin.sources.pods import NodePod, parse_pod
 from tests import build
 
 
@@ -21,6 +21,6 @@ def grant(uid: str = "u1", *shares: CardShare, **changes: object) -> Grant:
 
 
 def pod_view(**changes: object) -> NodePod:
-    pod = view(build.pod("a", uid="u1", gpu_mem=8138, share=1))
+    pod = parse_pod(build.pod("a", uid="u1", gpu_mem=8138, share=1))
     fields = {name: getattr(pod, name) for name in NodePod.__slots__}
     return NodePod(**fields | changes)

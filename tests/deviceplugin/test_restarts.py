@@ -128,12 +128,12 @@ def test_a_folder_that_was_removed_is_told_from_one_that_is_there_and_one_that_n
     descriptor = os.open(there, os.O_RDONLY)  # as a mount does, it keeps what was there
     try:
         mounted = Path(f"/proc/self/fd/{descriptor}")
-        assert not command._removed(mounted)
+        assert not command._is_removed(mounted)
         there.rmdir()
-        assert command._removed(mounted)
+        assert command._is_removed(mounted)
         there.mkdir()
-        assert command._removed(mounted), "it is another one"
-        assert not command._removed(there)
-        assert not command._removed(tmp_path / "never")
+        assert command._is_removed(mounted), "it is another one"
+        assert not command._is_removed(there)
+        assert not command._is_removed(tmp_path / "never")
     finally:
         os.close(descriptor)

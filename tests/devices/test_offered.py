@@ -44,7 +44,7 @@ def test_a_port_that_goes_down_and_a_device_that_comes_are_changes(tree, offered
     assert not offered.wait_change(0)
     tree.port(first, 1, "1: DOWN")
     assert offered.wait_change(5)
-    assert all(device.trouble for device in offered.devices())
+    assert all(device.problem for device in offered.devices())
     tree.rdma("rxe0", number=5)
     assert offered.wait_change(5)
     assert names(offered) == ["mlx5_0", "mlx5_1", "rxe0"]
@@ -84,9 +84,9 @@ def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tree, file, offere
         assert names(offered) == names(offered) == ["0000:d8:00.0"]
         file.unlink()
         assert names(offered) == ["0000:d8:00.0"]
-    told = [line["error"] for line in logs if line["log_level"] == "error"]
-    assert len(told) == 2, "each problem once"
-    assert "devices[0].pci: is missing" in told[0]
+    errors = [line["error"] for line in logs if line["log_level"] == "error"]
+    assert len(errors) == 2, "each problem once"
+    assert "devices[0].pci: is missing" in errors[0]
     file.write_text("devices: []")
     assert names(offered) == []
 

@@ -18,7 +18,7 @@ def test_the_entries_of_the_design():
     assert parse(text, "f") == (
         DeviceRule(kind="rdma"),
         DeviceRule(kind="nic", vendor="15b3", device="1018"),
-        DeviceRule(kind="fpga", code="1200"),
+        DeviceRule(kind="fpga", class_code="1200"),
     )
 
 
@@ -26,11 +26,11 @@ def test_the_entries_of_the_design():
     ("offer", "matches"),
     [
         (DeviceRule(kind="nic", vendor="15b3"), True),
-        (DeviceRule(kind="nic", vendor="15b3", device="1017", code="02"), True),
+        (DeviceRule(kind="nic", vendor="15b3", device="1017", class_code="02"), True),
         (DeviceRule(kind="nic", vendor="15b3", device="1018"), False),
         (DeviceRule(kind="nic", vendor="8086", device="1017"), False),
-        (DeviceRule(kind="nic", code="0207"), True),
-        (DeviceRule(kind="nic", code="0200"), False),
+        (DeviceRule(kind="nic", class_code="0207"), True),
+        (DeviceRule(kind="nic", class_code="0200"), False),
     ],
 )
 def test_all_that_is_written_must_hold(offer, matches):
@@ -44,13 +44,13 @@ def test_all_that_is_written_must_hold(offer, matches):
         ("- kind: rdma", "f", "no list `devices`"),
         ("devices: {kind: rdma}", "f", "no list `devices`"),
         ("devices: []\nmore: 1", "f: more", "write devices"),
-        ("devices: [rdma]", "f: devices[0]", "no entry"),
+        ("devices: [rdma]", "f: devices[0]", "not an entry"),
         ("devices: [{kind: rdma}, {pci: {vendor: '15b3'}}]", "f: devices[1].kind", "is missing"),
-        ("devices: [{kind: My_NIC, pci: {vendor: '15b3'}}]", "f: devices[0].kind", "no DNS label"),
+        ("devices: [{kind: My_NIC, pci: {vendor: '15b3'}}]", "f: devices[0].kind", "not a DNS label"),
         ("devices: [{kind: nvidia-gpu, pci: {vendor: '10de'}}]", "f: devices[0].kind", "found by their driver"),
         ("devices: [{kind: nic}]", "f: devices[0].pci", "is missing; write vendor or device or class"),
         ("devices: [{kind: nic, pci: {}}]", "f: devices[0].pci", "every device"),
-        ("devices: [{kind: nic, pci: {Vendor: '15b3'}}]", "f: devices[0].pci.Vendor", "no field here"),
+        ("devices: [{kind: nic, pci: {Vendor: '15b3'}}]", "f: devices[0].pci.Vendor", "not a known field"),
         ("devices: [{kind: nic, pci: {vendor: 8086}}]", "f: devices[0].pci.vendor", "in quotes"),
         ("devices: [{kind: nic, pci: {device: '10189'}}]", "f: devices[0].pci.device", "four hexadecimal digits"),
         ("devices: [{kind: nic, pci: {device: ''}}]", "f: devices[0].pci.device", "four hexadecimal digits"),

@@ -51,8 +51,8 @@ class Tree:
         """A character device below `parent`, at `inside` (xdma/xdma0_user); `node` is its name below /dev."""
         folder = parent / inside
         major, minor = number.split(":")
-        named = f"DEVNAME={node}\n" if node else ""
-        self.write(folder, {"dev": number, "uevent": f"MAJOR={major}\nMINOR={minor}\n{named}"})
+        uevent_line = f"DEVNAME={node}\n" if node else ""
+        self.write(folder, {"dev": number, "uevent": f"MAJOR={major}\nMINOR={minor}\n{uevent_line}"})
         self.link(self.sysfs / "dev" / "char" / number, folder)
         return folder
 
@@ -60,7 +60,7 @@ class Tree:
         self,
         name: str,
         *,
-        on: Path | None = None,
+        pci_folder: Path | None = None,
         guid: str = "0000:0000:0000:0000",
         ports: Mapping[int, str] | None = None,
         number: int = 0,
@@ -69,13 +69,13 @@ class Tree:
         **texts: str,
     ) -> Path:
         """An RDMA device on a PCI device, or a software one; `ports` are their states, `number` counts its nodes."""
-        parent = self.sysfs / "devices" / "virtual" if on is None else on
+        parent = self.sysfs / "devices" / "virtual" if pci_folder is None else pci_folder
         folder = parent / "infiniband" / name
         self.write(folder, {"node_guid": guid, **texts})
         for port, state in ({1: "4: ACTIVE"} if ports is None else ports).items():
             self.port(folder, port, state, link_layer, rate)
-        if on is not None:
-            self.link(folder / "device", on)
+        if pci_folder is not None:
+            self.link(folder / "device", pci_folder)
         self.link(self.sysfs / "class" / "infiniband" / name, folder)
         self._node_of(parent, name, "infiniband_verbs", f"uverbs{number}", f"231:{192 + number}")
         for place, port in enumerate({1: ""} if ports is None else ports):
@@ -96,23 +96,23 @@ class Tree:
 
     def node(self, path: str, number: int = os.makedev(4, 20)) -> Path:
         """A device node below /dev; without root a link to one that there is."""
-        made = self.dev / path
-        made.parent.mkdir(parents=True, exist_ok=True)
+        path = self.dev / path
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.mknod(made, 0o666 | stat.S_IFCHR, number)
-            made.chmod(0o666)
+            os.mknod(path, 0o666 | stat.S_IFCHR, number)
+            path.chmod(0o666)
         except PermissionError:
-            made.symlink_to("/dev/null")
-        return made
+            path.symlink_to("/dev/null")
+        return path
 
     def remove(self, address: str) -> None:
         """The PCI device leaves the machine."""
         (self.sysfs / "bus" / "pci" / "devices" / address).unlink()
 
     def _node_of(self, parent: Path, device: str, folder: str, name: str, number: str) -> None:
-        made = self.character(parent, f"{folder}/{name}", number, f"infiniband/{name}")
-        self.write(made, {"ibdev": device})
-        self.link(self.sysfs / "class" / folder / name, made)
+        path = self.character(parent, f"{folder}/{name}", number, f"infiniband/{name}")
+        self.write(path, {"ibdev": device})
+        self.link(self.sysfs / "class" / folder / name, path)
 
     @staticmethod
     def write(folder: Path, texts: Mapping[str, str]) -> None:
@@ -133,14 +133,14 @@ def connectx5(tree: Tree) -> list[Path]:
     """A ConnectX-5 of two ports: two functions, each with an RDMA device; the second has no cable."""
     folders = []
     for port, state in enumerate(("4: ACTIVE", "1: DOWN")):
-        on = tree.pci(
+        parent = tree.pci(
             f"0000:3b:00.{port}", "15b3", "1017", "020700", driver="mlx5_core", group=f"{20 + port}", numa=1,
             net=[f"ib{port}"],
         )  # fmt: skip
-        tree.character(on, f"ptp/ptp{port}", f"248:{port}", f"ptp{port}")
-        made = tree.rdma(
-            f"mlx5_{port}", on=on, guid=f"0c42:a103:0016:054{2 + port}", ports={1: state}, number=port,
+        tree.character(parent, f"ptp/ptp{port}", f"248:{port}", f"ptp{port}")
+        path = tree.rdma(
+            f"mlx5_{port}", pci_folder=parent, guid=f"0c42:a103:0016:054{2 + port}", ports={1: state}, number=port,
             hca_type="MT4119", fw_ver="16.35.2000", board_id="MT_0000000008",
         )  # fmt: skip
-        folders.append(made)
+        folders.append(path)
     return folders

@@ -22,25 +22,25 @@ class Cards:
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
         self.file = folder / "faults.json"
-        self.made: list[NvmlGpus] = []
+        self.watchers: list[NvmlGpus] = []
         self.gpus = self.watch()
         self.uuids = [card.uuid for card in self.gpus.cards()]
 
     def watch(self) -> NvmlGpus:
-        self.made.append(NvmlGpus(faults=self.file, clock=self.clock))
-        return self.made[-1]
+        self.watchers.append(NvmlGpus(faults=self.file, clock=self.clock))
+        return self.watchers[-1]
 
-    def are(self, **cards: dict) -> None:
+    def set_cards(self, **cards: dict) -> None:
         """What the mock says of its cards from now on; it looks into its file once a second."""
         scratch = OVERRIDES.with_suffix(".new")
-        devices = {name.removeprefix("card"): what for name, what in cards.items()}
+        devices = {name.removeprefix("card"): settings for name, settings in cards.items()}
         scratch.write_text(yaml.safe_dump({"version": 1, "devices": devices}))
         scratch.rename(OVERRIDES)
 
-    def until(self, ready: Callable[[], object]) -> None:
+    def wait_until(self, ready: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not ready():
-            assert time.monotonic() < deadline, self.sick()
+            assert time.monotonic() < deadline, self.unhealthy()
             self.gpus._changed.wait(0.05)
 
     def errors(self, index: int) -> int | None:
@@ -52,23 +52,25 @@ class Cards:
         except pynvml.NVMLError:
             return None
 
-    def looked_at(self, seconds: float) -> dict[int, str]:
+    def probe_after(self, seconds: float) -> dict[int, str]:
         self.clock.advance(seconds)
-        self.clock.until_waiting(len(self.made))
-        return self.sick()
+        self.clock.until_waiting(len(self.watchers))
+        return self.unhealthy()
 
-    def sick(self, gpus: NvmlGpus | None = None) -> dict[int, str]:
+    def unhealthy(self, gpus: NvmlGpus | None = None) -> dict[int, str]:
         """Why, in the first words."""
         health = (gpus or self.gpus).health().items()
-        return {self.uuids.index(uuid): " ".join(one.reason.split()[:2]) for uuid, one in health if not one.healthy}
+        return {
+            self.uuids.index(uuid): " ".join(state.reason.split()[:2]) for uuid, state in health if not state.healthy
+        }
 
 
 @pytest.fixture
 def cards(tmp_path):
-    made = Cards(tmp_path)
-    yield made
-    for one in made.made:
-        one.close()
+    cards = Cards(tmp_path)
+    yield cards
+    for gpus in cards.watchers:
+        gpus.close()
 
 
 def failure(mode: str, xid: int = 0) -> dict:
@@ -76,8 +78,8 @@ def failure(mode: str, xid: int = 0) -> dict:
 
 
 def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
-    assert cards.sick() == {}
-    cards.are(
+    assert cards.unhealthy() == {}
+    cards.set_cards(
         card0=failure("fallen_off_bus", 79),
         card1=failure("lost"),
         card2=failure("ecc_uncorrectable", 48),
@@ -85,43 +87,43 @@ def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
         card4=failure("ecc_uncorrectable", 61),
         card5=failure("ecc_uncorrectable", 119),
     )
-    cards.until(lambda: [cards.errors(index) for index in (0, 1)] == [None, None])
-    cards.until(lambda: all(cards.errors(index) for index in (2, 3, 4, 5)))
+    cards.wait_until(lambda: [cards.errors(index) for index in (0, 1)] == [None, None])
+    cards.wait_until(lambda: all(cards.errors(index) for index in (2, 3, 4, 5)))
     # By the Xids alone, before anybody has looked at the cards.
-    cards.until(lambda: cards.sick() == {0: "Xid 79:", 2: "Xid 48:", 4: "Xid 61:", 5: "Xid 119:"})
+    cards.wait_until(lambda: cards.unhealthy() == {0: "Xid 79:", 2: "Xid 48:", 4: "Xid 61:", 5: "Xid 119:"})
     # Rows that cannot be remapped are what the mock's ECC errors come with.
-    sick = {0: "Xid 79:", 1: "the card", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
-    assert cards.looked_at(5) == sick
-    assert cards.looked_at(3600) == sick, "nothing heals by itself"
+    unhealthy = {0: "Xid 79:", 1: "the card", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
+    assert cards.probe_after(5) == unhealthy
+    assert cards.probe_after(3600) == unhealthy, "nothing heals by itself"
     # A plugin that is started now does not see the cards that do not answer.
-    assert cards.sick(cards.watch()) == {index: why for index, why in sick.items() if index > 1}
+    assert cards.unhealthy(cards.watch()) == {index: reason for index, reason in unhealthy.items() if index > 1}
 
-    cards.are()
-    cards.until(lambda: [cards.errors(index) for index in range(6)] == [0] * 6)
+    cards.set_cards()
+    cards.wait_until(lambda: [cards.errors(index) for index in range(6)] == [0] * 6)
     # The counters of 2 and 5 have begun anew, so they were reset. What was wrong is remembered for a while.
     rows = dict.fromkeys(range(2, 6), "a row")
-    assert cards.looked_at(5) == {0: "Xid 79:", 1: "the card", **rows}
-    cards.looked_at(30)
-    assert cards.looked_at(5) == {0: "Xid 79:"}
-    assert cards.looked_at(3600) == {0: "Xid 79:"}, "it answers again, and nobody has reset it"
-    assert cards.sick(cards.watch()) == {0: "Xid 79:"}
+    assert cards.probe_after(5) == {0: "Xid 79:", 1: "the card", **rows}
+    cards.probe_after(30)
+    assert cards.probe_after(5) == {0: "Xid 79:"}
+    assert cards.probe_after(3600) == {0: "Xid 79:"}, "it answers again, and nobody has reset it"
+    assert cards.unhealthy(cards.watch()) == {0: "Xid 79:"}
 
-    cards.are(card0={"power": {"total_energy_consumption_mj": 5}})
+    cards.set_cards(card0={"power": {"total_energy_consumption_mj": 5}})
     handle = cards.gpus._handles[cards.uuids[0]]
-    cards.until(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == 5)
-    assert cards.looked_at(5) == {}
-    assert cards.sick(cards.watch()) == {}
+    cards.wait_until(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == 5)
+    assert cards.probe_after(5) == {}
+    assert cards.unhealthy(cards.watch()) == {}
 
 
 def test_a_card_in_mig_mode_is_not_shared_until_that_ends(cards):
     def mode() -> int:
         return pynvml.nvmlDeviceGetMigMode(cards.gpus._handles[cards.uuids[2]])[0]
 
-    cards.are(card2={"mig": {"mode_current": "enabled", "mode_pending": "enabled"}})
-    cards.until(mode)
-    assert cards.looked_at(5) == {2: "the card"}
+    cards.set_cards(card2={"mig": {"mode_current": "enabled", "mode_pending": "enabled"}})
+    cards.wait_until(mode)
+    assert cards.probe_after(5) == {2: "the card"}
     assert "is in MIG mode" in cards.gpus.health()[cards.uuids[2]].reason
-    cards.are()
-    cards.until(lambda: not mode())
-    cards.looked_at(30)
-    assert cards.looked_at(5) == {}
+    cards.set_cards()
+    cards.wait_until(lambda: not mode())
+    cards.probe_after(30)
+    assert cards.probe_after(5) == {}

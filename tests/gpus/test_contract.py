@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from cardwise.gpus import chosen
-from cardwise.gpus.chosen import ChosenGpus, WholeGpus
+from cardwise.gpus import selection
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import CardUnwilling, ComputeMode, Gpus, GpusUnavailable
+from cardwise.gpus.protocol import CardError, ComputeMode, Gpus, GpusUnavailable
+from cardwise.gpus.selection import NonMigGpus, SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from tests.fakes.clock import FakeClock
 
@@ -21,11 +21,11 @@ def simulated(tmp_path, clock) -> Gpus:
 
 
 def some(tmp_path, clock) -> Gpus:
-    return ChosenGpus(simulated(tmp_path, clock), chosen.parse("0,GPU-1"))
+    return SelectedGpus(simulated(tmp_path, clock), selection.parse("0,GPU-1"))
 
 
 def whole(tmp_path, clock) -> Gpus:
-    return WholeGpus(simulated(tmp_path, clock))
+    return NonMigGpus(simulated(tmp_path, clock))
 
 
 def nvml(_, clock) -> Gpus:
@@ -42,9 +42,9 @@ def clock():
 
 @pytest.fixture(params=[simulated, some, whole, nvml])
 def gpus(request, tmp_path, clock):
-    made = request.param(tmp_path, clock)
-    yield made
-    made.close()
+    gpus = request.param(tmp_path, clock)
+    yield gpus
+    gpus.close()
 
 
 def test_cards_come_in_the_order_of_their_index(gpus):
@@ -60,7 +60,7 @@ def test_every_card_is_described(gpus):
         assert card.memory > 1000, "MiB, not GiB"
         assert card.devices
         assert all(path.container.startswith("/dev/") for path in card.devices)
-        assert all(isinstance(value, str) for value in card.properties.values())
+        assert all(isinstance(text, str) for text in card.properties.values())
 
 
 def test_health_has_an_entry_for_each_card(gpus):
@@ -87,9 +87,9 @@ def test_waiting_ends_in_time_and_by_close(gpus, clock):
 @pytest.fixture(params=[simulated, nvml])
 def use(request, tmp_path, clock):
     """Those that can say and change who is on a card."""
-    made = request.param(tmp_path, clock)
-    yield made
-    made.close()
+    gpus = request.param(tmp_path, clock)
+    yield gpus
+    gpus.close()
 
 
 def test_a_compute_mode_is_what_was_set(use):
@@ -97,7 +97,7 @@ def test_a_compute_mode_is_what_was_set(use):
     before = use.compute_mode(uuid)
     try:
         use.set_compute_mode(uuid, before)
-    except CardUnwilling as error:
+    except CardError as error:
         pytest.skip(f"only root may, and not on each card: {error}")
     try:
         for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT):
@@ -109,7 +109,7 @@ def test_a_compute_mode_is_what_was_set(use):
 
 def test_a_card_that_is_not_here_is_nobodys(use):
     for ask in (use.compute_mode, use.processes, lambda uuid: use.set_compute_mode(uuid, ComputeMode.DEFAULT)):
-        with pytest.raises(CardUnwilling, match="GPU-none"):
+        with pytest.raises(CardError, match="GPU-none"):
             ask("GPU-none")
 
 

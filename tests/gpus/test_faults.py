@@ -6,11 +6,13 @@ import shutil
 import pytest
 
 from cardwise.gpus import faults, xids
-from cardwise.gpus.faults import Faults, Marks
+from cardwise.gpus.faults import Faults, ResetIndicators
 from cardwise.gpus.xids import XidEffect
 from tests.fakes.clock import FakeClock
 
-AT_THE_FAULT = Marks(load="boot/1", asked=0, pending=0, uncorrected=2, energy=600_000)
+AT_THE_FAULT = ResetIndicators(
+    driver_load="boot/1", recovery_action=0, pending_repairs=0, uncorrected_errors=2, energy_mj=600_000
+)
 
 
 class Cards:
@@ -19,23 +21,25 @@ class Cards:
     def __init__(self, folder) -> None:
         self.clock = FakeClock()
         self.path = folder / "state" / "faults.json"
-        self.marks = AT_THE_FAULT
-        self.begin()
+        self.indicators = AT_THE_FAULT
+        self.restart()
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         self.faults = Faults(self.path, self.clock)
 
     def aside(self) -> list[str]:
         """What was kept of files that could not be read."""
         return [path.read_text() for path in self.path.parent.glob("faults.json.unreadable*")]
 
-    def looked_at(self, seconds: float = 5.0, trouble: str = "", **marks: object) -> str:
+    def probe_after(self, seconds: float = 5.0, problem: str = "", **indicators: object) -> str:
         """Why the card is out after a look at it that comes so much later."""
         self.clock.advance(seconds)
-        self.marks = Marks(**{name: getattr(self.marks, name) for name in Marks.__struct_fields__} | marks)
-        self.faults.note("GPU-0", trouble)
-        if (fault := self.faults.lasting("GPU-0")) is not None:
-            self.faults.note_marks("GPU-0", fault, self.marks)
+        self.indicators = ResetIndicators(
+            **{name: getattr(self.indicators, name) for name in ResetIndicators.__struct_fields__} | indicators
+        )
+        self.faults.record("GPU-0", problem)
+        if (fault := self.faults.persistent_fault("GPU-0")) is not None:
+            self.faults.clear_if_reset("GPU-0", fault, self.indicators)
         return self.faults.reasons().get("GPU-0", "")
 
 
@@ -46,17 +50,17 @@ def cards(tmp_path):
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 92, 94, 109])
 def test_what_an_application_did_or_the_card_has_repaired_leaves_it_in(xid):
-    assert xids.answer(xid) is XidEffect.GOES_ON
+    assert xids.classify(xid) is XidEffect.HARMLESS
 
 
 @pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 158])
 def test_what_the_catalogue_answers_by_a_reset_or_a_reboot_needs_one(xid):
-    assert xids.answer(xid) is XidEffect.NEEDS_RESET
+    assert xids.classify(xid) is XidEffect.NEEDS_RESET
 
 
 @pytest.mark.parametrize("xid", [61, 145, 154, 167, 12345])
 def test_what_nobody_knows_takes_the_card_out_for_a_while(xid):
-    assert xids.answer(xid) is XidEffect.RESTS
+    assert xids.classify(xid) is XidEffect.UNKNOWN
 
 
 def test_an_xid_is_told_by_number_and_meaning():
@@ -65,95 +69,95 @@ def test_an_xid_is_told_by_number_and_meaning():
 
 
 def test_a_trouble_passes_when_it_was_not_seen_for_a_while(cards):
-    assert cards.looked_at(trouble="it does not answer") == "it does not answer"
-    assert cards.looked_at(29.9)
-    assert cards.looked_at(0.0, trouble="again")
-    assert cards.looked_at(29.9) == "again"
-    assert cards.looked_at(0.1) == ""
+    assert cards.probe_after(problem="it does not answer") == "it does not answer"
+    assert cards.probe_after(29.9)
+    assert cards.probe_after(0.0, problem="again")
+    assert cards.probe_after(29.9) == "again"
+    assert cards.probe_after(0.1) == ""
 
 
 def test_a_fault_that_needs_a_reset_does_not_pass(cards):
-    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
+    cards.faults.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
     for hour in range(1, 100):
-        reason = cards.looked_at(3600, energy=600_000 + hour)
+        reason = cards.probe_after(3600, energy_mj=600_000 + hour)
     assert reason == (
-        "Xid 48: double bit ECC error (2026-01-01T00:00:00Z); it stays out until it was reset "
+        "Xid 48: double bit ECC error (2026-01-01T00:00:00Z); it takes no pods until it is reset "
         "(nvidia-smi --gpu-reset) or its node rebooted"
     )
-    assert cards.looked_at(trouble="it does not answer either") == reason
+    assert cards.probe_after(problem="it does not answer either") == reason
 
 
 RESETS = {
-    "a reboot": {"load": "later/1"},
-    "the driver was loaded anew": {"load": "boot/2"},
-    "its energy is counted anew": {"energy": 3},
-    "its ECC errors are counted anew": {"uncorrected": 0},
+    "a reboot": {"driver_load": "later/1"},
+    "the driver was loaded anew": {"driver_load": "boot/2"},
+    "its energy is counted anew": {"energy_mj": 3},
+    "its ECC errors are counted anew": {"uncorrected_errors": 0},
 }
 
 
 @pytest.mark.parametrize("sign", RESETS.values(), ids=RESETS)
 @pytest.mark.parametrize("restarted", [False, True], ids=["seen", "while nobody looked"])
 def test_a_reset_is_seen(cards, sign, restarted):
-    cards.faults.break_down("GPU-0", 79, AT_THE_FAULT)
-    assert cards.looked_at()
+    cards.faults.record_needs_reset("GPU-0", 79, AT_THE_FAULT)
+    assert cards.probe_after()
     if restarted:
-        cards.begin()
+        cards.restart()
         assert "Xid 79" in cards.faults.reasons()["GPU-0"]
-    assert cards.looked_at(**sign) == ""
-    cards.begin()
+    assert cards.probe_after(**sign) == ""
+    cards.restart()
     assert cards.faults.reasons() == {}
 
 
-@pytest.mark.parametrize("mark", ["asked", "pending"])
+@pytest.mark.parametrize("mark", ["recovery_action", "pending_repairs"])
 def test_what_waits_for_a_reset_was_reset_when_it_waits_no_more(cards, mark):
-    cards.faults.break_down("GPU-0", 95, AT_THE_FAULT)
-    assert cards.looked_at(**{mark: 1}), "it is known a moment later"
-    cards.begin()
-    assert cards.looked_at()
-    assert cards.looked_at(**{mark: 0}) == ""
+    cards.faults.record_needs_reset("GPU-0", 95, AT_THE_FAULT)
+    assert cards.probe_after(**{mark: 1}), "it is known a moment later"
+    cards.restart()
+    assert cards.probe_after()
+    assert cards.probe_after(**{mark: 0}) == ""
 
 
 def test_marks_from_before_a_new_fault_end_nothing(cards):
-    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
-    before = cards.faults.lasting("GPU-0")
-    cards.faults.break_down("GPU-0", 48, Marks(load="boot/1", uncorrected=4))
-    cards.faults.note_marks("GPU-0", before, AT_THE_FAULT)
-    assert cards.looked_at(uncorrected=4)
+    cards.faults.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
+    before = cards.faults.persistent_fault("GPU-0")
+    cards.faults.record_needs_reset("GPU-0", 48, ResetIndicators(driver_load="boot/1", uncorrected_errors=4))
+    cards.faults.clear_if_reset("GPU-0", before, AT_THE_FAULT)
+    assert cards.probe_after(uncorrected_errors=4)
 
 
 def test_a_card_that_says_nothing_of_itself_waits_for_a_reboot(cards):
-    silent = dict.fromkeys(("asked", "pending", "uncorrected", "energy"))
-    cards.faults.break_down("GPU-0", 46, Marks(load="boot/1"))
-    cards.marks = Marks(load="boot/1")
-    assert cards.looked_at()
-    assert cards.looked_at(energy=5, uncorrected=0), "from silence to a number is no reset"
-    assert cards.looked_at(**silent)
-    assert cards.looked_at(load="later/1") == ""
+    unreported = dict.fromkeys(("recovery_action", "pending_repairs", "uncorrected_errors", "energy_mj"))
+    cards.faults.record_needs_reset("GPU-0", 46, ResetIndicators(driver_load="boot/1"))
+    cards.indicators = ResetIndicators(driver_load="boot/1")
+    assert cards.probe_after()
+    assert cards.probe_after(energy_mj=5, uncorrected_errors=0), "from silence to a number is no reset"
+    assert cards.probe_after(**unreported)
+    assert cards.probe_after(driver_load="later/1") == ""
 
 
 def test_each_card_for_itself(cards):
-    cards.faults.break_down("GPU-1", 48, AT_THE_FAULT)
-    assert cards.looked_at() == ""
-    assert cards.looked_at(load="later/1") == ""
+    cards.faults.record_needs_reset("GPU-1", 48, AT_THE_FAULT)
+    assert cards.probe_after() == ""
+    assert cards.probe_after(driver_load="later/1") == ""
     assert set(cards.faults.reasons()) == {"GPU-1"}
 
 
 def test_a_file_that_cannot_be_written_is_written_later(cards):
     cards.path.parent.write_text("in the way")
-    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
-    assert cards.looked_at(), "it is known as long as the process lives"
+    cards.faults.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
+    assert cards.probe_after(), "it is known as long as the process lives"
     cards.path.parent.unlink()
-    assert cards.looked_at()
+    assert cards.probe_after()
     assert json.loads(cards.path.read_text())["GPU-0"]["xid"] == 48
     shutil.rmtree(cards.path.parent)
-    assert cards.looked_at()
+    assert cards.probe_after()
     assert cards.path.exists(), "somebody has cleaned up"
 
 
 def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
     cards.path.parent.mkdir()
     cards.path.write_text("{")
-    cards.begin()
+    cards.restart()
     assert cards.faults.reasons() == {}
     assert cards.aside() == ["{"], "what it said is kept for people"
 
@@ -161,18 +165,18 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
 def test_what_another_version_wrote_of_one_card_is_kept_and_the_others_count(cards):
     """After a downgrade: otherwise every card would be well again, and the file lost with the next fault."""
     for card in ("GPU-0", "GPU-1"):
-        cards.faults.break_down(card, 48, AT_THE_FAULT)
+        cards.faults.record_needs_reset(card, 48, AT_THE_FAULT)
     written = json.loads(cards.path.read_text()) | {"GPU-1": {"version": 9, "faults": [48]}}
     cards.path.write_text(json.dumps(written))
-    cards.begin()
+    cards.restart()
     assert set(cards.faults.reasons()) == {"GPU-0"}
     assert [json.loads(text) for text in cards.aside()] == [written]
-    cards.begin()
+    cards.restart()
     assert len(cards.aside()) == 1, "once for each content"
 
 
 def test_without_a_file_it_ends_with_the_process(cards):
-    made = Faults(None, cards.clock)
-    made.break_down("GPU-0", 48, AT_THE_FAULT)
-    assert set(made.reasons()) == {"GPU-0"}
+    memory_only = Faults(None, cards.clock)
+    memory_only.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
+    assert set(memory_only.reasons()) == {"GPU-0"}
     assert faults.QUIET_SECONDS == 30

@@ -17,7 +17,7 @@ import json
 from cardwise.gpus.nvml import NvmlGpus
 gpus = NvmlGpus()
 cards = [[card.uuid, card.model, card.memory, card.properties["computeCapability"]] for card in gpus.cards()]
-print(json.dumps([cards, sorted(one.reason for one in gpus.health().values())]))
+print(json.dumps([cards, sorted(state.reason for state in gpus.health().values())]))
 gpus.close()
 """
 
@@ -46,7 +46,7 @@ def test_on_nvidias_mock(profile, files, tmp_path):
             "0",
             "-p",
             "no:cacheprovider",
-            *(str(HERE / one) for one in files),
+            *(str(HERE / file) for file in files),
         ],
         env=environment,
         capture_output=True,
@@ -64,16 +64,16 @@ def test_the_cards_of_each_profile_are_what_it_says(profile):
     environment = os.environ | {"LD_LIBRARY_PATH": FOLDER, "MOCK_NVML_CONFIG": str(profile)}
     done = subprocess.run([sys.executable, "-c", CARDS], env=environment, capture_output=True, text=True, check=True)
     cards, reasons = json.loads(done.stdout)
-    told = yaml.safe_load(profile.read_text())
-    common = told["device_defaults"]
+    document = yaml.safe_load(profile.read_text())
+    common = document["device_defaults"]
     capability = common["compute_capability"]
     assert cards == [
         [
-            one["uuid"],
+            device["uuid"],
             common["name"],
             common["memory"]["total_bytes"] >> 20,
             f"{capability['major']}.{capability['minor']}",
         ]
-        for one in told["devices"]
+        for device in document["devices"]
     ]
     assert set(reasons) == {""}

@@ -6,9 +6,9 @@ import types
 import pynvml
 import pytest
 
-from cardwise.gpus.chosen import WholeGpus
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
+from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable
+from cardwise.gpus.selection import NonMigGpus
 from tests.fakes.clock import FakeClock
 
 MIB = 1024 * 1024
@@ -26,13 +26,13 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int = 2) -> None:
         self.broken: dict[object, Exception] = {}
         self.hanging: set[int] = set()
-        self.stuck: set[threading.Thread] = set()  # in a call that does not return
-        self.heard: set[int] = set()
+        self.hanging_threads: set[threading.Thread] = set()  # in a call that does not return
+        self.registered: set[int] = set()
         self.events: list[types.SimpleNamespace] = []
-        self.news = threading.Condition()
+        self.condition = threading.Condition()
         self.listening = self.over = False
         self.modes: dict[int, int] = {}
-        self.asks: dict[int, int] = {}  # recovery actions
+        self.recovery_actions: dict[int, int] = {}  # recovery actions
         self.unmapped: dict[int, int] = {}
         self.mig: dict[int, int] = {}
         self.energy = [600_000] * cards
@@ -50,7 +50,9 @@ class Driver:
             "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=16276 * MIB + self.card(handle)),
             "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=f"0:{self.card(handle)}"),
             "nvmlDeviceGetFieldValues": lambda handle, _: [
-                types.SimpleNamespace(nvmlReturn=0, value=types.SimpleNamespace(uiVal=self.asks.get(handle, 0)))
+                types.SimpleNamespace(
+                    nvmlReturn=0, value=types.SimpleNamespace(uiVal=self.recovery_actions.get(handle, 0))
+                )
             ],
             "nvmlDeviceGetRemappedRows": lambda handle: (0, 0, 0, self.unmapped.get(handle, 0)),
             "nvmlDeviceGetMigMode": lambda handle: [self.mig.get(handle, 0), 1],
@@ -62,7 +64,7 @@ class Driver:
             "nvmlDeviceGetCudaComputeCapability": lambda _: (6, 0),
             "nvmlEventSetCreate": object,
             "nvmlEventSetFree": lambda _: None,
-            "nvmlDeviceRegisterEvents": lambda handle, *_: self.heard.add(handle),
+            "nvmlDeviceRegisterEvents": lambda handle, *_: self.registered.add(handle),
             WAIT: self.next_event,
             "nvmlDeviceGetComputeMode": lambda handle: self.modes.get(self.card(handle), 0),
             "nvmlDeviceSetComputeMode": self.modes.__setitem__,
@@ -70,9 +72,9 @@ class Driver:
             "nvmlDeviceGetMPSComputeRunningProcesses": lambda handle: self.clients,
         }
         for name, answer in answers.items():
-            monkeypatch.setattr(pynvml, name, self.maybe(name, answer))
+            monkeypatch.setattr(pynvml, name, self.wrap_call(name, answer))
 
-    def maybe(self, name, answer):
+    def wrap_call(self, name, answer):
         def call(*arguments):
             if name in self.broken:
                 raise self.broken[name]
@@ -81,47 +83,47 @@ class Driver:
         return call
 
     def card(self, index):
-        with self.news:
+        with self.condition:
             if index in self.hanging:
-                self.stuck.add(threading.current_thread())
-                self.news.wait_for(lambda: index not in self.hanging or self.over)
-                self.stuck.remove(threading.current_thread())
+                self.hanging_threads.add(threading.current_thread())
+                self.condition.wait_for(lambda: index not in self.hanging or self.over)
+                self.hanging_threads.remove(threading.current_thread())
         if index in self.broken:
             raise self.broken[index]
         return index
 
     def next_event(self, *_):
-        with self.news:
+        with self.condition:
             self.listening = True
-            self.news.notify_all()
-            self.news.wait_for(lambda: self.events or self.over or WAIT in self.broken)
+            self.condition.notify_all()
+            self.condition.wait_for(lambda: self.events or self.over or WAIT in self.broken)
             self.listening = False
             if self.events:
                 return self.events.pop()
             raise self.broken.get(WAIT, pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
 
-    def breaks(self, what: object, error: Exception) -> None:
-        with self.news:
-            self.broken[what] = error
-            self.news.notify_all()
+    def break_call(self, call: object, error: Exception) -> None:
+        with self.condition:
+            self.broken[call] = error
+            self.condition.notify_all()
 
-    def fails(self, xid: int, card: int) -> None:
+    def report_xid(self, xid: int, card: int) -> None:
         """A card reports it. Returns when it has been taken and the next event is waited for."""
-        with self.news:
+        with self.condition:
             self.events.append(types.SimpleNamespace(eventData=xid, device=card))
-            self.news.notify_all()
-            assert self.news.wait_for(lambda: self.listening and not self.events, 60)
+            self.condition.notify_all()
+            assert self.condition.wait_for(lambda: self.listening and not self.events, 60)
 
-    def returns(self, card: int) -> None:
+    def stop_hanging(self, card: int) -> None:
         """Its calls hang no more."""
-        with self.news:
+        with self.condition:
             self.hanging.remove(card)
-            self.news.notify_all()
+            self.condition.notify_all()
 
-    def ends(self) -> None:
-        with self.news:
+    def close(self) -> None:
+        with self.condition:
             self.over = True
-            self.news.notify_all()
+            self.condition.notify_all()
 
 
 class DriverClock(FakeClock):
@@ -132,7 +134,7 @@ class DriverClock(FakeClock):
         self._driver = driver
 
     def join(self, thread: threading.Thread, seconds: float) -> bool:
-        while thread.is_alive() and thread not in self._driver.stuck:
+        while thread.is_alive() and thread not in self._driver.hanging_threads:
             thread.join(0.01)
         return not thread.is_alive()
 
@@ -148,21 +150,21 @@ def clock(driver):
 
 
 @pytest.fixture
-def gpus(driver, clock):
+def make_gpus(driver, clock):
     """Makes them, since what is broken at the start matters."""
-    made = []
+    created = []
 
     def make(**settings) -> NvmlGpus:
-        made.append(NvmlGpus(clock=clock, **settings))
-        return made[-1]
+        created.append(NvmlGpus(clock=clock, **settings))
+        return created[-1]
 
     yield make
-    driver.ends()
-    for one in made:
-        one.close()
+    driver.close()
+    for gpus in created:
+        gpus.close()
 
 
-def probed(clock: FakeClock) -> None:
+def probe_again(clock: FakeClock) -> None:
     """All cards have been probed once more."""
     clock.step()
     clock.until_waiting()
@@ -173,17 +175,17 @@ def indices(gpus: NvmlGpus) -> list[int]:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, gpus, clock, lost):
+def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, make_gpus, clock, lost):
     driver.broken[lost] = LOST
-    made = gpus()
-    assert indices(made) == [1 - lost]
-    assert list(made.health()) == [f"GPU-{1 - lost}"]
+    gpus = make_gpus()
+    assert indices(gpus) == [1 - lost]
+    assert list(gpus.health()) == [f"GPU-{1 - lost}"]
     del driver.broken[lost]
-    probed(clock)
-    assert made.wait_change(0)
-    assert indices(made) == [0, 1]
-    driver.fails(31, 1 - lost)  # any event: after it the listener asks for those of the new card
-    assert driver.heard == {0, 1}
+    probe_again(clock)
+    assert gpus.wait_change(0)
+    assert indices(gpus) == [0, 1]
+    driver.report_xid(31, 1 - lost)  # any event: after it the listener asks for those of the new card
+    assert driver.registered == {0, 1}
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
@@ -193,190 +195,190 @@ def test_a_driver_that_does_not_answer_is_told_as_such(driver, call):
         NvmlGpus()
 
 
-def test_a_lost_card_is_unhealthy_and_comes_back_after_a_quiet_time(driver, gpus, clock):
-    made = gpus()
+def test_a_lost_card_is_unhealthy_and_comes_back_after_a_quiet_time(driver, make_gpus, clock):
+    gpus = make_gpus()
     driver.broken[1] = LOST
-    probed(clock)
-    assert made.wait_change(0)
-    assert "GPU is lost" in made.health()["GPU-1"].reason
-    assert made.health()["GPU-0"].healthy
+    probe_again(clock)
+    assert gpus.wait_change(0)
+    assert "GPU is lost" in gpus.health()["GPU-1"].reason
+    assert gpus.health()["GPU-0"].healthy
     del driver.broken[1]
     lost = clock.now()
-    while not made.wait_change(0):
-        assert not made.health()["GPU-1"].healthy
-        probed(clock)
-    assert made.health()["GPU-1"].healthy
+    while not gpus.wait_change(0):
+        assert not gpus.health()["GPU-1"].healthy
+        probe_again(clock)
+    assert gpus.health()["GPU-1"].healthy
     assert clock.now() - lost == 30
 
 
 @pytest.mark.parametrize(("call", "thread"), [("nvmlDeviceGetPciInfo", "nvml-probe"), (WAIT, "nvml-xids")])
-def test_an_unforeseen_error_ends_no_thread(driver, gpus, clock, call, thread):
+def test_an_unforeseen_error_ends_no_thread(driver, make_gpus, clock, call, thread):
     failures: list[str] = []
-    made = gpus(on_failure=failures.append)
-    driver.breaks(call, TypeError("not what the binding says"))
+    gpus = make_gpus(on_failure=failures.append)
+    driver.break_call(call, TypeError("not what the binding says"))
     if thread == "nvml-probe":
-        probed(clock)
+        probe_again(clock)
     else:
         clock.until_waiting(2)  # the listener too: it takes its time after an error
     assert set(failures) == {thread}
     del driver.broken[call]
     clock.advance(1)
-    driver.fails(79, 0)
+    driver.report_xid(79, 0)
     driver.broken[1] = LOST
-    probed(clock)
-    assert [state.reason[:6] for state in made.health().values()] == ["Xid 79", "the ca"]
+    probe_again(clock)
+    assert [state.reason[:6] for state in gpus.health().values()] == ["Xid 79", "the ca"]
 
 
 def sick(gpus: NvmlGpus) -> dict[str, str]:
     return {uuid: state.reason[:8].strip(":;( ") for uuid, state in gpus.health().items() if not state.healthy}
 
 
-def test_a_card_that_cannot_say_who_it_is_takes_no_other_out(driver, gpus):
+def test_a_card_that_cannot_say_who_it_is_takes_no_other_out(driver, make_gpus):
     """Off the bus: the event comes with a device of which even the UUID is not known any more."""
-    made = gpus()
+    gpus = make_gpus()
     driver.broken[1] = LOST
-    driver.fails(79, 1)
-    assert sick(made) == {"GPU-1": "Xid 79"}
+    driver.report_xid(79, 1)
+    assert sick(gpus) == {"GPU-1": "Xid 79"}
 
 
-def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, gpus, clock, tmp_path):
-    made = gpus(faults=tmp_path / "faults.json")
-    driver.fails(48, 1)
+def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, make_gpus, clock, tmp_path):
+    gpus = make_gpus(faults=tmp_path / "faults.json")
+    driver.report_xid(48, 1)
     for _ in range(20):
-        probed(clock)
-    assert sick(made) == {"GPU-1": "Xid 48"}
-    again = gpus(faults=tmp_path / "faults.json")
-    assert sick(again) == {"GPU-1": "Xid 48"}, "also for who starts later, at once"
+        probe_again(clock)
+    assert sick(gpus) == {"GPU-1": "Xid 48"}
+    restarted = make_gpus(faults=tmp_path / "faults.json")
+    assert sick(restarted) == {"GPU-1": "Xid 48"}, "also for who starts later, at once"
     driver.energy[1] = 10
-    assert sick(gpus(faults=tmp_path / "faults.json")) == {}
+    assert sick(make_gpus(faults=tmp_path / "faults.json")) == {}
 
 
-def test_an_xid_of_a_card_whose_calls_hang_is_taken_and_those_of_the_others_after_it(driver, gpus):
-    made = gpus()
+def test_an_xid_of_a_card_whose_calls_hang_is_taken_and_those_of_the_others_after_it(driver, make_gpus):
+    gpus = make_gpus()
     driver.hanging.add(0)
-    driver.fails(119, 0)
-    driver.fails(79, 1)
-    assert sick(made) == {"GPU-0": "Xid 119", "GPU-1": "Xid 79"}
+    driver.report_xid(119, 0)
+    driver.report_xid(79, 1)
+    assert sick(gpus) == {"GPU-0": "Xid 119", "GPU-1": "Xid 79"}
 
 
-def test_a_reset_is_seen_also_of_a_card_that_said_nothing_since_it_failed(driver, gpus, tmp_path):
-    made = gpus(faults=tmp_path / "faults.json")
+def test_a_reset_is_seen_also_of_a_card_that_said_nothing_since_it_failed(driver, make_gpus, tmp_path):
+    gpus = make_gpus(faults=tmp_path / "faults.json")
     driver.hanging.add(0)
-    driver.fails(119, 0)
-    assert sick(made) == {"GPU-0": "Xid 119"}
-    driver.returns(0)
-    assert sick(gpus(faults=tmp_path / "faults.json")) == {"GPU-0": "Xid 119"}, "nobody has reset it"
+    driver.report_xid(119, 0)
+    assert sick(gpus) == {"GPU-0": "Xid 119"}
+    driver.stop_hanging(0)
+    assert sick(make_gpus(faults=tmp_path / "faults.json")) == {"GPU-0": "Xid 119"}, "nobody has reset it"
     driver.energy[0] = 10
-    assert sick(gpus(faults=tmp_path / "faults.json")) == {}
+    assert sick(make_gpus(faults=tmp_path / "faults.json")) == {}
 
 
-def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_the_same(driver, gpus, clock):
-    made = gpus()
+def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_the_same(driver, make_gpus, clock):
+    gpus = make_gpus()
     driver.hanging.add(0)
     began = clock.now()
-    while not made.wait_change(0):
-        assert made.health()["GPU-0"].healthy
+    while not gpus.wait_change(0):
+        assert gpus.health()["GPU-0"].healthy
         assert clock.now() - began < 60, "nobody says that it hangs"
-        probed(clock)
-    assert made.health()["GPU-0"].reason == (
+        probe_again(clock)
+    assert gpus.health()["GPU-0"].reason == (
         "the card does not answer: a call of NVML has not returned for 20 s; see dmesg, and reset the card or reboot "
-        "the node if it stays so"
+        "the node if this persists"
     )
     assert clock.now() - began == 20
-    assert made.health()["GPU-1"].healthy
+    assert gpus.health()["GPU-1"].healthy
     driver.broken[1] = LOST
-    probed(clock)
-    assert "GPU is lost" in made.health()["GPU-1"].reason
-    assert len(driver.stuck) == 1, "it is not asked again and again"
-    (stuck,) = driver.stuck
-    driver.returns(0)
-    stuck.join()
+    probe_again(clock)
+    assert "GPU is lost" in gpus.health()["GPU-1"].reason
+    assert len(driver.hanging_threads) == 1, "it is not asked again and again"
+    (hanging_threads,) = driver.hanging_threads
+    driver.stop_hanging(0)
+    hanging_threads.join()
     del driver.broken[1]
     for _ in range(8):
-        probed(clock)
-    assert sick(made) == {}
+        probe_again(clock)
+    assert sick(gpus) == {}
 
 
-def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_return(driver, gpus, clock):
+def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_return(driver, make_gpus, clock):
     driver.hanging.add(0)
-    made = gpus()
-    assert indices(made) == [1]
-    assert made.silent() == [0]
+    gpus = make_gpus()
+    assert indices(gpus) == [1]
+    assert gpus.unresponsive_indices() == [0]
     driver.broken[1] = LOST
-    probed(clock)
-    assert list(sick(made)) == ["GPU-1"]
-    (stuck,) = driver.stuck
-    driver.returns(0)
-    stuck.join()
-    probed(clock)
-    assert indices(made) == [0, 1]
-    assert made.silent() == []
+    probe_again(clock)
+    assert list(sick(gpus)) == ["GPU-1"]
+    (hanging_threads,) = driver.hanging_threads
+    driver.stop_hanging(0)
+    hanging_threads.join()
+    probe_again(clock)
+    assert indices(gpus) == [0, 1]
+    assert gpus.unresponsive_indices() == []
 
 
-def test_who_asks_a_card_whose_calls_hang_is_told_so_in_time(driver, gpus):
-    made = gpus()
+def test_who_asks_a_card_whose_calls_hang_is_told_so_in_time(driver, make_gpus):
+    gpus = make_gpus()
     driver.hanging.add(0)
     for _ in range(3):
-        with pytest.raises(CardUnwilling, match="card GPU-0: a call of NVML has not returned"):
-            made.compute_mode("GPU-0")
-    (stuck,) = driver.stuck
-    assert made.compute_mode("GPU-1") is ComputeMode.DEFAULT
-    driver.returns(0)
-    stuck.join()
-    assert made.compute_mode("GPU-0") is ComputeMode.DEFAULT
+        with pytest.raises(CardError, match="card GPU-0: a call of NVML has not returned"):
+            gpus.compute_mode("GPU-0")
+    (hanging_threads,) = driver.hanging_threads
+    assert gpus.compute_mode("GPU-1") is ComputeMode.DEFAULT
+    driver.stop_hanging(0)
+    hanging_threads.join()
+    assert gpus.compute_mode("GPU-0") is ComputeMode.DEFAULT
 
 
-def test_an_unknown_error_passes(driver, gpus, clock):
-    made = gpus()
-    driver.fails(12345, 0)
-    driver.fails(13, 1)
-    assert sick(made) == {"GPU-0": "Xid 1234"}
+def test_an_unknown_error_passes(driver, make_gpus, clock):
+    gpus = make_gpus()
+    driver.report_xid(12345, 0)
+    driver.report_xid(13, 1)
+    assert sick(gpus) == {"GPU-0": "Xid 1234"}
     for _ in range(6):
-        probed(clock)
-    assert sick(made) == {}
+        probe_again(clock)
+    assert sick(gpus) == {}
 
 
-def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(driver, gpus, clock):
-    driver.asks[0], driver.unmapped[1] = 1, 1
-    made = gpus()
-    reasons = [state.reason for state in made.health().values()]
+def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(driver, make_gpus, clock):
+    driver.recovery_actions[0], driver.unmapped[1] = 1, 1
+    gpus = make_gpus()
+    reasons = [state.reason for state in gpus.health().values()]
     assert reasons[0] == "the driver asks for recovery action 1 (1: reset, 2: reboot, 3: drain)", "from the beginning"
     assert "could not be remapped" in reasons[1]
-    driver.asks[0] = 0
+    driver.recovery_actions[0] = 0
     for _ in range(6):
-        probed(clock)
-    assert list(sick(made)) == ["GPU-1"]
+        probe_again(clock)
+    assert list(sick(gpus)) == ["GPU-1"]
 
 
-def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, gpus, clock):
+def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, make_gpus, clock):
     driver.mig[1] = 1
-    made = gpus()
-    assert made.health()["GPU-0"].healthy, "what is only asked for begins with the next reset"
-    assert made.health()["GPU-1"].reason.startswith("the card is in MIG mode")
-    assert "nvidia-smi -i N -mig 0" in made.health()["GPU-1"].reason
-    assert [card.index for card in WholeGpus(made).cards()] == [0]
+    gpus = make_gpus()
+    assert gpus.health()["GPU-0"].healthy, "what is only asked for begins with the next reset"
+    assert gpus.health()["GPU-1"].reason.startswith("the card is in MIG mode")
+    assert "nvidia-smi -i N -mig 0" in gpus.health()["GPU-1"].reason
+    assert [card.index for card in NonMigGpus(gpus).cards()] == [0]
     driver.mig[1] = 0
     for _ in range(6):
-        probed(clock)
-    assert sick(made) == {}
-    assert len(WholeGpus(made).cards()) == 2
+        probe_again(clock)
+    assert sick(gpus) == {}
+    assert len(NonMigGpus(gpus).cards()) == 2
 
 
-def test_a_broken_card_is_in_mig_mode_all_the_same(driver, gpus):
+def test_a_broken_card_is_in_mig_mode_all_the_same(driver, make_gpus):
     driver.mig[1] = 1
     driver.unmapped[1] = 1
-    made = gpus()
-    assert "could not be remapped" in made.health()["GPU-1"].reason
-    assert made.health()["GPU-1"].mig
+    gpus = make_gpus()
+    assert "could not be remapped" in gpus.health()["GPU-1"].reason
+    assert gpus.health()["GPU-1"].mig
 
 
-def test_a_card_or_library_that_knows_no_mig_is_shared(driver, gpus):
+def test_a_card_or_library_that_knows_no_mig_is_shared(driver, make_gpus):
     driver.broken["nvmlDeviceGetMigMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert sick(gpus()) == {}
+    assert sick(make_gpus()) == {}
 
 
-def test_the_properties_that_selectors_name(gpus):
-    for card in gpus().cards():
+def test_the_properties_that_selectors_name(make_gpus):
+    for card in make_gpus().cards():
         assert card.properties == {
             "driver": "575.1",
             "clock": "1328",
@@ -387,35 +389,35 @@ def test_the_properties_that_selectors_name(gpus):
         }
 
 
-def test_what_a_card_does_not_know_of_itself_is_left_out(driver, gpus):
+def test_what_a_card_does_not_know_of_itself_is_left_out(driver, make_gpus):
     driver.broken["nvmlDeviceGetMaxClockInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     driver.broken["nvmlDeviceGetArchitecture"] = AttributeError("an older library")
-    assert gpus().cards()[0].properties == {"driver": "575.1", "computeCapability": "6.0"}
+    assert make_gpus().cards()[0].properties == {"driver": "575.1", "computeCapability": "6.0"}
 
 
-def test_who_may_be_on_a_card_and_who_is(driver, gpus):
-    made = gpus()
-    assert made.compute_mode("GPU-1") is ComputeMode.DEFAULT
-    made.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
+def test_who_may_be_on_a_card_and_who_is(driver, make_gpus):
+    gpus = make_gpus()
+    assert gpus.compute_mode("GPU-1") is ComputeMode.DEFAULT
+    gpus.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
     assert driver.modes == {1: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS}
-    assert made.compute_mode("GPU-1") is ComputeMode.EXCLUSIVE_PROCESS
+    assert gpus.compute_mode("GPU-1") is ComputeMode.EXCLUSIVE_PROCESS
     driver.processes = [types.SimpleNamespace(pid=7, usedGpuMemory=300 * MIB + 1)]
     driver.processes += [types.SimpleNamespace(pid=8, usedGpuMemory=None)]
-    assert made.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]
+    assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]
 
 
-def test_clients_of_mps_are_on_the_card_in_whichever_list_the_driver_has_them(driver, gpus):
-    made = gpus()
+def test_clients_of_mps_are_on_the_card_in_whichever_list_the_driver_has_them(driver, make_gpus):
+    gpus = make_gpus()
     driver.processes = [types.SimpleNamespace(pid=7, usedGpuMemory=300 * MIB)]
     driver.clients = [types.SimpleNamespace(pid=7, usedGpuMemory=None)]
     driver.clients += [types.SimpleNamespace(pid=9, usedGpuMemory=500 * MIB)]
-    assert made.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(9, 500)]
+    assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(9, 500)]
     driver.broken["nvmlDeviceGetMPSComputeRunningProcesses"] = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert made.processes("GPU-0") == [GpuProcess(7, 300)]
+    assert gpus.processes("GPU-0") == [GpuProcess(7, 300)]
 
 
-def test_a_card_that_does_not_do_as_told_says_why(driver, gpus):
-    made = gpus()
+def test_a_card_that_does_not_do_as_told_says_why(driver, make_gpus):
+    gpus = make_gpus()
     driver.broken["nvmlDeviceSetComputeMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-    with pytest.raises(CardUnwilling, match="GPU-1: Insufficient Permissions"):
-        made.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
+    with pytest.raises(CardError, match="GPU-1: Insufficient Permissions"):
+        gpus.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)

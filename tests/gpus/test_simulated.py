@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.gpus import simulated
-from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
+from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
 from tests.fakes.clock import FakeClock
 
@@ -68,7 +68,7 @@ def test_a_file_written_in_place_with_its_old_time_is_noticed(file):
         ),
         ("cards: [{index: 0, uuid: GPU-0, memoryMiB: 1}, {index: 1, uuid: GPU-0, memoryMiB: 1}]", "cards[1].uuid"),
         ("cards: [{index: -1, uuid: GPU-0, memoryMiB: 1}]", "cards[0].index: -1"),
-        ("cards: [{index: 0, uuid: GPU-NEW_card, memoryMiB: 1}]", "names no object; write letters"),
+        ("cards: [{index: 0, uuid: GPU-NEW_card, memoryMiB: 1}]", "cannot name an object; write letters"),
         ("- 1", "Expected `object`"),
         ("", "Expected `object`"),
     ],
@@ -100,7 +100,7 @@ def test_a_compute_mode_outlives_the_program_and_the_card_file(file):
 def test_a_mode_that_cannot_be_kept_is_not_claimed(file):
     gpus = SimulatedGpus(file)
     (file.parent / "cards.yaml.modes").mkdir()
-    with pytest.raises(CardUnwilling, match="cannot be kept"):
+    with pytest.raises(CardError, match="cannot be saved"):
         gpus.set_compute_mode("GPU-0", ComputeMode.EXCLUSIVE_PROCESS)
     assert gpus.compute_mode("GPU-0") is ComputeMode.DEFAULT
 

@@ -85,7 +85,11 @@ def inside(root: Path, *lines: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")
 def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
     lines = ["import sys", "sys.path.append('/opt/agent')", "sys.modules['_hashlib'] = None"]
-    lines += ["from mps.agent import probe, running", "from cardwise.share import laying", "print(len(laying.files()))"]
+    lines += [
+        "from mps.agent import probe, running",
+        "from cardwise.share import laying",
+        "print(len(installation.container_files()))",
+    ]
     assert int(inside(agent, *lines)) > 5, "the frameworks' hook comes from here"
     assert inside(agent, "import hashlib; print(hashlib.sha256(b'x').hexdigest()[:4])") == "2d71\n"
     said = subprocess.run(["chroot", agent, "cardwise-agent", "--help"], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from cardwise.kube import paths
 from mps.__main__ import main
 from mps.host.processes import LOCAL
@@ -77,7 +77,7 @@ def refused(options: list[str]) -> str:
         ({"audit-interval": "0"}, "0 would ask without end; write a time such as 2s"),
         ({"audit-tolerance": "half"}, "'half' is not a quantity; write an amount such as 2 or 8Gi"),
         ({"audit-looks": "0"}, "0 is not in the range x>=1"),
-        ({"cards": "0,0"}, "'0' is there twice; name each card once"),
+        ({"cards": "0,0"}, "'0' is listed twice; list each card once"),
         ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
         ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),
         ({"daemon-cgroup": "/proc"}, "/proc is no cgroup file system"),
@@ -144,7 +144,7 @@ def start(node, kubeconfig, python_first):
 def test_a_life_from_start_to_sigterm(node, api, told, start):
     process = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1536M", CUDA_VISIBLE_DEVICES="7")
     api.until(lambda: told() == "Ready")
-    assert not mpsnode.problem(node.root, uuid_of(0))
+    assert not mpsfiles.unready_reason(node.root, uuid_of(0))
     (daemon,) = LOCAL.daemons(node.pipe())
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=SECONDS)
@@ -152,7 +152,7 @@ def test_a_life_from_start_to_sigterm(node, api, told, start):
     assert told() == "Down", "its last word"
     assert not daemon.alive()
     assert node.mode() == "Default"
-    assert not mpsnode.manager_lives(node.root)
+    assert not mpsfiles.is_manager_running(node.root)
     server = rb'"event":"fake server \d+ for devices GPU-n1-0","card":"GPU-n1-0"'
     assert re.search(server, said), "its own environment does not reach the daemon, and what that says has its card"
     assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
@@ -168,4 +168,4 @@ def test_a_manager_whose_root_is_removed_ends_for_the_next(node, api, told, star
     assert b"the lock was removed from the root" in said
     assert b"Traceback" not in said
     start()
-    api.until(lambda: not mpsnode.problem(node.root, uuid_of(0)))
+    api.until(lambda: not mpsfiles.unready_reason(node.root, uuid_of(0)))

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from mps.manager import Lock, RootTaken
 from tests.mps.worlds import P100, uuid_of
 
@@ -161,9 +161,9 @@ def test_there_is_one_manager_for_a_root(folder):
     first.take()
     with pytest.raises(RootTaken):
         second.take()
-    assert mpsnode.manager_lives(folder)
+    assert mpsfiles.is_manager_running(folder)
     first.release()
-    assert not mpsnode.manager_lives(folder), "and asking held nothing"
+    assert not mpsfiles.is_manager_running(folder), "and asking held nothing"
     second.take()
     assert not second.lost()
     (folder / mps.LOCK).unlink()

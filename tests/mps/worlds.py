@@ -14,9 +14,9 @@ from cardwise.core.api import mps
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope, Status
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus import chosen, mpsnode
-from cardwise.gpus.chosen import ChosenGpus
-from cardwise.gpus.protocol import CardUnwilling, GpuCard
+from cardwise.gpus import mpsfiles, selection
+from cardwise.gpus.protocol import CardError, GpuCard
+from cardwise.gpus.selection import SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import paths
 from mps import manager as managers
@@ -91,16 +91,16 @@ class Cards(SimulatedGpus):
         self._met |= {card.uuid for card in found} - self._lost
         return [card for card in found if card.uuid in self._met]
 
-    def silent(self) -> list[int]:
+    def unresponsive_indices(self) -> list[int]:
         known = {card.uuid for card in self.cards()}
         return [card.index for card in super().cards() if card.uuid not in known]
 
-    def _check(self, uuid: str) -> None:
-        super()._check(uuid)
+    def _check_present(self, uuid: str) -> None:
+        super()._check_present(uuid)
         if self._shut:
-            raise CardUnwilling(f"card {uuid}: Uninitialized")
+            raise CardError(f"card {uuid}: Uninitialized")
         if uuid in self._lost:
-            raise CardUnwilling(f"card {uuid}: GPU is lost")
+            raise CardError(f"card {uuid}: GPU is lost")
 
 
 class NodeClock(FakeClock):
@@ -159,7 +159,7 @@ class Node:
         """`cards` as in `--cards`."""
         self.settings = replace(self.settings, **changes)
         self.gpus = Cards(self.cards_file, self.lost)
-        served = ChosenGpus(self.gpus, chosen.parse(cards)) if cards else self.gpus
+        served = SelectedGpus(self.gpus, selection.parse(cards)) if cards else self.gpus
         self.lock = Lock(self.root)
         self.lock.take()
         self.manager = Manager(self.settings, self.api.client(), served, self.gpus, host=self.host, clock=self.clock)
@@ -221,12 +221,12 @@ class Node:
         return self.home(index) / mps.PIPE
 
     def status(self, index: int = 0) -> Status:
-        found = mpsnode.read(self.home(index))
+        found = mpsfiles.read_state(self.home(index))
         assert found is not None
         return found
 
     def problem(self, index: int = 0, **asked: Any) -> str:
-        return mpsnode.problem(self.root, uuid_of(index), clock=self.clock, **asked)
+        return mpsfiles.unready_reason(self.root, uuid_of(index), clock=self.clock, **asked)
 
     def wait_ready(self, index: int = 0, **asked: Any) -> None:
         self.until(lambda: not self.problem(index, **asked), f"card {index} is not ready")

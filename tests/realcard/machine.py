@@ -22,9 +22,9 @@ from cardwise.core.api import mps
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.gpus import mpsnode
-from cardwise.gpus.chosen import CardChoice, ChosenGpus
+from cardwise.gpus import mpsfiles
 from cardwise.gpus.nvml import NvmlGpus
+from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.kube import paths
 from mps.daemon.machine import DaemonPace
 from mps.host.processes import CONTROL, LOCAL
@@ -147,7 +147,7 @@ class Machine:
         self._client = self.api.client()
         self._lock = Lock(self.root)
         self._lock.take()
-        chosen = _Lasting(self.gpus, CardChoice((self.card.uuid.lower(),)))
+        chosen = _Lasting(self.gpus, CardSelection((self.card.uuid.lower(),)))
         self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)
         self.manager.start()
         self.wait_ready()
@@ -171,7 +171,7 @@ class Machine:
         return Path(mps.folder(str(self.root), self.card.uuid))
 
     def problem(self, need: int = 0) -> str:
-        return mpsnode.problem(self.root, self.card.uuid, need=MiB(need))
+        return mpsfiles.unready_reason(self.root, self.card.uuid, memory_limit=MiB(need))
 
     def wait_ready(self, need: int = 0) -> float:
         """Seconds that it took."""
@@ -240,7 +240,7 @@ class Machine:
         return self.tenants[-1]
 
 
-class _Lasting(ChosenGpus):
+class _Lasting(SelectedGpus):
     """Of a driver that outlives the manager: the next test needs it."""
 
     def close(self) -> None:

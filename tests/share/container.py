@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from cardwise.share import laying
+from cardwise.share import installation
 
 HALF = {"CARDWISE_MEM_LIMIT_MIB": "8138", "CARDWISE_MEM_FRACTION": "0.5"}
 LIMIT_BYTES = 8138 * 1024 * 1024
@@ -24,19 +24,19 @@ class Container:
         self.work = tmp_path / "work"
         self.site.mkdir()
         self.work.mkdir()
-        laying.lay_out(self.mount)
+        installation.install_files(self.mount)
         self.path = [self.mount, self.site]
         self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("CARDWISE_", "PYTHON"))},
+            **{name: setting for name, setting in os.environ.items() if not name.startswith(("CARDWISE_", "PYTHON"))},
             "CARDWISE_SHARE_FILE": str(tmp_path / "share.json"),
             # As on a read-only mount: no bytecode is kept.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.share_file = tmp_path / "share.json"
 
-    def install(self, files: dict[str, str], below: Path | None = None) -> None:
+    def install(self, container_files: dict[str, str], below: Path | None = None) -> None:
         """Put packages into the image."""
-        for name, source in files.items():
+        for name, source in container_files.items():
             path = (below or self.site) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(source))
@@ -57,15 +57,15 @@ class Container:
             check=False,
         )
 
-    def says(self, program: str, *flags: str, **env: str) -> str:
+    def output_of(self, program: str, *flags: str, **env: str) -> str:
         """What a program prints that must end well, in silence otherwise."""
-        done = self.run(program, *flags, **env)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        return done.stdout.strip()
+        process = self.run(program, *flags, **env)
+        assert process.returncode == 0, process.stderr
+        assert process.stderr == ""
+        return process.stdout.strip()
 
-    def answers(self, program: str, *flags: str, **env: str) -> Any:
+    def json_of(self, program: str, *flags: str, **env: str) -> Any:
         """The JSON that a program prints last; it must end well, and may be noisy."""
-        done = self.run(program, *flags, **env)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        process = self.run(program, *flags, **env)
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout.splitlines()[-1])

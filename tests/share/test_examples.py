@@ -26,23 +26,25 @@ def test_there_are_examples():
 def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
     """Kubernetes puts $(NAME) into an argument only where NAME stands in the pod's own env."""
     (pod,) = yaml.safe_load_all(path.read_text())
-    asked = request.parse(pod)
-    assert asked is not None
+    request_ = request.parse(pod)
+    assert request_ is not None
     (container,) = pod["spec"]["containers"]
-    entries, _ = environment.merged([], asked.containers[0], env_from=False)
+    entries, _ = environment.merged([], request_.containers[0], env_from=False)
     written = {entry["name"] for entry in entries}
-    told = " ".join([*container.get("command", []), *container["args"]])
-    named = set(re.findall(r"\b(?:CARDWISE|ALIYUN_COM|XLA)_[A-Z_]*[A-Z]\b", told))
+    arguments = " ".join([*container.get("command", []), *container["args"]])
+    named = set(re.findall(r"\b(?:CARDWISE|ALIYUN_COM|XLA)_[A-Z_]*[A-Z]\b", arguments))
     assert named
     assert named <= written
-    assert set(re.findall(r"\$\((\w+)\)", told)) <= written
+    assert set(re.findall(r"\$\((\w+)\)", arguments)) <= written
 
 
-@pytest.mark.parametrize("said", [{}, {names.MPS: "required", names.FRAMEWORKS: "on"}], ids=["alone", "with-all"])
+@pytest.mark.parametrize(
+    "annotations", [{}, {names.MPS: "required", names.FRAMEWORKS: "on"}], ids=["alone", "with-all"]
+)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_webhook_takes_it_as_it_stands(path, said):
+def test_the_webhook_takes_it_as_it_stands(path, annotations):
     pod = yaml.safe_load(path.read_text())
-    pod["metadata"] |= {"annotations": said, "namespace": "default"}
+    pod["metadata"] |= {"annotations": annotations, "namespace": "default"}
     known = Known(known_cards=CardSizes(largest=MiB(81559), most=4), scopes=frozenset({"card"}))
     after, warnings = admitted(pod, known)
     assert warnings == ()
@@ -50,7 +52,7 @@ def test_the_webhook_takes_it_as_it_stands(path, said):
     mib = quantity.memory(str(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_MEM]))
     assert env(container)[mps.LIMIT_ENV]["value"] == f"0={mib}M"
     assert agent(after)["image"] == IMAGE
-    assert ("PYTHONPATH" in env(container)) is bool(said)
+    assert ("PYTHONPATH" in env(container)) is bool(annotations)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

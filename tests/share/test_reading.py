@@ -57,7 +57,7 @@ def test_a_fraction_that_nobody_tells_is_rounded_down(tmp_path, limit, total, fr
 
 
 def test_no_share_says_how_to_get_one(tmp_path):
-    with pytest.raises(reading.NoShare, match="ask for one with a limit"):
+    with pytest.raises(reading.NoShare, match="request one with a limit"):
         reading.read(environ(tmp_path))
 
 
@@ -106,9 +106,9 @@ def test_command_prints_json(container):
 def test_command_prints_variables_that_it_can_read_again(container, tmp_path):
     container.share_file.write_text(json.dumps(FILE))
     done = container.start(["-m", "cardwise.share", "-o", "env"])
-    told = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
-    assert told["CUPY_GPU_MEMORY_LIMIT"] == str(8138 * 1024 * 1024)
-    share = reading.read({**told, "CARDWISE_SHARE_FILE": str(tmp_path / "none")})
+    printed = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    assert printed["CUPY_GPU_MEMORY_LIMIT"] == str(8138 * 1024 * 1024)
+    share = reading.read({**printed, "CARDWISE_SHARE_FILE": str(tmp_path / "none")})
     assert (share.limit_mib, share.total_mib, share.card) == (8138, 16276, "1")
 
 
@@ -117,10 +117,10 @@ def test_command_exit_statuses(container):
     assert container.start(["-m", "cardwise.share", "-o", "yaml"]).returncode == 2
     damaged = container.start(["-m", "cardwise.share"], CARDWISE_MEM_LIMIT_MIB="lots")
     assert damaged.returncode == 3
-    assert "CARDWISE_MEM_LIMIT_MIB: 'lots' is no amount of MiB; expected" in damaged.stderr
+    assert "CARDWISE_MEM_LIMIT_MIB: 'lots' is not an amount of MiB; expected" in damaged.stderr
 
 
 def test_help_names_the_exit_statuses(container):
-    told = container.start(["-m", "cardwise.share", "--help"]).stdout
+    printed = container.start(["-m", "cardwise.share", "--help"]).stdout
     for status in ("0  the share was printed", "1  this container has no share", "2  wrong arguments", "3  the share"):
-        assert status in told
+        assert status in printed

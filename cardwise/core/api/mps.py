@@ -220,7 +220,7 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
 def unusable(status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)) -> str:
     """Why a container may not start on the card yet; "" if it may. `now` is CLOCK_BOOTTIME; `need` its limit there.
 
-    What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsnode.
+    What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsfiles.
     """
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no card'}, not {uuid}"

@@ -1,4 +1,4 @@
-"""CuPy: the limit of its memory pools, in bytes, by the variable that it reads when it makes one.
+"""CuPy: limits its memory pools, in bytes, by the variable that CuPy reads when it creates one.
 
 A program's own set_limit comes later and wins. Python 3.7 and above.
 """
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def before(share: "Any") -> None:
-    """Set it where nobody has."""
+def before_import(share: "Any") -> None:
+    """Set the variable unless it is set already."""
     os.environ.setdefault("CUPY_GPU_MEMORY_LIMIT", str(share.limit_bytes))

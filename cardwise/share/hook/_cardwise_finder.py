@@ -1,8 +1,8 @@
 """Watches imports for the frameworks: a finder at the front of sys.meta_path.
 
-For a watched module it asks the finders behind it and lets `_cardwise_wrapping` wrap the loader that they give; for all
-others it costs one look into a dictionary. It leaves when every module that it watches has run. Loaded at each start of
-a Python, so there is no more in this file than that needs. Python 3.7 and above.
+For a watched module it calls the finders behind it and lets `_cardwise_wrapping` wrap the loader that they return; any
+other import costs one dictionary lookup. It removes itself when every watched module has run. Loaded at each start of
+a Python, so this file contains no more than that needs. Python 3.7 and above.
 """
 
 import os
@@ -12,8 +12,8 @@ TYPE_CHECKING = False  # typing alone would cost milliseconds; type checkers tak
 if TYPE_CHECKING:
     from typing import Any
 
-# The module whose import is the moment, and the framework it belongs to.
-WATCHED = {
+# The modules at whose import the hook acts, and their frameworks.
+MODULES = {
     "tensorflow.python.eager.context": "tensorflow",
     "tensorflow.python.client.session": "tensorflow",
     "torch.cuda": "torch",
@@ -25,26 +25,26 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Finder:
-    """On sys.meta_path while a watched module has not been imported."""
+    """A finder that stays on sys.meta_path until every watched module was imported."""
 
     def __init__(self, pending: "dict[str, str]", file: str) -> None:
         self.pending = pending
         self.file = file  # the share agent's
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """What the other finders say, with a loader that tells us; None for all that is not watched."""
+        """The spec of the next finder with a wrapped loader; None for modules that are not watched."""
         if name not in self.pending:
             return None
-        spec = self._others(name, path, target)
+        spec = self._next_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             try:
                 load("wrapping").wrap(self, spec.loader, name)
             except Exception as problem:
                 # A loader that takes no attribute, a damaged share: this framework goes unhandled.
-                say(name, repr(problem))
+                log(name, repr(problem))
         return spec
 
-    def _others(self, name: str, path: "Any", target: "Any") -> "Any":
+    def _next_spec(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in list(sys.meta_path):
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
@@ -54,7 +54,7 @@ class Finder:
 
 
 def load(name: str) -> "Any":
-    """The file `_cardwise_<name>.py` beside this one, also where the program has changed sys.path."""
+    """Load the file `_cardwise_<name>.py` beside this one, also if the program has changed sys.path."""
     # The functions of importlib.util under the names that every interpreter has loaded them by.
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import spec_from_file_location
@@ -68,21 +68,21 @@ def load(name: str) -> "Any":
     return sys.modules[full]
 
 
-def say(subject: str, what: str) -> None:
-    """Prints to stderr if CARDWISE_FRAMEWORKS_VERBOSE is set; otherwise the hook is silent."""
+def log(subject: str, message: str) -> None:
+    """Prints to stderr if CARDWISE_FRAMEWORKS_VERBOSE is set; otherwise the hook prints nothing."""
     if os.environ.get("CARDWISE_FRAMEWORKS_VERBOSE"):
-        sys.stderr.write(f"cardwise: {subject}: {what}\n")
+        sys.stderr.write(f"cardwise: {subject}: {message}\n")
 
 
-def install(wanted: str, file: str) -> None:
-    """Watch for the frameworks in `wanted`, a list by comma; for all of them where it is empty."""
+def start_watching(frameworks: str, file: str) -> None:
+    """Watch for the frameworks of a comma-separated list; for all of them if it is empty."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):  # a tool may run sitecustomize again
         return
-    chosen = {part.strip() for part in wanted.split(",") if part.strip()}
+    chosen = {part.strip() for part in frameworks.split(",") if part.strip()}
     pending = {
         name: framework
-        for name, framework in WATCHED.items()
-        # What has been imported by now, by a .pth file say, is past our help.
+        for name, framework in MODULES.items()
+        # Modules that are imported already, for example by a .pth file, cannot be handled.
         if (not chosen or framework in chosen) and name not in sys.modules
     }
     if pending:

@@ -1,8 +1,8 @@
-"""JAX: the memory fraction, put into the environment while JAX reads it.
+"""JAX: puts the memory fraction into the environment while JAX reads it.
 
-JAX reads the environment when it starts its GPU backend, long after its import, and refuses to start where both the
-old and the new name are set. So it is decided in that moment: what the program has set by then wins, and our own old
-name, which the pod may have, makes room for the program's new one. Python 3.7 and above.
+JAX reads the environment when it starts its GPU backend, long after its import, and refuses to start if both the old
+and the new variable are set. So the hook decides at that moment: what the program has set by then wins, and the old
+variable, which the pod may have from us, gives way to the program's new one. Python 3.7 and above.
 """
 
 import functools
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _OLD = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _NEW = "XLA_CLIENT_MEM_FRACTION"
-# Where jaxlib reads it: the plugins' options; before jaxlib 0.4.16 or so, the making of the client.
+# Where jaxlib reads it: the plugins' options; before jaxlib 0.4.16 or so, the creation of the client.
 _READERS = ("generate_pjrt_gpu_plugin_options", "make_gpu_client")
 
 
-def after(module: "Any", share: "Any") -> None:
+def after_import(module: "Any", share: "Any") -> None:
     """Wrap the functions of jaxlib.xla_client that read the fraction."""
     for name in _READERS:
         original = getattr(module, name, None)

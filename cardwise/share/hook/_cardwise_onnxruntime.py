@@ -1,7 +1,7 @@
-"""ONNX Runtime: gpu_mem_limit for the CUDA provider, where a session names that provider without one.
+"""ONNX Runtime: sets gpu_mem_limit for the CUDA provider, unless the session sets it.
 
-Added where ONNX Runtime has brought the forms in which providers can be named into one, for new sessions and for
-set_providers alike. Python 3.7 and above.
+Acts where ONNX Runtime normalizes the forms in which providers can be named, for new sessions and for set_providers
+alike. Python 3.7 and above.
 """
 
 import functools
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def after(module: "Any", share: "Any") -> None:
-    """Wrap the function that brings providers and their options into one form."""
+def after_import(module: "Any", share: "Any") -> None:
+    """Wrap the function that normalizes providers and their options."""
     original = module.check_and_normalize_provider_args
 
     @functools.wraps(original)

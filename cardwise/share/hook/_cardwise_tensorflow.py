@@ -1,9 +1,9 @@
-"""TensorFlow: a memory limit on each GPU, set in the last moment before TensorFlow fixes its devices.
+"""TensorFlow: sets a memory limit on each GPU just before TensorFlow fixes its devices.
 
 Earlier would clash with the program's own calls: set_memory_growth raises on a GPU that has a logical device
-configuration. Later is impossible. In that moment it is known what the program has set:
+configuration. Later is impossible. At that moment the hook can see what the program has set:
 
-- a logical device configuration, or a fraction in a ConfigProto: nothing is done;
+- a logical device configuration, or a fraction in a ConfigProto: the hook does nothing;
 - memory growth: it grows as before, up to per_process_gpu_memory_fraction, which goes with growth;
 - nothing: each visible GPU gets one logical device with the share as memory_limit.
 
@@ -16,25 +16,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# An attribute of a context: the GPUs whose logical device configuration is ours.
-_OURS = "_cardwise_gpus"
+# An attribute of a context: the GPUs whose logical device configuration the hook has set.
+_LIMITED_GPUS = "_cardwise_gpus"
 
 
-def after(module: "Any", share: "Any") -> None:
-    """Wrap the one place where eager TensorFlow initialises, or the one where sessions begin."""
+def after_import(module: "Any", share: "Any") -> None:
+    """Wrap the function in which eager TensorFlow initialises, or the one in which sessions begin."""
     if module.__name__.endswith(".context"):
-        _watch_context(module, share)
+        _wrap_context(module, share)
     else:
-        _watch_sessions(module, share)
+        _wrap_sessions(module, share)
 
 
-def _watch_context(module: "Any", share: "Any") -> None:
+def _wrap_context(module: "Any", share: "Any") -> None:
     original = module.Context.ensure_initialized
 
     @functools.wraps(original)
     def ensure_initialized(self: "Any") -> "Any":
         if not getattr(self, "_initialized", True):
-            _settle(module, self, share)
+            _limit_context(module, self, share)
         return original(self)
 
     module.Context.ensure_initialized = ensure_initialized
@@ -49,7 +49,7 @@ def _keep_growth_error(context_class: "Any") -> None:
 
     @functools.wraps(original)
     def set_memory_growth(self: "Any", dev: "Any", enable: bool) -> "Any":
-        if dev not in getattr(self, _OURS, ()):
+        if dev not in getattr(self, _LIMITED_GPUS, ()):
             return original(self, dev, enable)
         configuration = self._virtual_device_map.pop(dev)
         try:
@@ -61,29 +61,29 @@ def _keep_growth_error(context_class: "Any") -> None:
     context_class.set_memory_growth = set_memory_growth
 
 
-def _watch_sessions(module: "Any", share: "Any") -> None:
+def _wrap_sessions(module: "Any", share: "Any") -> None:
     original = module.BaseSession.__init__
 
     @functools.wraps(original)
-    def begin(self: "Any", target: "Any" = "", graph: "Any" = None, config: "Any" = None) -> None:
+    def init(self: "Any", target: "Any" = "", graph: "Any" = None, config: "Any" = None) -> None:
         if config is None:
             # TensorFlow takes the context's then.
-            _settle(module.context, module.context.context(), share)
+            _limit_context(module.context, module.context.context(), share)
         else:
             config = _with_fraction(config, share)
         original(self, target, graph, config)
 
-    module.BaseSession.__init__ = begin
+    module.BaseSession.__init__ = init
 
 
-def _settle(module: "Any", context: "Any", share: "Any") -> None:
-    """Give the context the share, if the program has left that open."""
+def _limit_context(module: "Any", context: "Any", share: "Any") -> None:
+    """Limit the memory of the context to the share, unless the program has set a limit."""
     try:
         gpus = [] if context._context_handle is not None else context.get_visible_devices("GPU")
         if not gpus or any(context.get_logical_device_configuration(gpu) is not None for gpu in gpus):
             return
         own = context._config if context._config is not None else module.config_pb2.ConfigProto()
-        if _sizes_memory(own):
+        if _has_memory_limit(own):
             return
         if any(context.get_memory_growth(gpu) for gpu in gpus):
             context._config = _with_fraction(own, share)
@@ -91,25 +91,25 @@ def _settle(module: "Any", context: "Any", share: "Any") -> None:
         for gpu in gpus:
             limit = module.LogicalDeviceConfiguration(memory_limit=share.limit_mib)
             context.set_logical_device_configuration(gpu, [limit])
-        setattr(context, _OURS, frozenset(gpus))
-    except Exception as problem:  # another thread was first, or a TensorFlow that names these things otherwise
-        share.say("tensorflow", repr(problem))
+        setattr(context, _LIMITED_GPUS, frozenset(gpus))
+    except Exception as problem:  # another thread was first, or this TensorFlow has other names
+        share.log("tensorflow", repr(problem))
 
 
-def _sizes_memory(config: "Any") -> bool:
+def _has_memory_limit(config: "Any") -> bool:
     options = config.gpu_options
     return bool(options.per_process_gpu_memory_fraction or options.experimental.virtual_devices)
 
 
 def _with_fraction(config: "Any", share: "Any") -> "Any":
-    """A copy with the fraction; `config` itself where it sizes memory, or is no ConfigProto at all."""
+    """A copy of `config` with the fraction; `config` itself if it limits memory, or is not a ConfigProto."""
     try:
-        if _sizes_memory(config):
+        if _has_memory_limit(config):
             return config
         copy = type(config)()
         copy.CopyFrom(config)
         copy.gpu_options.per_process_gpu_memory_fraction = share.fraction
     except Exception as problem:
-        share.say("tensorflow", repr(problem))
+        share.log("tensorflow", repr(problem))
         return config
     return copy

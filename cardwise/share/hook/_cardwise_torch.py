@@ -1,7 +1,7 @@
-"""PyTorch: the fraction of its caching allocator, set when the program itself initialises CUDA.
+"""PyTorch: sets the memory fraction of its caching allocator when the program itself initialises CUDA.
 
-Queued, so that nothing initialises CUDA here: that would break programs that fork workers afterwards. What the program
-sets by set_per_process_memory_fraction comes after the queue and wins. Python 3.7 and above.
+The call is queued, so that the hook does not initialise CUDA: that would break programs that fork workers afterwards.
+A program's own set_per_process_memory_fraction comes after the queue and wins. Python 3.7 and above.
 """
 
 import os
@@ -14,14 +14,14 @@ _KEY = "per_process_memory_fraction"
 _CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def after(cuda: "Any", share: "Any") -> None:
-    """Queue it in torch.cuda, which has run."""
+def after_import(cuda: "Any", share: "Any") -> None:
+    """Queue the limit in torch.cuda, which has been imported."""
 
     def limit() -> None:
         try:
             _limit(cuda, share)
-        except Exception as problem:  # torch takes what a queued call raises for a failure of CUDA
-            share.say("torch", repr(problem))
+        except Exception as problem:  # torch would report the exception of a queued call as a CUDA failure
+            share.log("torch", repr(problem))
 
     cuda._lazy_call(limit)
 
@@ -29,23 +29,23 @@ def after(cuda: "Any", share: "Any") -> None:
 def _limit(cuda: "Any", share: "Any") -> None:
     if any(_KEY in os.environ.get(name, "") for name in _CONFIGURATIONS):
         return
-    device = _device(cuda.device_count())
+    device = _device_to_limit(cuda.device_count())
     if device is None:
         return
-    # Where the card looks no larger than the share (a limit in the kernel), a fraction of it would be taken twice.
+    # If the kernel enforces the limit, the visible card is the share, and the fraction would apply twice.
     if cuda.get_device_properties(device).total_memory <= share.limit_bytes:
         return
-    # Setting it makes `device` the current one; `with` puts back the one of before.
+    # Setting the fraction makes `device` the current one; `with` restores the previous one.
     with cuda.device(device):
-        told = getattr(cuda.memory, "get_" + _KEY, None)
-        if told is None or told(device) == 1.0:
+        get_fraction = getattr(cuda.memory, "get_" + _KEY, None)
+        if get_fraction is None or get_fraction(device) == 1.0:
             cuda.set_per_process_memory_fraction(share.fraction, device)
 
 
-def _device(count: int) -> "int | None":
-    """The card to limit: the only one, or of several the one that torchrun gave to this process.
+def _device_to_limit(count: int) -> "int | None":
+    """The card to limit: the only one, or of several the one that torchrun assigned to this process.
 
-    Not all of several: setting a limit costs a CUDA context, some hundred MiB on each card for each process.
+    Not all of them: setting a limit costs a CUDA context, some hundred MiB on each card for each process.
     """
     if count == 1:
         return 0

@@ -1,7 +1,7 @@
-"""Wraps the loader of a watched module, so that the framework's own file acts before and after the module has run.
+"""Wraps the loader of a watched module: the hook's file for the framework acts before and after the module runs.
 
-`exec_module` of the loader object is replaced and nothing else: spec, loader type, resources and reload stay what they
-are. Loaded when the first watched module is looked for. Python 3.7 and above.
+Only `exec_module` of the loader object is replaced: spec, loader type, resources and reload stay the same. Loaded when
+the first watched module is imported. Python 3.7 and above.
 """
 
 import os
@@ -15,34 +15,34 @@ _MIB = 1024 * 1024
 
 
 class FrameworkShare:
-    """What the frameworks are told: MiB and bytes on each card, the fraction of a card as text and number; and how to
-    speak to those who want to hear.
+    """The share that the framework files use: the limit per card in MiB and bytes, the fraction of a card as text and
+    as number, and the log function.
     """
 
-    def __init__(self, limit_mib: int, fraction: str, say: "Any") -> None:
-        self.say = say  # the finder's
+    def __init__(self, limit_mib: int, fraction: str, log: "Any") -> None:
+        self.log = log  # the finder's
         self.limit_mib = limit_mib
         self.limit_bytes = limit_mib * _MIB
         self.text = fraction
         self.fraction = float(fraction)
 
 
-def read_share(file: str, say: "Any") -> "FrameworkShare | None":
-    """The share as the environment tells it, else the agent's file; None where there is nothing for a framework to do.
+def read_share(file: str, log: "Any") -> "FrameworkShare | None":
+    """Read the share from the environment, else from the agent's file. None if no framework needs a limit.
 
-    That is a whole card, and a share that the kernel enforces: there the card that a program sees *is* the share, and
-    a fraction of it would be taken twice.
+    A whole card needs none, nor does a share that the kernel enforces: there the card that a program sees *is* the
+    share, and the fraction would apply twice.
     """
-    told: Any = {}
+    document: Any = {}
     if os.path.exists(file):
         import json
 
         with open(file, encoding="utf-8") as opened:
-            told = json.load(opened)
-    limit = os.environ.get("CARDWISE_MEM_LIMIT_MIB") or told["limitMiB"]
-    fraction = os.environ.get("CARDWISE_MEM_FRACTION") or told["fraction"]
-    share = FrameworkShare(int(limit), str(fraction), say)
-    if share.limit_mib <= 0 or not 0 < share.fraction < 1 or told.get("enforced") == "kernel":
+            document = json.load(opened)
+    limit = os.environ.get("CARDWISE_MEM_LIMIT_MIB") or document["limitMiB"]
+    fraction = os.environ.get("CARDWISE_MEM_FRACTION") or document["fraction"]
+    share = FrameworkShare(int(limit), str(fraction), log)
+    if share.limit_mib <= 0 or not 0 < share.fraction < 1 or document.get("enforced") == "kernel":
         return None
     return share
 
@@ -50,41 +50,41 @@ def read_share(file: str, say: "Any") -> "FrameworkShare | None":
 def wrap(finder: "Any", loader: "Any", name: str) -> None:
     """Let the framework of module `name` act when `loader` runs that module."""
     hook = sys.modules[type(finder).__module__]
-    share = read_share(finder.file, hook.say)
+    share = read_share(finder.file, hook.log)
     if share is None:
         finder.pending.clear()
-        _leave(finder)
+        _stop_if_done(finder)
         return
     run = loader.exec_module
 
     def exec_module(module: "Any") -> None:
-        # A zip file has one loader for all that is in a folder. And pending is asked again: many may look for a spec,
-        # and another hook that asks all finders has us wrap a loader twice.
+        # A zip file has one loader for a whole folder. And `pending` is checked again: a spec may be requested several
+        # times, and another hook that calls all finders makes us wrap a loader twice.
         framework = finder.pending.get(name) if module.__name__ == name else None
         if framework is None:
             run(module)
             return
-        actor = _guarded(hook, framework, hook.load, framework)
-        _guarded(hook, framework, getattr(actor, "before", None), share)
+        actor = _run_step(hook, framework, hook.load, framework)
+        _run_step(hook, framework, getattr(actor, "before_import", None), share)
         run(module)
-        # Where it has failed we stay on watch: the program may try again.
+        # If the import failed, keep watching: the program may try again.
         if finder.pending.pop(name, None) is not None:
             if vars(loader).get("exec_module") is exec_module:
                 del loader.exec_module
-            _guarded(hook, framework, getattr(actor, "after", None), module, share)
-            hook.say(framework, f"{name}: {share.limit_mib} MiB, fraction {share.text}")
-        _leave(finder)
+            _run_step(hook, framework, getattr(actor, "after_import", None), module, share)
+            hook.log(framework, f"{name}: {share.limit_mib} MiB, fraction {share.text}")
+        _stop_if_done(finder)
 
     loader.exec_module = exec_module
 
 
-def _leave(finder: "Any") -> None:
+def _stop_if_done(finder: "Any") -> None:
     if not finder.pending and finder in sys.meta_path:
         sys.meta_path.remove(finder)
 
 
-def _guarded(hook: "Any", framework: str, step: "Any", *arguments: "Any") -> "Any":
-    """Do a step if there is one; the program sees nothing of what it raises, but its own Ctrl-C."""
+def _run_step(hook: "Any", framework: str, step: "Any", *arguments: "Any") -> "Any":
+    """Run a step if there is one. The program sees none of its exceptions except KeyboardInterrupt."""
     if step is None:
         return None
     try:
@@ -92,5 +92,5 @@ def _guarded(hook: "Any", framework: str, step: "Any", *arguments: "Any") -> "An
     except KeyboardInterrupt:
         raise
     except BaseException as problem:
-        hook.say(framework, repr(problem))
+        hook.log(framework, repr(problem))
     return None

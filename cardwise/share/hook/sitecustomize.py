@@ -1,8 +1,8 @@
 """Runs at the start of every Python of a container that has the hook mounted and named by PYTHONPATH.
 
-It puts `_cardwise_finder` on watch for the frameworks and then runs the image's own sitecustomize, which it hides.
-Nothing that goes wrong here may reach the program, and a start must cost next to nothing: so no import that the
-interpreter has not made by now, and no file read where there is no share. Python 3.7 and above.
+It installs `_cardwise_finder`, which watches for the frameworks, and then runs the image's own sitecustomize, which it
+hides. No error of this file may reach the program, and a start must cost next to nothing: so it imports nothing that
+the interpreter has not imported already, and reads no file if there is no share. Python 3.7 and above.
 """
 
 import os
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _watch() -> None:
-    """Put the finder in place, where there is a share and nobody has switched it off."""
-    wanted = os.environ.get("CARDWISE_FRAMEWORKS", "").strip().lower()
-    if wanted == "off":
+def _start_watching() -> None:
+    """Install the finder if there is a share and the hook is not switched off."""
+    switch = os.environ.get("CARDWISE_FRAMEWORKS", "").strip().lower()
+    if switch == "off":
         return
     file = os.environ.get("CARDWISE_SHARE_FILE") or "/run/cardwise/share/share.json"
     if os.environ.get("CARDWISE_MEM_LIMIT_MIB") or os.path.exists(file):
-        __import__("_cardwise_finder").install(wanted, file)
+        __import__("_cardwise_finder").start_watching(switch, file)
 
 
-def _next() -> "Any":
-    """The spec of the sitecustomize that stands next on sys.path, or None.
+def _next_sitecustomize() -> "Any":
+    """The spec of the next sitecustomize on sys.path, or None.
 
-    Next, not first: one that stands before this folder has run and asked for us.
+    Not the first: one before this folder has run already, and has imported this file.
     """
     # importlib.machinery under the name that every interpreter has loaded it by.
     from _frozen_importlib_external import PathFinder
@@ -39,8 +39,8 @@ def _next() -> "Any":
     return spec if spec is not None and spec.loader is not None else None
 
 
-def _quietly(step: "Any") -> "Any":
-    """Do a step; whatever it raises, SystemExit too, is shown to those only who ask for it."""
+def _run_silently(step: "Any") -> "Any":
+    """Run a step. Its exceptions, SystemExit included, are printed only if CARDWISE_FRAMEWORKS_VERBOSE is set."""
     try:
         return step()
     except BaseException:
@@ -51,13 +51,13 @@ def _quietly(step: "Any") -> "Any":
     return None
 
 
-_quietly(_watch)
-_found = _quietly(_next)
-if _found is not None:
+_run_silently(_start_watching)
+_spec = _run_silently(_next_sitecustomize)
+if _spec is not None:
     from _frozen_importlib import module_from_spec
 
-    # The program's `import sitecustomize` shall find the image's own. What that one raises is the image's affair:
-    # it passes through us to where it would have gone without us.
-    _theirs = module_from_spec(_found)
-    sys.modules["sitecustomize"] = _theirs
-    _found.loader.exec_module(_theirs)
+    # The program's `import sitecustomize` has to find the image's own. Its exceptions are the image's: they propagate
+    # as they would without this hook.
+    _module = module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _module
+    _spec.loader.exec_module(_module)

@@ -457,7 +457,7 @@ def plant_new_control_planes(seen: Facts) -> None:
 
 def plant_same_uuid(seen: Facts, minutes: int = 1) -> None:
     last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
-    text = "ExtendedResource gpu-n1-0 is about a card of node n1, so this node cannot offer its own; if"
+    text = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; if"
     seen.node_events = [{"involvedObject": {"name": "n2"}, "message": text, "lastTimestamp": last}]
 
 
@@ -588,7 +588,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_same_uuid,
             Severity.WARNING,
-            "node n2: ExtendedResource gpu-n1-0 is about a card of node n1",
+            "node n2: ExtendedResource gpu-n1-0 belongs to a card of node n1",
             "if it was called n1 before: kubectl delete node n1. If both nodes are alive, they report the same UUID",
         ),
         (

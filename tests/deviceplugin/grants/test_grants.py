@@ -8,13 +8,13 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify
-from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
-from deviceplugin.sources.pods import view
+from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
+from deviceplugin.sources.pods import parse_pod
 from tests import build
 from tests.deviceplugin.records import grant, pod_view
 
-A, B = NamedContainer("default", "a", "main"), NamedContainer("default", "b", "main")
-UA, UB = KnownContainer("uid-a", "main"), KnownContainer("uid-b", "main")
+A, B = PodResourcesContainer("default", "a", "main"), PodResourcesContainer("default", "b", "main")
+UA, UB = CheckpointContainer("uid-a", "main"), CheckpointContainer("uid-b", "main")
 
 
 class TestIdentify:
@@ -27,7 +27,7 @@ class TestIdentify:
         [
             ({}, {"s1": [UA]}, "does not list a container"),
             ({"s1": [A]}, {}, "disagree"),
-            ({"s1": [A]}, {"s1": [KnownContainer("uid-a", "other")]}, "disagree"),
+            ({"s1": [A]}, {"s1": [CheckpointContainer("uid-a", "other")]}, "disagree"),
             ({"s1": [A, B]}, {"s1": [UA, UB]}, "default/a (container main) and default/b"),
             ({"s1": [A]}, {"s1": [UA, UB]}, "disagree"),
         ],
@@ -56,7 +56,7 @@ class TestIdentify:
 def test_a_sidecar_has_its_key_and_counts():
     sidecar = build.container("proxy", gpu_mem=100, share=1) | {"restartPolicy": "Always"}
     setup = build.container("setup")
-    pod = view(build.pod("a", uid="u", init=[setup, sidecar], containers=[build.container("main", gpu_mem=200)]))
+    pod = parse_pod(build.pod("a", uid="u", init=[setup, sidecar], containers=[build.container("main", gpu_mem=200)]))
     assert pod.keys == {"proxy": "init-1", "main": "0"}
     assert pod.requests[names.GPU_MEM] == 300
 

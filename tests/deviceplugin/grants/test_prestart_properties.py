@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.grants.prestart import StartRefused, identify
-from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
+from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 
 SLOTS = ("s1", "s2", "s3")
 
@@ -21,12 +21,12 @@ class Container:
     name: str
 
     @property
-    def named(self) -> NamedContainer:
-        return NamedContainer("default", self.pod, self.name)
+    def named(self) -> PodResourcesContainer:
+        return PodResourcesContainer("default", self.pod, self.name)
 
     @property
-    def known(self) -> KnownContainer:
-        return KnownContainer(self.uid, self.name)
+    def known(self) -> CheckpointContainer:
+        return CheckpointContainer(self.uid, self.name)
 
 
 @st.composite
@@ -39,8 +39,8 @@ def kubelets(draw):
     everybody = [Container(f"uid-{i}", *names) for i, names in enumerate(draw(st.lists(made, min_size=1, max_size=5)))]
     starting, former = everybody[-1], everybody[:-1]
     slots = draw(st.lists(st.sampled_from(SLOTS), min_size=1, max_size=3, unique=True))
-    named: dict[str, list[NamedContainer]] = {}
-    known: dict[str, list[KnownContainer]] = {}
+    named: dict[str, list[PodResourcesContainer]] = {}
+    known: dict[str, list[CheckpointContainer]] = {}
     for slot in SLOTS:
         before = draw(st.lists(st.sampled_from(former), unique=True)) if former else []
         listed = draw(st.lists(st.sampled_from(before), unique=True)) if before else []
@@ -48,7 +48,7 @@ def kubelets(draw):
         known[slot] = [one.known for one in before] + [starting.known] * (slot in slots)
     gone = draw(st.sets(st.sampled_from(everybody)))
     pods = {one.uid: f"default/{one.pod}" for one in everybody if one not in gone}
-    return starting, slots, Holders(named=named, known=known), pods
+    return starting, slots, Holders(pod_resources=named, checkpoint=known), pods
 
 
 @given(kubelets())

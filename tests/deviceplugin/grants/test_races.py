@@ -15,7 +15,7 @@ from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Claim, Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
-from deviceplugin.sources.containers import RuntimeSilent
+from deviceplugin.sources.containers import RuntimeUnavailable
 from tests.deviceplugin import records
 from tests.deviceplugin.fakenode import PATIENCE
 
@@ -126,15 +126,15 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     def ask(*_: object) -> None:
         node.prestart(grant("u1", "s001", 0))  # and so the pod is gone for the API server, but not for the kubelet
 
-    pods = SimpleNamespace(known=lambda uid: None, synced=True, ask=ask)
-    containers = SimpleNamespace(alive=lambda uids: {})
+    pods = SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=ask)
+    containers = SimpleNamespace(live_containers=lambda uids: {})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
     releaser.free({"u1"})
     assert node.grants.owner("s001").pod_uid == "u1"
     assert node.device("s001") == "/dev/nvidia0"
-    pods.ask = lambda *_: None
+    pods.fetch_pod = lambda *_: None
     releaser.free({"u1"})
     assert node.grants.all() == []
 
@@ -152,7 +152,7 @@ def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spe
     pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=True), synced=True)
     releaser = Releaser(
         pods=pods,
-        containers=SimpleNamespace(alive=lambda uids: {}),
+        containers=SimpleNamespace(live_containers=lambda uids: {}),
         grants=node.grants,
         delivery=node.delivery,
         on_change=lambda: None,
@@ -164,8 +164,8 @@ def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spe
 @pytest.mark.parametrize(("left", "told"), [("main", [True, True]), ("", [False, True])])
 def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it_stays(node, left, told):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, ask=lambda *_: None)
-    containers = SimpleNamespace(alive=lambda uids: {uid: {left} for uid in uids})
+    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, fetch_pod=lambda *_: None)
+    containers = SimpleNamespace(live_containers=lambda uids: {uid: {left} for uid in uids})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
@@ -183,11 +183,11 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
     node.prestart(grant("u1", "s001", 0))
 
     def silent(_: object) -> None:
-        raise RuntimeSilent("no answer")
+        raise RuntimeUnavailable("no answer")
 
-    containers = SimpleNamespace(alive=silent)
+    containers = SimpleNamespace(live_containers=silent)
     releaser = Releaser(
-        pods=SimpleNamespace(known=lambda uid: None, synced=True, ask=lambda *_: None),
+        pods=SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=lambda *_: None),
         containers=containers,
         grants=node.grants,
         delivery=node.delivery,
@@ -195,18 +195,18 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
     )
     releaser.sweep()
     assert (releaser.held(), releaser.silent) == (None, "no answer")
-    containers.alive = lambda uids: {uid: {"main"} for uid in uids}
+    containers.live_containers = lambda uids: {uid: {"main"} for uid in uids}
     releaser.sweep()
     assert (list(releaser.held()), releaser.silent) == (["GPU-0"], "")
 
 
 def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, ask=lambda *_: None)
+    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, fetch_pod=lambda *_: None)
     calls, seen = [], []
     releaser = Releaser(
         pods=pods,
-        containers=SimpleNamespace(alive=lambda uids: {uid: {"main"} for uid in uids}),
+        containers=SimpleNamespace(live_containers=lambda uids: {uid: {"main"} for uid in uids}),
         grants=node.grants,
         delivery=node.delivery,
         on_change=lambda: calls.append(list(releaser.held())),

@@ -133,7 +133,7 @@ def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
     assert health(rig) == ["Unhealthy", "Unhealthy"]
     assert rig.status(0)["reason"] == why
     assert rig.events("StateUnwritable") == [
-        f"{why}: no container with a share starts here; make room there, or make it writable"
+        f"{why}: no container with a share can start on this node; free disk space, or make it writable"
     ]
     assert why in refusal(lambda: rig.run(rig.bind("b", [(0, 1000)])))[1]
     assert rig.spec(slot), "what runs goes on"

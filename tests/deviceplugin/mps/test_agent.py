@@ -25,7 +25,7 @@ def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
     env = rig.env(slot)
     assert env.keys().isdisjoint(OURS)
     assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
-    told = podshares.read(env)
+    told = podshares.parse_settings(env)
     assert told.waits
     assert {key: shares[0].mem for key, shares in told.shares.items()} == {"0": 1000, "1": 3000}
     assert told.shares["0"][0].core == 20
@@ -44,7 +44,7 @@ def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, mode)
     rig = world.rig.start()
     slot = start(rig, bound(rig, mode=mode, agent=True), shareagent.CONTAINER)
     assert pipes(rig, slot) == {}
-    told = podshares.read(rig.env(slot))
+    told = podshares.parse_settings(rig.env(slot))
     assert not told.waits
     assert told.shares["0"][0].mem == HALF
 
@@ -52,10 +52,10 @@ def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, mode)
 def test_the_agent_beside_a_container_that_can_only_go_without(world):
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], agent=True), shareagent.CONTAINER)
-    assert not podshares.read(rig.env(slot)).waits
+    assert not podshares.parse_settings(rig.env(slot)).waits
     world.one_for_all()
     slot = start(rig, bound(rig, "b", [(0, 100), (1, 100)], agent=True), shareagent.CONTAINER)
-    assert podshares.read(rig.env(slot)).waits
+    assert podshares.parse_settings(rig.env(slot)).waits
     assert str(world.root / "node") in pipes(rig, slot)
 
 

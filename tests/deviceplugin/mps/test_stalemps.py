@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState, Scope
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from cardwise.kube import mpsread, wire
 from deviceplugin.publish import stalemps
 from deviceplugin.publish.stalemps import StaleMpsStatus
@@ -39,12 +39,12 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
     seen = Seen(world.root)
     assert seen.after(0) == "stays"
     world.end()
-    assert seen.after(0) == seen.after(stalemps.PATIENCE - 1) == "stays"
+    assert seen.after(0) == seen.after(stalemps.GRACE_SECONDS - 1) == "stays"
     world.begin()
     assert seen.after(2) == "stays"
     world.end()
     assert seen.after(2) == "stays", "the time begins anew"
-    told = seen.after(stalemps.PATIENCE)
+    told = seen.after(stalemps.GRACE_SECONDS)
     assert (told["state"], told["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
     assert set(told) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
     assert seen.after(60, "Down") == "stays", "once"
@@ -56,7 +56,7 @@ def test_a_manager_that_hangs_is_told(world, state):
     world.cards[0].says(state=state, checked=seen.mps_clock.now() - AGES)
     seen.after(0, state)
     seen.after(0, state, index=1)
-    assert seen.after(stalemps.PATIENCE, state)["state"] == "Down"
+    assert seen.after(stalemps.GRACE_SECONDS, state)["state"] == "Down"
     assert seen.after(0, index=1) == "stays", "the other is looked at"
 
 
@@ -72,13 +72,13 @@ def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_ta
     seen = Seen(world.root)
     (world.cards[0].home / mps.READY).unlink()
     seen.after(0)
-    assert seen.after(stalemps.PATIENCE)["state"] == "Down"
+    assert seen.after(stalemps.GRACE_SECONDS)["state"] == "Down"
 
 
 def test_after_a_reboot_nothing_is_left_and_nothing_is_believed(tmp_path):
     seen = Seen(tmp_path / "gone")
     seen.after(0)
-    assert seen.after(stalemps.PATIENCE)["state"] == "Down"
+    assert seen.after(stalemps.GRACE_SECONDS)["state"] == "Down"
     assert seen.after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
 
 
@@ -87,7 +87,7 @@ def test_a_node_that_has_had_a_manager_says_that_nothing_starts_without_one(worl
     seen = Seen(world.root, managed=True)
     assert seen.after(AGES, "") == "stays", "it lives, and will tell"
     world.end()
-    assert seen.after(0, "") == seen.after(stalemps.PATIENCE - 1, "") == "stays"
+    assert seen.after(0, "") == seen.after(stalemps.GRACE_SECONDS - 1, "") == "stays"
     assert seen.after(1, "")["state"] == "Down"
 
 
@@ -111,7 +111,7 @@ def test_one_daemon_for_all_cards_is_known_for_each(world):
     seen = Seen(world.root)
     seen.after(0, index=1)
     assert seen.after(AGES, index=1) == "stays"
-    assert mpsnode.read(world.root / mps.NODE).scope is Scope.NODE
+    assert mpsfiles.read_state(world.root / mps.NODE).scope is Scope.NODE
 
 
 def test_a_killed_managers_cards_take_no_pods_any_more(world):
@@ -125,7 +125,7 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
     world.end()
     rig.settle()
     assert rig.status(1)["mps"]["state"] == "Ready", "it may be back at once"
-    rig.clock.advance(stalemps.PATIENCE)
+    rig.clock.advance(stalemps.GRACE_SECONDS)
     rig.settle()
     told = rig.status(1)["mps"]
     assert told | {"lastChange": ""} == said | {
@@ -133,7 +133,9 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
         "reason": "the node's MPS manager is gone or hangs",
         "lastChange": "",
     }
-    read = mpsread.of_card(wire.MpsStatus(told["mode"], told["state"], "", told["multiUser"], told["maxClients"]))
-    assert read is not None, "it has a manager"
-    assert not read.ready
+    parse_settings = mpsread.of_card(
+        wire.MpsStatus(told["mode"], told["state"], "", told["multiUser"], told["maxClients"])
+    )
+    assert parse_settings is not None, "it has a manager"
+    assert not parse_settings.ready
     assert rig.status(1)["health"] == "Healthy"

@@ -116,8 +116,8 @@ class TestTheCommand:
         assert rig.env(slot)["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
 
     def test_cards_none_asks_for_no_driver(self, tmp_path):
-        choice = command._choice(None, None, "none")
-        assert command._gpus(None, choice, tmp_path / "faults.json").cards() == []
+        choice = command._parse_cards(None, None, "none")
+        assert command._open_gpus(None, choice, tmp_path / "faults.json").cards() == []
 
     def test_a_bad_file_ends_the_start_with_field_and_remedy(self, tmp_path):
         file, cards = tmp_path / "devices.yaml", tmp_path / "cards.yaml"
@@ -125,5 +125,5 @@ class TestTheCommand:
         cards.write_text("cards: []")
         done = CliRunner().invoke(command.main, ["--node-name=n1", f"--simulated-cards={cards}", f"--devices={file}"])
         assert done.exit_code == 1
-        assert "devices[0].pci.vendor: 8086 is not that" in done.output
+        assert "devices[0].pci.vendor: 8086 is not valid" in done.output
         assert "four hexadecimal digits in quotes" in done.output

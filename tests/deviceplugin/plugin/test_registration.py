@@ -75,7 +75,7 @@ def test_without_a_kubelet_or_a_word_of_the_runtime_it_waits(plugin):
 def test_a_kubelet_that_restarts_gets_another_one(plugin):
     plugin.look()
     plugin.kubelet.restart()
-    assert "is gone or new" in plugin.registration.problem
+    assert "is gone or has restarted" in plugin.registration.problem
     assert plugin.look() == 2
     first, second = plugin.kubelet.registered
     assert first.endpoint != second.endpoint

@@ -11,8 +11,8 @@ from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.grants.release import held_shares
 from deviceplugin.publish import cards
-from deviceplugin.publish.node import NOTED, relabel
-from deviceplugin.sources.pods import view
+from deviceplugin.publish.node import WRITTEN_LABEL, label_change
+from deviceplugin.sources.pods import parse_pod
 from tests import build
 from tests.deviceplugin.records import grant, pod_view
 
@@ -59,7 +59,7 @@ def test_capacities_of_classes_stay_while_nobody_knows_the_classes():
 def test_a_pod_of_ours_is_read_with_the_classes_that_it_asks_for():
     asks = {"cardwise.dev/nvidia.tesla.k80": "2", names.GPU_MEM: "100", names.SHARE: "1", "cpu": "1"}
     one = {"name": "main", "resources": {"requests": asks}}
-    pod = view(build.pod("a", uid="u", containers=[one, one | {"name": "other"}]))
+    pod = parse_pod(build.pod("a", uid="u", containers=[one, one | {"name": "other"}]))
     assert pod.requests == {"cardwise.dev/nvidia.tesla.k80": 4, names.GPU_MEM: 200}
 
 
@@ -96,13 +96,13 @@ def test_the_accelerator_is_the_only_model(models, accelerator):
     ],
 )
 def test_only_a_label_that_we_wrote_is_ours(wanted, label, noted, after):
-    change = relabel(wanted, label, noted)
+    change = label_change(wanted, label, noted)
     result = (
         change.get("labels", {names.ACCELERATOR: label})[names.ACCELERATOR],
-        change.get("annotations", {NOTED: noted})[NOTED],
+        change.get("annotations", {WRITTEN_LABEL: noted})[WRITTEN_LABEL],
     )
     assert result == after
-    assert relabel(wanted, *after) == {}, "then it is done"
+    assert label_change(wanted, *after) == {}, "then it is done"
     assert bool(change) == (after != (label, noted))
 
 

@@ -121,7 +121,7 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     idle_rig.start()
     idle_rig.settle()
     (told,) = set(idle_rig.events("CardOfAnotherNode"))
-    assert told.startswith(f"ExtendedResource {name} is about a card of node n9, so this node cannot offer its own")
+    assert told.startswith(f"ExtendedResource {name} belongs to a card of node n9, so this node cannot publish its own")
     assert f"kubectl delete extendedresource {name}" in told
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 

@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 from cardwise.core.api import names
-from deviceplugin.publish.handover import HandOver, parse, why_not
+from deviceplugin.publish.handover import GpushareHandover, parse, sharing_problem
 from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 
 
-def checkpoint(devices: list[str] | None, *holders: str, resource: str = names.GPU_MEM) -> bytes:
+def checkpoint(devices: list[str] | None, *holders: str, extended_resource: str = names.GPU_MEM) -> bytes:
     """As the kubelet writes it. `devices`: what the plugin offers, None where the kubelet knows no such plugin."""
     entries = [
-        {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": {"-1": ["GPU-x-_-1"]}}
+        {"PodUID": uid, "ContainerName": "main", "ResourceName": extended_resource, "DeviceIDs": {"-1": ["GPU-x-_-1"]}}
         for uid in holders
     ]
-    registered = {names.SHARE: ["0"]} | ({} if devices is None else {resource: devices})
+    registered = {names.SHARE: ["0"]} | ({} if devices is None else {extended_resource: devices})
     return json.dumps({"Data": {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}}).encode()
 
 
@@ -22,33 +22,33 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
     stages = [
         (checkpoint(["GPU-x-_-0", "GPU-x-_-1"], "uid-a"), "another device plugin offers aliyun.com/gpu-mem"),
         (checkpoint([], "uid-a", "uid-b"), "pods that gpushare's device plugin gave a share run on this node (1)"),
-        (checkpoint(None, "uid-a"), "wait for their end"),
+        (checkpoint(None, "uid-a"), "wait until they have ended"),
         (checkpoint([], "uid-b"), "five minutes after the plugin's end"),
         (checkpoint(None, "uid-b"), ""),
         (checkpoint(None), ""),
-        (checkpoint(["GPU-x"], "uid-a", resource="nvidia.com/gpu"), ""),
+        (checkpoint(["GPU-x"], "uid-a", extended_resource="nvidia.com/gpu"), ""),
         (b"no checkpoint", ""),
     ]
     for content, told in stages:
-        said = why_not(parse(content), frozenset({"uid-a", "uid-c"}))
+        said = sharing_problem(parse(content), frozenset({"uid-a", "uid-c"}))
         assert told in said if told else said == "", content
 
 
 def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: Path):
     path = tmp_path / "device-plugins" / "kubelet_internal_checkpoint"
-    handover = HandOver(tmp_path)
-    assert handover.why_not([]) == "", "a node that was never gpushare's"
+    handover = GpushareHandover(tmp_path)
+    assert handover.sharing_problem([]) == "", "a node that was never gpushare's"
     path.parent.mkdir()
     path.write_bytes(checkpoint([], "uid-a"))
-    assert "wait for their end" in handover.why_not(["uid-a"])
+    assert "wait until they have ended" in handover.sharing_problem(["uid-a"])
     path.unlink()
-    assert "has restarted" in handover.why_not(["uid-a"])
+    assert "has restarted" in handover.sharing_problem(["uid-a"])
     path.write_bytes(checkpoint(None).replace(names.SHARE.encode(), b"example.com/other"))
-    assert "has restarted" in handover.why_not(["uid-a"])
+    assert "has restarted" in handover.sharing_problem(["uid-a"])
     path.write_bytes(checkpoint(None))
-    assert handover.why_not(["uid-a"]) == ""
+    assert handover.sharing_problem(["uid-a"]) == ""
     path.unlink()
-    assert handover.why_not(["uid-a"]) == ""
+    assert handover.sharing_problem(["uid-a"]) == ""
 
 
 def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
@@ -66,7 +66,7 @@ def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").write_bytes(checkpoint(None, "uid-former"))
     rig.settle()
     assert rig.status(0)["health"] == "Unhealthy"
-    assert "run on this node (1): wait for their end" in rig.status(0)["reason"]
+    assert "run on this node (1): wait until they have ended" in rig.status(0)["reason"]
     rig.api.remove(f"{PODS_HERE}/former")
     rig.settle()
     assert rig.status(0)["health"] == "Healthy"

@@ -14,7 +14,7 @@ from tests.deviceplugin import records
 CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, devices=()) for i in (0, 1)]
 
 
-def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> NodePod:
+def parse_pod(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> NodePod:
     found = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
     return records.pod_view(uid=uid, phase=phase, annotations=found | annotations)
 
@@ -28,13 +28,13 @@ def told(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | N
 
 
 def test_pods_on_the_node_use_their_cards_before_they_have_started():
-    first, second = told([view("a", 1000, 0), view("b", 500, 0, 1)], [grant("a", 1000, 0)])
+    first, second = told([parse_pod("a", 1000, 0), parse_pod("b", 500, 0, 1)], [grant("a", 1000, 0)])
     assert (first.used, first.free, first.shares, first.core, first.granted) == (1500, P100 - 1500, 2, 40, 1000)
     assert (second.used, second.shares, second.granted) == (500, 1, 0)
 
 
 def test_a_pod_that_ended_counts_until_its_grant_goes():
-    ended = view("a", 1000, 0, phase="Succeeded")
+    ended = parse_pod("a", 1000, 0, phase="Succeeded")
     assert told([ended], [grant("a", 1000, 0)])[0].used == 1000
     assert told([], [grant("a", 1000, 0)])[0].used == 1000
     assert told([ended], [])[0].used == 0
@@ -48,7 +48,7 @@ def test_sick_cards_and_unreadable_pods():
 
 
 def test_a_card_that_is_over_full_has_nothing_free():
-    assert told([view("a", P100, 0), view("b", 1, 0)], [])[0].free == 0
+    assert told([parse_pod("a", P100, 0), parse_pod("b", 1, 0)], [])[0].free == 0
 
 
 def test_a_scrape_tells_each_card(rig):

@@ -25,7 +25,7 @@ def coming(rig, name: str, **settings) -> dict:
 def left(rig) -> Iterator[Future[None]]:
     """The agent ends, in a thread of its own."""
     with ThreadPoolExecutor() as threads:
-        leaves = threads.submit(rig.agent.leave)
+        leaves = threads.submit(rig.agent.drain)
         rig.clock.until_waiting()
         assert rig.node()["status"]["allocatable"].get(names.SHARE) == "0", "the slots are withdrawn"
         rig.see()
@@ -51,7 +51,7 @@ def test_a_pod_that_was_bound_before_is_admitted(rig):
     pod = coming(rig, "late", containers=("a", "b"))
     with left(rig) as leaves:
         rig.kubelet.admit(pod, "a")
-        passes(rig, 2 * shutdown.LEAST)
+        passes(rig, 2 * shutdown.MIN_SECONDS)
         assert not leaves.done(), "it waits for the other container"
         rig.kubelet.admit(pod, "b")
         rig.clock.step()
@@ -68,7 +68,7 @@ def test_a_report_of_the_kubelet_does_not_bring_pods_here(rig):
         assert rig.node()["status"]["allocatable"][names.SHARE] == "0", "withdrawn again"
         rig.see()
         rig.kubelet.admit(pod, "main")
-        passes(rig, shutdown.LEAST - 0.25)
+        passes(rig, shutdown.MIN_SECONDS - 0.25)
         assert not leaves.done()
         rig.clock.step()
         leaves.result()
@@ -88,8 +88,8 @@ class Node:
     def now(self) -> float:
         return self.clock.now()
 
-    def leave(self, coming=list) -> None:
-        shutdown.leave(self._withdraw, self._offered, coming, self.clock)
+    def drain(self, coming=list) -> None:
+        shutdown.drain(self._withdraw, self._offered, coming, self.clock)
 
     def _withdraw(self) -> None:
         self.withdrawn.append(self.now)
@@ -101,32 +101,32 @@ class Node:
 
 
 def test_when_the_kubelet_offers_slots_again_the_time_for_binds_under_way_begins_anew():
-    back = shutdown.LEAST - 0.25
-    node = Node(back, 2 * shutdown.LEAST)
-    node.leave()
+    back = shutdown.MIN_SECONDS - 0.25
+    node = Node(back, 2 * shutdown.MIN_SECONDS)
+    node.drain()
     assert node.withdrawn[:3] == [0.0, 1.0, back]
-    assert node.now == back + shutdown.LEAST, "and who brings no slots back before that is not waited for"
+    assert node.now == back + shutdown.MIN_SECONDS, "and who brings no slots back before that is not waited for"
 
 
 def test_a_node_that_nobody_sees_any_more_is_left_as_soon_and_not_later():
     node = Node(watched=False)
-    node.leave()
-    assert node.now == shutdown.LEAST
+    node.drain()
+    assert node.now == shutdown.MIN_SECONDS
     node = Node(watched=False)
-    node.leave(lambda: ["default/never"])
+    node.drain(lambda: ["default/never"])
     assert node.withdrawn == [float(second) for second in range(10)]
 
 
 def test_an_api_server_that_is_silent_keeps_nobody_beyond_the_grace_period():
     node = Node(patch=2.0, watched=False)
-    node.leave(lambda: ["default/never"])
+    node.drain(lambda: ["default/never"])
     assert node.now < 15
 
 
 def test_nobody_is_waited_for_without_end(rig):
     coming(rig, "never")
     with capture_logs() as said:
-        rig.agent.leave()
+        rig.agent.drain()
     assert [line["pods"] for line in said if "pods" in line] == [["default/never"]]
 
 
@@ -139,10 +139,10 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
     known = phases | {"admitted": "Pending"}
     rig.see()
     assert {pod.name: pod.phase for pod in rig.agent.pods.all()} == known
-    assert shutdown.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
+    assert shutdown.unadmitted_pods(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
 
 
 def test_without_a_word_of_the_kubelet_nobody_is_waited_for(rig):
     coming(rig, "late")
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
-    assert shutdown.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == []
+    assert shutdown.unadmitted_pods(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == []

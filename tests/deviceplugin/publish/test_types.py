@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import names
-from deviceplugin.publish.node import NOTED
+from deviceplugin.publish.node import WRITTEN_LABEL
 from tests.deviceplugin.conftest import (
     CLASSES,
     NODE,
@@ -25,11 +25,11 @@ P100_SPEC = {"selector": {"matchLabels": {"model": "Tesla-P100"}}}
 K80, PASCAL, TIER = "cardwise.dev/nvidia.tesla.k80", "cardwise.dev/p100", "cardwise.dev/gold"
 
 
-def ask_for(rig: Rig, name: str, resource: str, amount: int) -> dict:
+def ask_for(rig: Rig, name: str, extended_resource: str, amount: int) -> dict:
     """A pod of this node that asks for a class besides its share."""
     with rig.api.changed:
         pod = rig.bind(name, [(0, 100)])
-        pod["spec"]["containers"][0]["resources"]["limits"][resource] = str(amount)
+        pod["spec"]["containers"][0]["resources"]["limits"][extended_resource] = str(amount)
         return rig.api.put(PODS, pod)
 
 
@@ -120,7 +120,7 @@ class TestCapacitiesOfClasses:
             rig.make_class("gold", P100_SPEC)
             offers(rig, TIER, "256")
         assert rig.capacity("cardwise.dev/broken") is None
-        (told,) = [line for line in logs if line["event"] == "a ResourceClass cannot be read and is left out"]
+        (told,) = [line for line in logs if line["event"] == "ignored an invalid ResourceClass"]
         assert told["name"] == "broken"
         assert "spec.selector: an empty selector would be every card" in told["problem"]
         rig.make_class("broken", P100_SPEC)
@@ -155,9 +155,9 @@ class TestCapacitiesOfClasses:
             offers(rig, TIER, "2")
             assert rig.capacity(PASCAL) == "48", "nobody knows whether there is such a class"
             rig.settle()
-        told = [line["event"] for line in logs if "ResourceClasses cannot be read" in line["event"]]
+        told = [line["event"] for line in logs if "cannot list ResourceClasses" in line["event"]]
         assert len(told) == 1
-        assert "is their CRD installed" in told[0]
+        assert "check that the CRD is installed" in told[0]
         rig.make_class("p100", P100_SPEC)
         rig.api.missing.clear()
         offers(rig, PASCAL, "256")
@@ -197,14 +197,14 @@ class TestCapacitiesOfClasses:
 class TestAccelerator:
     def test_a_node_of_one_model_is_labelled_as_the_old_selectors_want_it(self, rig):
         assert label(rig) == "nvidia-tesla-p100"
-        assert rig.node()["metadata"]["annotations"][NOTED] == "nvidia-tesla-p100"
+        assert rig.node()["metadata"]["annotations"][WRITTEN_LABEL] == "nvidia-tesla-p100"
 
     def test_the_label_follows_the_cards(self, rig):
         rig.cards[1]["model"] = "Tesla K80"
         rig.write_cards()
         rig.settle()
         assert label(rig) is None
-        assert NOTED not in rig.node()["metadata"].get("annotations", {})
+        assert WRITTEN_LABEL not in rig.node()["metadata"].get("annotations", {})
         rig.cards[0]["model"] = "Tesla K80"
         rig.write_cards()
         rig.settle()

@@ -26,13 +26,13 @@ class Runtime(Containers):
 
 @pytest.mark.parametrize("state", [wire.CONTAINER_CREATED, wire.CONTAINER_RUNNING, wire.CONTAINER_UNKNOWN])
 def test_a_container_counts_until_it_has_exited(state):
-    assert Runtime(wire.SANDBOX_NOTREADY, state).alive({"u1"}) == {"u1": {"main"}}
+    assert Runtime(wire.SANDBOX_NOTREADY, state).live_containers({"u1"}) == {"u1": {"main"}}
 
 
 def test_a_ready_sandbox_counts_without_containers():
-    assert Runtime(wire.SANDBOX_READY, wire.CONTAINER_EXITED).alive({"u1"}) == {"u1": {""}}
+    assert Runtime(wire.SANDBOX_READY, wire.CONTAINER_EXITED).live_containers({"u1"}) == {"u1": {""}}
 
 
 def test_what_has_ended_and_what_is_of_others_does_not_count():
-    assert Runtime(wire.SANDBOX_NOTREADY, wire.CONTAINER_EXITED).alive({"u1"}) == {}
-    assert Runtime(wire.SANDBOX_READY, wire.CONTAINER_RUNNING).alive({"u2"}) == {}
+    assert Runtime(wire.SANDBOX_NOTREADY, wire.CONTAINER_EXITED).live_containers({"u1"}) == {}
+    assert Runtime(wire.SANDBOX_READY, wire.CONTAINER_RUNNING).live_containers({"u2"}) == {}

@@ -9,13 +9,13 @@ import pytest
 
 from cardwise.core.api import names
 from deviceplugin.plugin import slots
-from deviceplugin.plugin.registration import Sight, why_again
+from deviceplugin.plugin.registration import RegistrationState, reregister_reason
 from deviceplugin.sources.kubelet import (
-    KnownContainer,
+    CheckpointContainer,
     Kubelet,
-    KubeletSilent,
-    NamedContainer,
-    Shared,
+    KubeletUnavailable,
+    PodResourcesContainer,
+    SharedCall,
     parse_checkpoint,
 )
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet
@@ -31,15 +31,15 @@ def test_the_checkpoint_is_read_by_resource():
         {"PodUID": "v", "ContainerName": "c", "ResourceName": names.SHARE, "DeviceIDs": None},
     ]
     known = parse_checkpoint(json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 7}).encode())
-    assert known == {"s1": [KnownContainer("u", "c")], "s2": [KnownContainer("u", "c")]}
+    assert known == {"s1": [CheckpointContainer("u", "c")], "s2": [CheckpointContainer("u", "c")]}
     assert parse_checkpoint(b'{"Data":{"PodDeviceEntries":null}}') == {}
-    with pytest.raises(KubeletSilent):
+    with pytest.raises(KubeletUnavailable):
         parse_checkpoint(b'{"Data":')
 
 
 def test_a_shared_answer_began_after_every_question():
     moments = itertools.count()
-    shared = Shared(lambda: next(moments))
+    shared = SharedCall(lambda: next(moments))
 
     def ask(_: int) -> bool:
         asked = next(moments)
@@ -60,7 +60,7 @@ def test_who_asks_while_another_is_answered_shares_the_next_answer():
         assert go_on.acquire(timeout=PATIENCE)
         return calls[-1]
 
-    shared = Shared(call, clock)
+    shared = SharedCall(call, clock)
     with ThreadPoolExecutor(9) as threads:
         first = threads.submit(shared.get)
         assert begun.acquire(timeout=PATIENCE)
@@ -73,7 +73,7 @@ def test_who_asks_while_another_is_answered_shares_the_next_answer():
 
 
 def test_a_shared_failure_reaches_everyone_and_is_not_kept():
-    answers = iter([KubeletSilent("no"), 1])
+    answers = iter([KubeletUnavailable("no"), 1])
 
     def call() -> int:
         answer = next(answers)
@@ -81,8 +81,8 @@ def test_a_shared_failure_reaches_everyone_and_is_not_kept():
             raise answer
         return answer
 
-    shared = Shared(call)
-    with pytest.raises(KubeletSilent):
+    shared = SharedCall(call)
+    with pytest.raises(KubeletUnavailable):
         shared.get()
     assert shared.get() == 1
 
@@ -106,23 +106,23 @@ class TestPodResources:
 
     def test_a_holder_is_known_by_both_sources(self, kubelet):
         holders = kubelet.holders()
-        assert holders.named == {"s1": [NamedContainer("default", "a", "main")]}
-        assert holders.known == {"s1": [KnownContainer("uid-a", "main")]}
+        assert holders.pod_resources == {"s1": [PodResourcesContainer("default", "a", "main")]}
+        assert holders.checkpoint == {"s1": [CheckpointContainer("uid-a", "main")]}
 
     def test_the_rate_limit_is_waited_out(self, served, kubelet):
         served.refuse_lists = 3
-        assert kubelet.holders().named
+        assert kubelet.holders().pod_resources
         assert served.refuse_lists == 0
 
     def test_who_is_refused_for_too_long_is_told(self, served, kubelet):
         served.refuse_lists = 10_000
-        with pytest.raises(KubeletSilent, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
+        with pytest.raises(KubeletUnavailable, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
             kubelet.holders()
 
     def test_another_kubelet_behind_the_path_is_asked_at_once(self, served, kubelet):
-        assert kubelet.holders().named
+        assert kubelet.holders().pod_resources
         served.restart()
-        assert kubelet.holders().named
+        assert kubelet.holders().pod_resources
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ class TestPodResources:
         ({}, ""),
         ({"kubelet": None}, ""),
         ({"registered_with": None}, "not registered"),
-        ({"kubelet": (1, 2, 4)}, "another one"),
+        ({"kubelet": (1, 2, 4)}, "was replaced"),
         ({"own_socket": False}, "removed"),
-        ({"without_stream": 1.0}, ""),
-        ({"without_stream": 3.0}, "stream"),
-        ({"showing_zero": 29.0}, ""),
-        ({"showing_zero": 30.0}, "showing no cardwise.dev/share"),
+        ({"no_stream_seconds": 1.0}, ""),
+        ({"no_stream_seconds": 3.0}, "stream"),
+        ({"zero_slots_seconds": 29.0}, ""),
+        ({"zero_slots_seconds": 30.0}, "reporting no cardwise.dev/share"),
     ],
 )
 def test_when_to_register_again(changes, why):
     fine = {"kubelet": KUBELET, "registered_with": KUBELET, "own_socket": True}
-    sight = Sight(**{"without_stream": None, "showing_zero": None} | fine | changes)
-    assert why in why_again(sight)
-    assert bool(why_again(sight)) == bool(why)
+    sight = RegistrationState(**{"no_stream_seconds": None, "zero_slots_seconds": None} | fine | changes)
+    assert why in reregister_reason(sight)
+    assert bool(reregister_reason(sight)) == bool(why)
 
 
 def test_slots_are_few_and_short():
     assert slots.slot_ids(2) == ("s001", "s002")
     assert slots.slot_ids(1000)[-1] == "s1000"
-    assert len(slots.listing(slots.slot_ids(100_000)).SerializeToString()) < 3 * 1024 * 1024
+    assert len(slots.device_list(slots.slot_ids(100_000)).SerializeToString()) < 3 * 1024 * 1024
     with pytest.raises(slots.TooManySlots, match="write at most"):
         slots.slot_ids(200_000)
     with pytest.raises(ValueError, match="at least 1"):

@@ -280,7 +280,10 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     seen = migration.follow("3. Move a node")
     assert re.search(r"jobs +former +1 +11\s", seen)
     cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 11 * 1024, "the pod of gpushare is counted")
-    reason = ("Unhealthy", "pods that gpushare's device plugin gave a share run on this node (1): wait for their end")
+    reason = (
+        "Unhealthy",
+        "pods that gpushare's device plugin gave a share run on this node (1): wait until they have ended",
+    )
     cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared")
     assert space.phase("new") == "Pending"
     assert {name: ids(space, name) for name in containers} == containers, "pods of gpushare were disturbed"

@@ -14,8 +14,8 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.api.policies import DEFAULT
 from cardwise.kube import errors, paths
-from deviceplugin.plugin.registration import PREFIX
-from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
+from deviceplugin.plugin.registration import SOCKET_PREFIX
+from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable
 from tests.build import P100
 from tests.cluster import Cluster, versions
 from tests.cluster.cards import TestCard
@@ -154,7 +154,7 @@ class Chaos:
     def _remove(self, number: int) -> None:
         node = self._random.choice(NODES)
         self._say(number, f"remove the device plugin's socket of {node}")
-        for path in self._space.cluster.node(node).kubelet_dir.glob(f"device-plugins/{PREFIX}*.sock"):
+        for path in self._space.cluster.node(node).kubelet_dir.glob(f"device-plugins/{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)
 
     def _start(self, name: str) -> None:
@@ -303,7 +303,7 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
     kubelet = Kubelet(cluster.node(node).kubelet_dir)
     try:
         holders = kubelet.holders()
-    except KubeletSilent as error:
+    except KubeletUnavailable as error:
         return [f"{node}: {error}"]
     finally:
         kubelet.close()
@@ -311,11 +311,11 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
     if not says_ready(cluster.parts.metrics_port(f"deviceplugin-{node}")):
         found.append(f"{node}: the device plugin is not ready")
     living = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod["metadata"]["uid"] for pod in pods}
-    listed = [(one.namespace, one.pod) for slot in holders.named.values() for one in slot]
+    listed = [(one.namespace, one.pod) for slot in holders.pod_resources.values() for one in slot]
     if sorted(listed) != sorted(living):
         found.append(f"{node}: PodResources lists {sorted(listed)}, bound are {sorted(living)}")
     # The checkpoint may still have ended pods: the kubelet cleans it up when it next admits one.
-    known = [one.pod_uid for slot in holders.known.values() for one in slot]
+    known = [one.pod_uid for slot in holders.checkpoint.values() for one in slot]
     missing = [uid for uid in living.values() if known.count(uid) != 1]
     if missing:
         found.append(f"{node}: the checkpoint lacks pods {missing}")

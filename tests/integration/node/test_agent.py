@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.decoded import Json
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage
 from tests.cluster import mps as manager
@@ -79,7 +79,7 @@ def home(cluster: Cluster, index: int) -> Path:
 
 
 def daemon(cluster: Cluster, index: int) -> Status:
-    found = mpsnode.read(home(cluster, index))
+    found = mpsfiles.read_state(home(cluster, index))
     assert found is not None
     return found
 

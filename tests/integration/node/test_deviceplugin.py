@@ -21,7 +21,7 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
-from deviceplugin.plugin.registration import PREFIX
+from deviceplugin.plugin.registration import SOCKET_PREFIX
 from tests.cluster import Cluster, processes, versions
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
@@ -331,7 +331,7 @@ def test_pods_that_are_bound_while_a_part_of_the_node_stands_still_get_their_car
 
 def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
     with hand.cluster.node(NODE).slots_listed():
-        for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{PREFIX}*.sock"):
+        for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{SOCKET_PREFIX}*.sock"):
             path.unlink()
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "a new pod")

@@ -21,7 +21,7 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
@@ -95,7 +95,7 @@ class World:
         return Path(mps.folder(str(self.root), self.uuids[index]))
 
     def status(self, index: int) -> Status:
-        found = mpsnode.read(self.home(index))
+        found = mpsfiles.read_state(self.home(index))
         assert found is not None
         return found
 
@@ -105,7 +105,7 @@ class World:
         return dict(card.get("status", {}).get("mps") or {})
 
     def wait_ready(self, index: int) -> None:
-        self.wait(lambda: not mpsnode.problem(self.root, self.uuids[index]), f"MPS of card {index} is ready")
+        self.wait(lambda: not mpsfiles.unready_reason(self.root, self.uuids[index]), f"MPS of card {index} is ready")
 
     def break_down(self, index: int) -> None:
         """kill -9 of the daemon; and the next one's server gets no further than starting."""
@@ -327,7 +327,7 @@ def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(w
     name = f"late-{how}"  # events stay
     late = world.pod(name, 1, 1000)
     world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons(name), "it is told why")
-    assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+    assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
     world.cluster.process(MANAGER).restart()
     world.started(late)
     for index in range(2):
@@ -351,7 +351,7 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
         print(f"the cluster knew after {time.monotonic() - began:.0f} s")
         late = world.pod("late-frozen", 1, 1000)
         world.wait(lambda: "MPS manager" in world.space.reasons("late-frozen"), "it is told why")
-        assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+        assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
         assert (world.starts(runs), world.starts(late)) == (1, 0)
     world.started(late)
     for index in range(2):

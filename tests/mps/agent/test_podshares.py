@@ -9,7 +9,7 @@ from cardwise.core.api import shareagent
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.mpsnode import CardLook
+from cardwise.gpus.mpsfiles import CardReadiness
 from cardwise.share import reading
 from mps.agent import podshares
 from tests.mps.agent.pods import ONE, TWO, assignment, share
@@ -79,7 +79,7 @@ def test_what_it_does_not_start_with(name, value, problem):
 def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
     asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
-    looks = {ONE: CardLook("", MpsState.READY), odd: CardLook("dead", None)}
+    looks = {ONE: CardReadiness("", MpsState.READY), odd: CardReadiness("dead", None)}
     text = podshares.metrics(asked, {"0": "mps", "1": ""}, looks, ready=True)
     found = {
         (sample.name, *sample.labels.values()): sample.value

@@ -8,7 +8,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.protocol import CardUnwilling
+from cardwise.gpus.protocol import CardError
 from cardwise.kube import paths
 from cardwise.kube.events import ObjectRef
 from mps import metrics
@@ -280,7 +280,7 @@ def test_a_card_that_does_not_answer_neither_accuses_nor_acquits(node, look, mon
 
 
 def silent(uuid: str) -> None:
-    raise CardUnwilling(f"card {uuid} does not answer")
+    raise CardError(f"card {uuid} does not answer")
 
 
 def test_what_a_pod_has_by_container_and_card():

@@ -102,7 +102,7 @@ class World:
         return self
 
     def _listens(self) -> bool:
-        """What `mpsnode.answers` asks is true a moment earlier: from `bind` on."""
+        """What `mpsfiles.is_daemon_listening` asks is true a moment earlier: from `bind` on."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             return client.connect_ex(str(self.pipe / mps.CONTROL)) == 0
 

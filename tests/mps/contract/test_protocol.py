@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from mps.host.control import CommandRefused, NoDaemon, Silent, UnknownCommand
 from tests.mps.contract.programs import SECONDS, eventually
 
@@ -33,7 +33,7 @@ class TestProtocol:
         every.daemon.signal(signal.SIGSTOP)
         with pytest.raises(Silent, match=r"no answer to 'get_server_list' within 0\.5 s"):
             every.front.ask("get_server_list", 0.5)
-        assert mpsnode.answers(every.pipe), "its socket still takes connections"
+        assert mpsfiles.is_daemon_listening(every.pipe), "its socket still takes connections"
         every.daemon.signal(signal.SIGCONT)
         assert every.control.servers() == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from mps.daemon import directories
 from mps.host.control import CommandRefused, check
 from mps.host.processes import LOCAL
@@ -31,7 +31,7 @@ class TestStart:
     def test_files_of_a_dead_one_are_in_nobodys_way(self, running):
         running.kill()
         assert (running.pipe / "control").exists()
-        assert not mpsnode.answers(running.pipe)
+        assert not mpsfiles.is_daemon_listening(running.pipe)
         running.start()
         assert running.control.servers() == []
 
@@ -96,7 +96,7 @@ class TestProgram:
         done = program.run("-f", "-nonsense")
         if program.driver >= 580:
             assert done.returncode == 0
-        assert not mpsnode.answers(program.pipe)
+        assert not mpsfiles.is_daemon_listening(program.pipe)
 
     def test_multi_user_mode_is_in_the_help_where_there_is_one(self, program):
         said = program.run("-h")

@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus import mpsnode
+from cardwise.gpus import mpsfiles
 from tests.mps.worlds import PACE
 
 
@@ -156,5 +156,5 @@ def test_each_daemon_finds_its_folder_of_pipes_empty(node):
     os.close(covered)
     assert [entry.name for entry in node.pipe().iterdir()] == ["control"]
     assert [entry.name for entry in (node.home() / mps.CLIENTS).iterdir()] == ["control"]
-    assert mpsnode.answers(node.home() / mps.CLIENTS)
+    assert mpsfiles.is_daemon_listening(node.home() / mps.CLIENTS)
     assert os.path.samestat((node.home() / mps.CLIENTS).stat(), mounted), "containers have it mounted"

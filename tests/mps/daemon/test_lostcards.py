@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.protocol import CardUnwilling, ComputeMode
+from cardwise.gpus.protocol import CardError, ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
 from mps.daemon import computemode
 from tests.mps.worlds import Cards, uuid_of
@@ -77,9 +77,9 @@ def test_the_other_card_is_opened_when_mps_is_off_and_this_one_when_it_answers(s
 
 def test_where_no_card_answers_none_is_called_closed(pair, tmp_path):
     use = Cards(pair.cards_file, {uuid_of(0), uuid_of(1)})
-    with pytest.raises(CardUnwilling, match="GPU is lost"):
+    with pytest.raises(CardError, match="GPU is lost"):
         computemode.is_closed(use, [uuid_of(0)])
-    with pytest.raises(CardUnwilling, match="GPU is lost"):
+    with pytest.raises(CardError, match="GPU is lost"):
         computemode.close(tmp_path, use, [uuid_of(0)])
 
 

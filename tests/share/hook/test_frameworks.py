@@ -10,7 +10,7 @@ from tests.share.container import HALF, LIMIT_BYTES
 
 def torch(container, program, **env):
     container.install(fakes.TORCH)
-    return container.says(f"import torch; from torch.cuda.memory import fractions\n{program}", **{**HALF, **env})
+    return container.output_of(f"import torch; from torch.cuda.memory import fractions\n{program}", **{**HALF, **env})
 
 
 def test_torch_waits_for_the_program_to_initialise_cuda(container):
@@ -41,10 +41,10 @@ def test_torch_sees_only_the_share(container):
     assert torch(container, program) == "{}"
 
 
-@pytest.mark.parametrize(("rank", "told"), [("1", "{1: 0.5} 0"), ("", "{} 0"), ("7", "{} 0")])
-def test_torch_with_two_cards_touches_only_the_one_of_its_rank(container, rank, told):
+@pytest.mark.parametrize(("rank", "printed"), [("1", "{1: 0.5} 0"), ("", "{} 0"), ("7", "{} 0")])
+def test_torch_with_two_cards_touches_only_the_one_of_its_rank(container, rank, printed):
     program = "torch.cuda.CARDS = 2; torch.cuda._lazy_init(); print(fractions, torch.cuda.current)"
-    assert torch(container, program, LOCAL_RANK=rank) == told
+    assert torch(container, program, LOCAL_RANK=rank) == printed
 
 
 def test_torch_failure_of_the_limit_is_no_failure_of_cuda(container):
@@ -58,7 +58,7 @@ SEEN = "print(options(), *sorted(name for name in os.environ if name.startswith(
 
 def jax(container, program, **env):
     container.install(fakes.JAXLIB)
-    return container.says(OPTIONS + program, **{**HALF, **env})
+    return container.output_of(OPTIONS + program, **{**HALF, **env})
 
 
 def test_jax_reads_the_fraction_and_the_environment_is_as_before(container):
@@ -66,8 +66,8 @@ def test_jax_reads_the_fraction_and_the_environment_is_as_before(container):
 
 
 def test_jax_fraction_of_the_pod_stays(container):
-    told = jax(container, SEEN, XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
-    assert told == "{'memory_fraction': 0.5} XLA_PYTHON_CLIENT_MEM_FRACTION"
+    printed = jax(container, SEEN, XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
+    assert printed == "{'memory_fraction': 0.5} XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
@@ -77,8 +77,8 @@ def test_jax_programs_own_fraction_wins_even_after_the_import(container, name):
 
 def test_jax_programs_new_name_does_not_clash_with_our_old_one(container):
     program = f"os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.2'\n{SEEN}"
-    told = jax(container, program, XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
-    assert told == "{'memory_fraction': 0.2} XLA_CLIENT_MEM_FRACTION XLA_PYTHON_CLIENT_MEM_FRACTION"
+    printed = jax(container, program, XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
+    assert printed == "{'memory_fraction': 0.2} XLA_CLIENT_MEM_FRACTION XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 def test_jax_a_clash_of_the_programs_own_making_stays(container):
@@ -94,7 +94,7 @@ def test_jax_a_clash_of_the_programs_own_making_stays(container):
 
 def test_cupy_programs_own_limit_wins(container):
     container.install(fakes.CUPY)
-    assert container.says("import cupy; print(cupy.limit)", **HALF, CUPY_GPU_MEMORY_LIMIT="25%") == "25%"
+    assert container.output_of("import cupy; print(cupy.limit)", **HALF, CUPY_GPU_MEMORY_LIMIT="25%") == "25%"
 
 
 def test_onnxruntime_cuda_provider_gets_a_limit_and_no_other(container):
@@ -103,5 +103,6 @@ def test_onnxruntime_cuda_provider_gets_a_limit_and_no_other(container):
         from onnxruntime import onnxruntime_inference_collection as collection
         print(collection.check_and_normalize_provider_args(["CUDAExecutionProvider", "CPUExecutionProvider"], None, []))
     """
-    told = container.says(program, **HALF)
-    assert told == f"(['CUDAExecutionProvider', 'CPUExecutionProvider'], [{{'gpu_mem_limit': '{LIMIT_BYTES}'}}, {{}}])"
+    printed = container.output_of(program, **HALF)
+    providers = "['CUDAExecutionProvider', 'CPUExecutionProvider']"
+    assert printed == f"({providers}, [{{'gpu_mem_limit': '{LIMIT_BYTES}'}}, {{}}])"

@@ -16,18 +16,18 @@ LIMIT = str(LIMIT_BYTES)
 
 
 def test_it_knows_the_frameworks_that_the_package_names():
-    assert set(_cardwise_finder.WATCHED.values()) == set(FRAMEWORKS)
+    assert set(_cardwise_finder.MODULES.values()) == set(FRAMEWORKS)
 
 
 def test_a_framework_is_told_before_it_runs(container):
     container.install(fakes.CUPY)
-    assert container.says("import cupy; print(cupy.limit)", **HALF) == LIMIT
+    assert container.output_of("import cupy; print(cupy.limit)", **HALF) == LIMIT
 
 
 def test_the_agents_file_does_where_the_environment_is_lost(container):
     container.install(fakes.CUPY)
     container.share_file.write_text(json.dumps({"limitMiB": 8138, "fraction": 0.5, "enforced": "mps"}))
-    assert container.says("import cupy; print(cupy.limit)") == LIMIT
+    assert container.output_of("import cupy; print(cupy.limit)") == LIMIT
 
 
 @pytest.mark.parametrize(
@@ -40,30 +40,32 @@ def test_the_agents_file_does_where_the_environment_is_lost(container):
 def test_nothing_to_do_and_the_finder_leaves(container, file):
     container.install(fakes.CUPY)
     container.share_file.write_text(json.dumps(file))
-    assert container.says(f"import sys, cupy; print(cupy.limit, {fakes.WATCHING})") == "None False"
+    assert container.output_of(f"import sys, cupy; print(cupy.limit, {fakes.WATCHING})") == "None False"
 
 
 def test_without_a_share_nobody_watches(container):
-    assert container.says(f"import sys; print({fakes.WATCHING}, '_cardwise_finder' in sys.modules)") == "False False"
+    assert (
+        container.output_of(f"import sys; print({fakes.WATCHING}, '_cardwise_finder' in sys.modules)") == "False False"
+    )
 
 
 @pytest.mark.parametrize("switch", ["off", "OFF", " off "])
 def test_off_switch(container, switch):
     container.install(fakes.CUPY)
     program = f"import sys, cupy; print(cupy.limit, {fakes.WATCHING})"
-    assert container.says(program, **HALF, CARDWISE_FRAMEWORKS=switch) == "None False"
+    assert container.output_of(program, **HALF, CARDWISE_FRAMEWORKS=switch) == "None False"
 
 
 def test_a_list_of_frameworks(container):
     container.install({**fakes.CUPY, **fakes.JAXLIB})
     program = "import cupy; from jaxlib.xla_client import generate_pjrt_gpu_plugin_options as o; print(cupy.limit, o())"
-    assert container.says(program, **HALF, CARDWISE_FRAMEWORKS="torch, JAX") == "None {'memory_fraction': 0.5}"
+    assert container.output_of(program, **HALF, CARDWISE_FRAMEWORKS="torch, JAX") == "None {'memory_fraction': 0.5}"
 
 
 def test_a_start_loads_two_files_and_nothing_else(container):
     program = "import sys; print(*sorted(sys.modules))"
-    plain = set(container.says(program, "-I", **HALF).split())
-    hooked = set(container.says(program, **HALF).split())
+    plain = set(container.output_of(program, "-I", **HALF).split())
+    hooked = set(container.output_of(program, **HALF).split())
     assert hooked - plain == {"_cardwise_finder", "sitecustomize"}
 
 
@@ -77,7 +79,7 @@ def test_the_finder_leaves_when_all_it_watches_has_run(container):
         import torch
         print({fakes.WATCHING})
     """
-    assert container.says(program, **HALF, CARDWISE_FRAMEWORKS="torch,cupy").split() == ["True", "True", "False"]
+    assert container.output_of(program, **HALF, CARDWISE_FRAMEWORKS="torch,cupy").split() == ["True", "True", "False"]
 
 
 def test_looking_for_a_framework_is_not_importing_it(container):
@@ -91,7 +93,7 @@ def test_looking_for_a_framework_is_not_importing_it(container):
         import cupy
         print(cupy.limit)
     """
-    assert container.says(program, **HALF) == LIMIT
+    assert container.output_of(program, **HALF) == LIMIT
 
 
 def test_spec_loader_resources_and_reload_stay_what_they_are(container):
@@ -106,7 +108,7 @@ def test_spec_loader_resources_and_reload_stay_what_they_are(container):
         assert importlib.reload(cupy) is cupy
         print(cupy.runs)
     """
-    assert container.says(program, **HALF) == "2"
+    assert container.output_of(program, **HALF) == "2"
 
 
 def test_a_package_in_a_zip_file_whose_loader_is_that_of_its_neighbours(container):
@@ -122,7 +124,7 @@ def test_a_package_in_a_zip_file_whose_loader_is_that_of_its_neighbours(containe
         assert xla_client.__spec__.loader is jaxlib.neighbour.__spec__.loader
         print(xla_client.generate_pjrt_gpu_plugin_options())
     """
-    assert container.says(program, **HALF) == "{'memory_fraction': 0.5}"
+    assert container.output_of(program, **HALF) == "{'memory_fraction': 0.5}"
 
 
 def test_an_import_that_fails_fails_as_ever_and_may_be_tried_again(container):
@@ -146,7 +148,7 @@ def test_an_import_that_fails_fails_as_ever_and_may_be_tried_again(container):
         import cupy
         print(cupy.limit)
     """
-    assert container.says(program, **HALF, BROKEN="1").split("\n") == ["no libcuda.so.1", LIMIT]
+    assert container.output_of(program, **HALF, BROKEN="1").split("\n") == ["no libcuda.so.1", LIMIT]
 
 
 @pytest.mark.parametrize("raised", ["SystemExit(3)", "GeneratorExit()", "ValueError('private name is gone')"])
@@ -160,17 +162,17 @@ def test_what_the_hook_raises_stays_in_the_hook(container, raised):
     """,
         }
     )
-    assert container.says("import torch; print('goes on')", **HALF) == "goes on"
+    assert container.output_of("import torch; print('goes on')", **HALF) == "goes on"
     done = container.run("import torch", **HALF, CARDWISE_FRAMEWORKS_VERBOSE="1")
     assert f"cardwise: torch: {raised.partition('(')[0]}" in done.stderr
 
 
 def test_a_framework_without_the_names_that_the_hook_uses(container):
-    names = (*_cardwise_finder.WATCHED, "jax")
+    names = (*_cardwise_finder.MODULES, "jax")
     packages = {f"{part}/__init__.py": "" for name in names for part in parents(name)}
     container.install(packages)
     program = f"import {', '.join(names)}; print('goes on')"
-    assert container.says(program, **HALF) == "goes on"
+    assert container.output_of(program, **HALF) == "goes on"
 
 
 def parents(name):
@@ -183,7 +185,7 @@ def parents(name):
 )
 def test_a_damaged_share_is_no_share(container, damage):
     container.install(fakes.CUPY)
-    assert container.says("import cupy; print(cupy.limit)", **{**HALF, **damage}) == "None"
+    assert container.output_of("import cupy; print(cupy.limit)", **{**HALF, **damage}) == "None"
 
 
 def test_a_loader_that_takes_no_attribute(container):
@@ -204,7 +206,7 @@ def test_a_loader_that_takes_no_attribute(container):
         import cupy
         print(cupy.limit)
     """
-    assert container.says(program, **HALF) == "theirs"
+    assert container.output_of(program, **HALF) == "theirs"
 
 
 def test_another_hook_that_asks_all_finders(container):
@@ -265,8 +267,8 @@ def test_many_threads_import_and_look_at_once(container):
         print(problems, cupy.runs, cupy.limit, len(torch.cuda.queued), hasattr(normal, "__wrapped__"),
               hasattr(normal.__wrapped__, "__wrapped__"), {fakes.WATCHING})
     """
-    told = container.says(program, **HALF, CARDWISE_FRAMEWORKS="cupy,onnxruntime,torch")
-    assert told == f"[] 1 {LIMIT} 1 True False False"
+    printed = container.output_of(program, **HALF, CARDWISE_FRAMEWORKS="cupy,onnxruntime,torch")
+    assert printed == f"[] 1 {LIMIT} 1 True False False"
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -281,19 +283,19 @@ def test_worker_processes(container, method):
             with multiprocessing.get_context({method!r}).Pool(2) as pool:
                 print(*pool.map(work, range(4)))
     """
-    assert container.says(program, **HALF).split() == [LIMIT] * 4
+    assert container.output_of(program, **HALF).split() == [LIMIT] * 4
 
 
 @pytest.mark.parametrize("flag", ["-S", "-E", "-I"])
 def test_pythons_that_do_not_load_it_run_as_ever(container, flag):
     container.install({"here.py": ""})
-    assert container.says("print('runs')", flag, **HALF) == "runs"
+    assert container.output_of("print('runs')", flag, **HALF) == "runs"
 
 
 def test_a_program_may_replace_sys_path_after_the_start(container):
     container.install(fakes.CUPY)
     program = f"import sys; sys.path[:] = [{str(container.site)!r}]; import cupy; print(cupy.limit)"
-    assert container.says(program, **HALF) == LIMIT
+    assert container.output_of(program, **HALF) == LIMIT
 
 
 def test_the_tests_run_where_the_hook_is_not(container):

@@ -9,28 +9,28 @@ from tests.share.container import HALF
 def test_it_runs_and_programs_find_it_by_name(container):
     container.install({"sitecustomize.py": "import sys; sys.image = __file__; name = __name__"})
     program = "import sys, sitecustomize as s; print(sys.image == s.__file__, s.name, s.__spec__.name)"
-    assert container.says(program, **HALF) == "True sitecustomize sitecustomize"
+    assert container.output_of(program, **HALF) == "True sitecustomize sitecustomize"
 
 
 @pytest.mark.parametrize("env", [{}, {**HALF, "CARDWISE_FRAMEWORKS": "off"}])
 def test_it_runs_where_the_hook_is_idle(container, env):
     container.install({"sitecustomize.py": "import sys; sys.image = True"})
-    assert container.says("import sys; print(sys.image)", **env) == "True"
+    assert container.output_of("import sys; print(sys.image)", **env) == "True"
 
 
 def test_a_package_of_that_name(container):
     container.install({"sitecustomize/__init__.py": "from .more import *", "sitecustomize/more.py": "given = 1"})
-    assert container.says("import sitecustomize; print(sitecustomize.given)", **HALF) == "1"
+    assert container.output_of("import sitecustomize; print(sitecustomize.given)", **HALF) == "1"
 
 
 def test_a_folder_of_that_name_is_none(container):
     (container.site / "sitecustomize").mkdir()
-    assert container.says("import sitecustomize as s; print(s.__file__)", **HALF).startswith(str(container.mount))
+    assert container.output_of("import sitecustomize as s; print(s.__file__)", **HALF).startswith(str(container.mount))
 
 
 def test_the_frameworks_that_it_imports_are_handled(container):
     container.install({**fakes.CUPY, "sitecustomize.py": "import cupy"})
-    assert container.says("import cupy; print(cupy.limit)", **HALF) != "None"
+    assert container.output_of("import cupy; print(cupy.limit)", **HALF) != "None"
 
 
 @pytest.mark.parametrize("raised", ["ValueError('image')", "ImportError('image')", "SystemExit(7)"])
@@ -72,4 +72,4 @@ def test_a_tool_that_hands_on_too(container, tmp_path, ours_first):
         import sys
         print(sys.tracer, sys.image, sum(type(f).__module__ == "_cardwise_finder" for f in sys.meta_path))
     """
-    assert container.says(program, **HALF) == "1 1 1"
+    assert container.output_of(program, **HALF) == "1 1 1"

@@ -11,8 +11,8 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus import mpsnode
-from cardwise.gpus.mpsnode import CardLook
+from cardwise.gpus import mpsfiles
+from cardwise.gpus.mpsfiles import CardReadiness
 from tests.fakes.clock import FakeClock
 from tests.mps.agent.pods import ONE, TWO, Card
 
@@ -33,9 +33,9 @@ def folder():
 def card(folder):
     """Its files say Ready, and its daemon listens."""
     (folder / mps.LOCK).touch()
-    made = Card(folder, clock=CLOCK).runs().says()
-    yield made
-    made.dies()
+    card = Card(folder, clock=CLOCK).runs().says()
+    yield card
+    card.dies()
 
 
 def manager(folder):
@@ -46,12 +46,12 @@ def manager(folder):
     return held
 
 
-def seen(folder) -> CardLook:
-    return mpsnode.look(folder, ONE, need=NEED, clock=CLOCK)
+def readiness(folder) -> CardReadiness:
+    return mpsfiles.card_readiness(folder, ONE, memory_limit=NEED, clock=CLOCK)
 
 
-def problem(folder, uuid=ONE, **asked) -> str:
-    return mpsnode.problem(folder, uuid, clock=CLOCK, **asked)
+def problem(folder, uuid=ONE, **requirements) -> str:
+    return mpsfiles.unready_reason(folder, uuid, clock=CLOCK, **requirements)
 
 
 def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
@@ -61,16 +61,16 @@ def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
     assert "does not serve card GPU-2" in problem(folder, TWO)
     card.dies()
     assert "takes no connection" in problem(folder)
-    assert "is Ready, not Off" in problem(folder, wanted=MpsState.OFF)
+    assert "is Ready, not Off" in problem(folder, required_state=MpsState.OFF)
     card.says(state=MpsState.OFF)
-    assert problem(folder, wanted=MpsState.OFF) == "", "no daemon is asked where none should be"
+    assert problem(folder, required_state=MpsState.OFF) == "", "no daemon is asked where none should be"
     held.kill()
     held.communicate()
-    assert "no MPS manager runs" in problem(folder, wanted=MpsState.OFF)
+    assert "no MPS manager runs" in problem(folder, required_state=MpsState.OFF)
 
 
 def test_asking_does_not_trouble_the_daemon(card):
-    assert mpsnode.answers(card.home / mps.CLIENTS)
+    assert mpsfiles.is_daemon_listening(card.home / mps.CLIENTS)
     card.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
         card.socket.accept()
@@ -80,39 +80,39 @@ def test_asking_does_not_trouble_the_daemon(card):
 
 
 def test_a_ready_card(folder, card):
-    assert seen(folder) == CardLook("", MpsState.READY)
+    assert readiness(folder) == CardReadiness("", MpsState.READY)
 
 
 @pytest.mark.parametrize("state", [state for state in MpsState if state is not MpsState.READY])
 def test_no_other_state_will_do(folder, card, state):
     card.says(state=state, reason="because")
-    assert seen(folder).state is state
-    assert f"is {state}, not Ready: because" in seen(folder).problem
+    assert readiness(folder).state is state
+    assert f"is {state}, not Ready: because" in readiness(folder).reason
 
 
 def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
     card.says(checked=CLOCK.now() - 30, valid_seconds=12.0)
-    assert "has not looked at card GPU-1 for over" in seen(folder).problem
+    assert "has not looked at card GPU-1 for over" in readiness(folder).reason
     card.says(checked=CLOCK.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
-    assert "allows 8000 MiB, and 8138 MiB are needed" in seen(folder).problem
+    assert "allows 8000 MiB, and 8138 MiB are needed" in readiness(folder).reason
     card.says(uuids=(TWO,), ceilings={TWO: NEED})
-    assert "does not serve card GPU-1" in seen(folder).problem
+    assert "does not serve card GPU-1" in readiness(folder).reason
 
 
 def test_a_daemon_that_died_after_the_word(folder, card):
     card.dies()
-    assert "takes no connection" in seen(folder).problem
-    assert seen(folder).state is MpsState.READY
+    assert "takes no connection" in readiness(folder).reason
+    assert readiness(folder).state is MpsState.READY
     card.runs()
-    assert seen(folder).problem == ""
+    assert readiness(folder).reason == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
 def test_a_damaged_file_is_no_word(folder, card, content):
     (card.home / mps.READY).write_bytes(content)
-    assert seen(folder) == CardLook("the MPS manager of the node does not serve card GPU-1 (yet)", None)
+    assert readiness(folder) == CardReadiness("the MPS manager of the node does not serve card GPU-1 (yet)", None)
 
 
 def test_the_daemon_of_a_whole_node(folder, card):
     card.home = card.home.rename(folder / mps.NODE)
-    assert seen(folder).problem == ""
+    assert readiness(folder).reason == ""

@@ -6,27 +6,27 @@ import stat
 
 import pytest
 
-from cardwise.share import FRAMEWORKS, laying
+from cardwise.share import FRAMEWORKS, installation
 
 
 def test_it_has_the_hook_at_its_root_and_a_file_for_each_framework():
-    names = set(laying.files())
+    names = set(installation.container_files())
     assert {"sitecustomize.py", "cardwise/share/__main__.py"} <= names
     assert {f"_cardwise_{framework}.py" for framework in FRAMEWORKS} <= names
-    # An __init__.py there would do nothing, and laying.py is the node's.
-    assert not {"__init__.py", "cardwise/share/laying.py"} & names
+    # An __init__.py there would do nothing, and installation.py is the node's.
+    assert not {"__init__.py", "cardwise/share/installation.py"} & names
 
 
-@pytest.mark.parametrize("name", sorted(laying.files()))
+@pytest.mark.parametrize("name", sorted(installation.container_files()))
 def test_every_file_is_python_3_7(name):
     # Names of later standard libraries it cannot see: the frameworks' tests run it, by the image's Python.
-    ast.parse(laying.files()[name], filename=name, feature_version=(3, 7))
+    ast.parse(installation.container_files()[name], filename=name, feature_version=(3, 7))
 
 
 def test_any_user_can_read_it(tmp_path):
     old = os.umask(0o077)
     try:
-        laying.lay_out(tmp_path / "a" / "mount")
+        installation.install_files(tmp_path / "a" / "mount")
     finally:
         os.umask(old)
     for path in (tmp_path / "a" / "mount").rglob("*"):
@@ -35,11 +35,11 @@ def test_any_user_can_read_it(tmp_path):
 
 
 def test_laid_out_again_it_touches_only_what_differs(tmp_path):
-    laying.lay_out(tmp_path)
+    installation.install_files(tmp_path)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*.py")}
     (tmp_path / "sitecustomize.py").write_text("damaged")
-    laying.lay_out(tmp_path)
-    assert (tmp_path / "sitecustomize.py").read_bytes() == laying.files()["sitecustomize.py"]
+    installation.install_files(tmp_path)
+    assert (tmp_path / "sitecustomize.py").read_bytes() == installation.container_files()["sitecustomize.py"]
     changed = {path.name for path, inode in before.items() if path.stat().st_ino != inode}
     assert changed == {"sitecustomize.py"}
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]

@@ -1,12 +1,12 @@
-"""`--cards`: what it may say, and which cards are left of a machine's."""
+"""`--cards`: what it may say, and which cards are indices of a machine's."""
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus import chosen
-from cardwise.gpus.chosen import ChosenGpus
+from cardwise.gpus import selection
+from cardwise.gpus.selection import SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from deviceplugin.__main__ import main
 from tests.fakes.clock import FakeClock
@@ -22,13 +22,13 @@ def machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("text", "indices"),
     [("0", [0]), ("3,1", [1, 3]), (" gpu-2AB , 0", [0, 2]), ("7", []), ("GPU-9", []), ("00,1,2,3", [0, 1, 2, 3])],
 )
-def test_only_the_chosen_cards_are_there(machine, text, left):
-    gpus = ChosenGpus(machine, chosen.parse(text))
-    assert [card.index for card in gpus.cards()] == left
-    assert list(gpus.health()) == [f"GPU-{index}ab" for index in left]
+def test_only_the_chosen_cards_are_there(machine, text, indices):
+    gpus = SelectedGpus(machine, selection.parse(text))
+    assert [card.index for card in gpus.cards()] == indices
+    assert list(gpus.health()) == [f"GPU-{index}ab" for index in indices]
     assert all(state.healthy == (uuid != "GPU-2ab") for uuid, state in gpus.health().items())
 
 
@@ -37,9 +37,9 @@ def test_only_the_chosen_cards_are_there(machine, text, left):
     [
         ("", "'' has an empty entry; write indices such as 0,2"),
         ("0,,1", "'0,,1' has an empty entry"),
-        ("0,1,0", "'0' is there twice; name each card once"),
-        ("0,00", "'00' is there twice"),
-        ("GPU-a,gpu-A", "'gpu-A' is there twice"),
+        ("0,1,0", "'0' is listed twice; list each card once"),
+        ("0,00", "'00' is listed twice"),
+        ("GPU-a,gpu-A", "'gpu-A' is listed twice"),
         ("0-3", "'0-3' is neither the index nor the UUID of a card; write indices such as 0,2"),
         ("-1", "'-1' is neither"),
         ("0;1", "'0;1' is neither"),
@@ -48,7 +48,7 @@ def test_only_the_chosen_cards_are_there(machine, text, left):
 )
 def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
     with pytest.raises(InvalidRequest) as caught:
-        chosen.parse(text)
+        selection.parse(text)
     assert caught.value.field == "--cards"
     assert says in str(caught.value)
     started = CliRunner().invoke(main, ["--node-name=n1", f"--cards={text}"])
@@ -64,28 +64,28 @@ def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
         (
             "0,4,GPU-9",
             [
-                f"--cards: {entry} is no card of this node; it has 0 (GPU-0ab), 1 (GPU-1ab), 2 (GPU-2ab), "
-                "3 (GPU-3ab): write one of these"
+                f"--cards: {entry} is not a card of this node; use one of: 0 (GPU-0ab), 1 (GPU-1ab), "
+                "2 (GPU-2ab), 3 (GPU-3ab)"
                 for entry in ("4", "gpu-9")
             ],
         ),
-        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same card; name it once"]),
+        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same card; list it once"]),
     ],
 )
 def test_what_only_the_machine_knows_is_told(machine, text, problems):
-    assert ChosenGpus(machine, chosen.parse(text)).problems() == problems
+    assert SelectedGpus(machine, selection.parse(text)).problems() == problems
 
 
 @pytest.mark.parametrize(
     ("text", "silent"), [("0,1", []), ("0,5", [5]), ("GPU-1ab", []), ("GPU-1ab,5", [5]), ("GPU-9ab", [4, 5])]
 )
 def test_a_card_that_has_not_answered_yet_is_chosen_where_it_may_be(machine, monkeypatch, text, silent):
-    monkeypatch.setattr(machine, "silent", lambda: [4, 5])
-    assert ChosenGpus(machine, chosen.parse(text)).silent() == silent
+    monkeypatch.setattr(machine, "unresponsive_indices", lambda: [4, 5])
+    assert SelectedGpus(machine, selection.parse(text)).unresponsive_indices() == silent
 
 
 def test_changes_and_the_end_are_those_of_the_machine(machine):
-    gpus = ChosenGpus(machine, chosen.parse("0"))
+    gpus = SelectedGpus(machine, selection.parse("0"))
     assert gpus.wait_change(0.1) is False
     gpus.close()
     assert gpus.wait_change(30) is False

@@ -1,0 +1,132 @@
+"""Whether a container may start on a card with MPS, read from the files of the node's MPS manager.
+
+No API server is called. `cardwise.core.api.mps` decodes the files; this module checks what no file can say about
+itself: whether the manager that wrote it and the MPS daemon that it describes are running.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from cardwise.clock import BOOT, Clock
+from cardwise.core.api import mps
+from cardwise.core.api.mps import MpsState, Status
+from cardwise.core.values.quantity import MiB
+
+_CONNECT_SECONDS = 0.5
+
+
+def unready_reason(
+    root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
+) -> str:
+    """Why no container may start on the card yet, "" if one may. Takes milliseconds.
+
+    required_state: the MPS state that the container needs: Ready, or Off for one without MPS.
+    memory_limit: the container's memory limit on the card, in MiB.
+    clock: the manager's clock, which all containers of a node share.
+    """
+    if not is_manager_running(root):
+        return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
+    return card_readiness(root, uuid, required_state=required_state, memory_limit=memory_limit, clock=clock).reason
+
+
+@dataclass(frozen=True, slots=True)
+class CardReadiness:
+    """Whether a container may start on a card.
+
+    reason: why no container may start yet, "" if one may.
+    state: the MPS state of the card, None if it cannot be read.
+    """
+
+    reason: str
+    state: MpsState | None
+
+
+def card_readiness(
+    root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
+) -> CardReadiness:
+    """As `unready_reason`, without checking the manager's lock: pods cannot open it, since they could then take it."""
+    folder, status = find_daemon_state(root, uuid)
+    if folder is None or status is None:
+        return CardReadiness(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
+    reason = mps.unusable(status, uuid, now=clock.now(), wanted=required_state, need=memory_limit)
+    if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS):
+        reason = f"the MPS daemon of card {uuid} takes no connection"
+    return CardReadiness(reason, status.state)
+
+
+def find_daemon_state(root: Path, uuid: str) -> tuple[Path | None, Status | None]:
+    """The folder and state of the MPS daemon that serves the card. A daemon of this card alone takes precedence."""
+    for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
+        status = read_state(folder)
+        if status is not None and uuid in status.uuids:
+            return folder, status
+    return None, None
+
+
+def read_state(folder: Path) -> Status | None:
+    """The decoded state file of a daemon's folder, None if it is missing or unreadable."""
+    try:
+        return mps.decode((folder / mps.READY).read_text())
+    except (OSError, UnicodeDecodeError, mps.UnreadableState):
+        return None
+
+
+def is_left_closed(root: Path, uuid: str) -> bool:
+    """Whether a manager closed the card to processes without MPS and has not reopened it: its former mode is saved.
+
+    A manager that ends leaves cards closed that pods hold (`--stop-daemons=idle`), with the daemons that serve them.
+    """
+    for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
+        try:
+            if uuid in json.loads((folder / mps.MODES).read_bytes()):
+                return True
+        except (OSError, ValueError, TypeError):
+            continue
+    return False
+
+
+def is_manager_running(root: Path) -> bool:
+    """Whether a process holds the manager's lock. The kernel releases it when that process ends."""
+    try:
+        descriptor = os.open(root / mps.LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
+    """Whether the MPS state of the card is stale: no manager runs, or none that checks this card.
+
+    A state in which no container starts never becomes stale by age. `clock`: as for `unready_reason`.
+    """
+    if not is_manager_running(root):
+        return True
+    _, status = find_daemon_state(root, uuid)
+    return status is None or mps.stale(status, clock.now())
+
+
+def is_daemon_listening(folder: Path) -> bool:
+    """Whether an MPS daemon listens in this folder. A dead one refuses at once; a frozen one still listens.
+
+    Uses the wrong socket type on purpose: MPS listens for packets, so the kernel answers EPROTOTYPE without waking the
+    daemon.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_CONNECT_SECONDS)
+        try:
+            client.connect(str(folder / mps.CONTROL))
+        except OSError as error:
+            return error.errno == errno.EPROTOTYPE
+    return True
