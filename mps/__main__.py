@@ -1,4 +1,4 @@
-"""cardwise-mps: the MPS node manager's command."""
+"""The command `cardwise-mps`."""
 
 import os
 import shutil
@@ -31,35 +31,35 @@ from mps.daemon import directories, units
 from mps.daemon.machine import DaemonPace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
-from mps.manager import Lock, Manager, ManagerSettings, RootTaken
+from mps.manager import Lock, Manager, ManagerSettings, RootLocked
 from mps.options import audit_options, pace_options
 
 _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-mps"
 _LOCK_PAUSE = 0.1
-_LOOK_SECONDS = 1.0
-_SOON = 5.0  # seconds for which nobody needs to hear that another manager still holds the root
+_CHECK_SECONDS = 1.0
+_WARN_AFTER_SECONDS = 5.0  # a rolling update may take so long until the former manager has released the root
 
 
-def _choice(_: click.Context, __: click.Parameter, value: str | None) -> CardSelection | None:
-    if value is None:
+def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> CardSelection | None:
+    if text is None:
         return None
     try:
-        return selection.parse(value)
+        return selection.parse(text)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
-    found = shutil.which(value)
-    if found is None:
+def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
+    path = shutil.which(program)
+    if path is None:
         raise click.BadParameter(
-            f"{value} is not there or cannot be run; it belongs to NVIDIA's driver (package nvidia-compute-utils or "
-            "nvidia-cuda-mps), and comes into a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility. A node "
-            "without it cannot share by MPS: keep the manager off it"
+            f"{program} is not installed or cannot be run; it belongs to NVIDIA's driver (package nvidia-compute-utils "
+            "or nvidia-cuda-mps), and is mounted into a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility. A "
+            "node without it cannot use MPS: do not run the manager there"
         )
-    return Path(found)
+    return Path(path)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -75,29 +75,29 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
 @option(
     "--cards",
     metavar="CARD,...",
-    callback=_choice,
-    help="Indices or UUIDs of the cards to serve; give the device plugin the same. Default: all.",
+    callback=_parse_cards,
+    help="Indices or UUIDs of the GPUs to serve; set the same for the device plugin. Default: all.",
 )
 @option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    help="Folder of the node for pipes and states, shared with the device plugin. Keep it short: MPS opens no path of "
-    f"more than {mps.LONGEST_PIPE} bytes.",
+    help="Folder of the node for pipes and state files, shared with the device plugin. Keep it short: MPS opens no "
+    f"path of more than {mps.LONGEST_PIPE} bytes.",
 )
 @option(
     "--scope",
     type=click.Choice([str(scope) for scope in Scope]),
     default=str(Scope.CARD),
     envvar="CARDWISE_MPS_SCOPE",
-    help="One daemon for each card, so that faults and users of one never touch another, or one for the node, which "
-    "containers with shares of several cards need. Drain the node before you change it.",
+    help="card: one daemon per GPU, so that faults and users of one GPU never affect another. node: one daemon for the "
+    "node, which containers with shares of several GPUs need. Drain the node before you change it.",
 )
 @option(
     "--control",
     default=CONTROL,
-    callback=_program,
+    callback=_find_program,
     envvar="CARDWISE_MPS_CONTROL",
     help="The program nvidia-cuda-mps-control.",
 )
@@ -105,30 +105,30 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
     "--driver",
     default="",
     envvar="CARDWISE_MPS_DRIVER",
-    help="Version of the driver, such as 550.163.01, where the cards do not say it (simulated ones).",
-    show_default="as the cards say",
+    help="Version of the driver, such as 550.163.01, if the GPUs do not report it (simulated ones).",
+    show_default="as the GPUs report",
 )
 @option(
     "--exclusive/--no-exclusive",
     default=True,
     envvar="CARDWISE_MPS_EXCLUSIVE",
-    help="Whether cards are EXCLUSIVE_PROCESS while they are shared. Without it, a process that unsets "
-    "CUDA_MPS_PIPE_DIRECTORY has the whole card.",
+    help="Whether GPUs are in compute mode EXCLUSIVE_PROCESS while they are shared. Without it, a process that unsets "
+    "CUDA_MPS_PIPE_DIRECTORY gets the whole GPU.",
 )
 @option(
     "--stop-daemons",
     type=click.Choice(["idle", "always", "never"]),
     default="idle",
     envvar="CARDWISE_MPS_STOP_DAEMONS",
-    help="Which daemons end with the manager. idle: those whose cards no pod holds; the next manager takes the others "
-    "over, and running pods notice nothing. always: all, with their clients (uninstall).",
+    help="Which daemons end with the manager. idle: those whose GPUs no pod holds; the next manager takes over the "
+    "others, and running pods are not affected. always: all, with their clients (uninstall). never: none.",
 )
 @option(
     "--daemon-cgroup",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="CARDWISE_MPS_DAEMON_CGROUP",
-    help="The node's cgroup file system, such as /host/sys/fs/cgroup: daemons then live in a cgroup of their own, so "
-    "that the container runtime does not end them with the manager's container. Default: that of the manager.",
+    help="The node's cgroup file system, such as /host/sys/fs/cgroup: daemons then run in their own cgroup, so that "
+    "the container runtime does not end them with the manager's container. Default: the manager's cgroup.",
 )
 @pace_options
 @option(
@@ -136,8 +136,8 @@ def _program(_: click.Context, __: click.Parameter, value: str) -> Path:
     type=DURATION,
     default=3.0,
     envvar="CARDWISE_MPS_DETACH_BEFORE",
-    help="How long before the end of a pod's grace period its processes are taken off the server, since a busy client "
-    "that is killed may take others down. At most half of the grace period.",
+    help="How long before the end of a pod's grace period its processes are detached from the server, since killing a "
+    "busy client may affect others. At most half of the grace period.",
 )
 @audit_options
 def main(
@@ -157,11 +157,11 @@ def main(
     detach_before: float,
     audit: AuditSettings | None,
 ) -> None:
-    """Cardwise's MPS node manager: one for each node whose cards are shared by MPS.
+    """Cardwise's MPS node manager, one on each node whose GPUs are shared by MPS.
 
-    Runs one NVIDIA MPS daemon for each card, keeps the daemon's ceilings at the largest share on the card, replaces
-    a daemon that dies, hangs or meets a fault, and tells node and cluster whether a card takes containers. Needs root
-    and the machine's PIDs (hostPID).
+    Runs one NVIDIA MPS daemon per GPU, keeps the daemon's memory limits at the largest share on the GPU, replaces a
+    daemon that dies, hangs or has a fault, and publishes to node and cluster whether containers may start on a GPU.
+    Needs root and the machine's PIDs (hostPID).
     """
     logs.setup(COMPONENT, common.log_level, common.log_format)
     settings = ManagerSettings(
@@ -178,24 +178,24 @@ def main(
         audit=audit,
     )
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopped.set())
     try:
         all_gpus = (
-            SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_thread_failed)
+            SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_count_failure)
         )
         gpus: Gpus = all_gpus if cards is None else SelectedGpus(all_gpus, cards)
         mps.check_root(str(root), [card.uuid for card in gpus.cards()], settings.scope)
         directories.check_open(root)
         if daemon_cgroup is not None:
             cgroups.check_root(daemon_cgroup)
-        if ignored := units.passed_over(os.environ):
-            _log.warning("settings of MPS in the manager's environment are not used", names=ignored)
+        if ignored := units.ignored_settings(os.environ):
+            _log.warning("ignored MPS settings in the manager's environment", names=ignored)
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
         health = HealthServer(
             common.metrics_bind,
-            ready=lambda: _problems(running),
-            alive=lambda: _stuck(running),
+            ready=lambda: _ready_problems(running),
+            alive=lambda: _stuck_problems(running),
             config=configz.of(click.get_current_context()),
         )
         lock = Lock(root)
@@ -204,7 +204,7 @@ def main(
         sys.exit(1)
     running: list[Manager] = []
     health.start()
-    if _taken(lock, stopped):
+    if _acquire_lock(lock, stopped):
         manager = Manager(settings, client, gpus, all_gpus)
         manager.start()
         running.append(manager)
@@ -219,17 +219,17 @@ def main(
     _log.info("stopped")
 
 
-def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
-    """Waits for a former manager's end, which a rolling update may take its time for. False: stopped before."""
-    began = clock.now()
-    told = False
+def _acquire_lock(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
+    """Wait until a former manager has released the root, as in a rolling update. False if this process is stopped."""
+    started = clock.now()
+    has_warned = False
     while not stopped.is_set():
         try:
-            lock.take()
-        except RootTaken:
-            if not told and clock.now() - began > _SOON:
-                told = True
-                _log.warning("another manager holds the root; waiting for its end")
+            lock.acquire()
+        except RootLocked:
+            if not has_warned and clock.now() - started > _WARN_AFTER_SECONDS:
+                has_warned = True
+                _log.warning("waiting for another manager to release the root")
             clock.wait(stopped, _LOCK_PAUSE)
         else:
             return True
@@ -237,22 +237,26 @@ def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
 
 
 def _serve(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> None:
-    """Serves until it is told to stop. If it loses its lock, it ends as in a crash: the next manager takes over."""
-    while not clock.wait(stopped, _LOOK_SECONDS):
-        if lock.lost():
-            _log.error("the lock was removed from the root, so nobody believes this manager; it ends for the next one")
+    """Serve until stopped. If the lock is lost, exit as in a crash: the next manager takes over."""
+    while not clock.wait(stopped, _CHECK_SECONDS):
+        if lock.is_lost():
+            _log.error("exiting: the lock file was removed from the root, so readers ignore this manager")
             sys.exit(1)
 
 
-def _problems(running: list[Manager]) -> list[str]:
-    return [problem for manager in running for problem in manager.problems()] if running else ["waits for its turn"]
+def _ready_problems(running: list[Manager]) -> list[str]:
+    return (
+        [problem for manager in running for problem in manager.problems()]
+        if running
+        else ["waiting for another manager to release the root"]
+    )
 
 
-def _stuck(running: list[Manager]) -> list[str]:
+def _stuck_problems(running: list[Manager]) -> list[str]:
     return [problem for manager in running for problem in manager.stuck()]
 
 
-def _thread_failed(thread: str) -> None:
+def _count_failure(thread: str) -> None:
     metrics.THREADS.labels(thread).inc()
 
 

@@ -1,4 +1,4 @@
-"""The metrics of the MPS manager. Cards are named by UUID, the daemon of a whole node by "node"."""
+"""The metrics of the MPS manager. The label `card` is the UUID, or "node" for the daemon of a whole node."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -40,8 +40,8 @@ THREADS = Counter(
 )
 
 
-def tell_state(card: str, state: MpsState) -> None:
-    """The card's MPS is in this state now."""
+def set_state(card: str, state: MpsState) -> None:
+    """Set the gauges to the present MPS state of the card."""
     UP.labels(card).set(1 if state is MpsState.READY else 0)
-    for each in MpsState:
-        STATE.labels(card, each).set(1 if each is state else 0)
+    for other_state in MpsState:
+        STATE.labels(card, other_state).set(1 if other_state is state else 0)

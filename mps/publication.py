@@ -1,6 +1,6 @@
-"""Writes the MPS status of each card to the API server: `ExtendedResource.status.mps`, on change only.
+"""Publishes the MPS status of each card to the API server: `ExtendedResource.status.mps`, on change only.
 
-The objects are the device plugin's; they may come later than we do, and be made anew without what we wrote.
+The device plugin owns the objects; they may be created later than the status, and recreated without it.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from mps import metrics
 
 _log = structlog.get_logger(__name__)
 
-_FAILED = "the cluster was not told of this node's MPS"
+_PUBLISH_FAILED = "failed to publish the MPS statuses of this node"
 _EVERY_SECONDS = 30.0
 _HELD_BACK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
@@ -41,19 +41,22 @@ _decode = msgspec.json.Decoder(_Resource).decode
 
 
 def _project(content: bytes) -> tuple[str, dict[str, Any]]:
-    found = _decode(content)
-    return found.metadata.name, found.status.mps or {}
+    resource = _decode(content)
+    return resource.metadata.name, resource.status.mps or {}
 
 
-def wanted(status: Status, uuid: str) -> dict[str, Any]:
-    """`status.mps` of a card. Pure."""
-    told = mps.wire(status, uuid)
+def card_status(status: Status, uuid: str) -> dict[str, Any]:
+    """The desired `status.mps` of a card. Pure."""
+    patch = mps.wire(status, uuid)
     changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return told | {"reason": wording.message(told["reason"]), "lastChange": changed}
+    return patch | {"reason": wording.message(patch["reason"]), "lastChange": changed}
 
 
 class Publication:
-    """`statuses` yields the status of each card by UUID; `wake` after a change. `clock` is the one of the statuses."""
+    """Publishes the statuses that `statuses` returns, by UUID. Call `wake` after a change.
+
+    clock: the clock of the statuses.
+    """
 
     def __init__(
         self, client: KubeClient, node: str, statuses: Callable[[], Mapping[str, Status]], clock: Clock = BOOT
@@ -61,11 +64,11 @@ class Publication:
         self._client = client
         self._statuses = statuses
         self._clock = clock
-        self.problem = "the cluster has not been told of this node's MPS yet"
+        self.problem = "the MPS statuses of this node are not published yet"
         self._loop = Loop(
             "publication",
-            self._turn,
-            failed=_FAILED,
+            self._publish_if_synced,
+            failed=_PUBLISH_FAILED,
             failures=metrics.THREADS,
             expected=(errors.KubeError,),
             every=_EVERY_SECONDS,
@@ -89,46 +92,48 @@ class Publication:
         self._loop.wake()
 
     def stop(self) -> None:
-        """Tells the last of it first, if the API server answers at all."""
+        """Stop, after publishing the last statuses if the API server answers."""
         self._loop.stop(_STOP_SECONDS)
         self._reflector.stop()
         try:
-            self._tell()
+            self._publish()
         except errors.KubeError as error:
-            _log.warning("the cluster was not told of the end", error=str(error))
+            _log.warning("failed to publish the shutdown status", error=str(error))
 
-    def _turn(self) -> None:
+    def _publish_if_synced(self) -> None:
         if not self._reflector.synced.is_set():
             return
         try:
-            self._tell()
+            self._publish()
         except Exception as error:
-            self.problem = f"{_FAILED}: {error}"
+            self.problem = f"{_PUBLISH_FAILED}: {error}"
             raise
         self.problem = ""
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         known = self._reflector.store.snapshot()
-        failed: errors.KubeError | None = None
+        first_error: errors.KubeError | None = None
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
-            told = wanted(status, uuid)
-            # An object that is not there yet wakes us when it comes.
-            if name not in known or known[name] == told:
+            patch = card_status(status, uuid)
+            # The watch triggers another pass when a missing object is created.
+            if name not in known or known[name] == patch:
                 continue
-            # Of what nobody looks at any more the device plugin says so, and would be contradicted each time.
+            # The device plugin marks stale statuses as Down; publishing one would undo that.
             if mps.stale(status, self._clock.now()):
                 self._loop.soon(_HELD_BACK_SECONDS)
                 continue
             try:
-                self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
+                self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": patch}}, "merge")
             except errors.NotFound:
                 continue
             except errors.KubeError as error:
                 if errors.is_of_server(error):
                     raise
-                failed = failed or error  # the other cards are told of first
+                first_error = first_error or error  # publish the other cards first
                 continue
-            _log.info("MPS of a card told", card=uuid, state=told["state"], ceiling=told["ceilingMiB"])
-        if failed is not None:
-            raise failed
+            _log.info(
+                "published the MPS status of a card", card=uuid, state=patch["state"], ceiling=patch["ceilingMiB"]
+            )
+        if first_error is not None:
+            raise first_error

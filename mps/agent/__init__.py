@@ -1,13 +1,13 @@
-"""The share agent: a native sidecar that waits for MPS, tells each container its share, and exports it.
+"""The share agent: a native sidecar that waits for MPS, and publishes each container's share as a file and as metrics.
 
 Comes in: annotations of its pod, files of the MPS manager. Goes out: a file for each container, metrics, the answer to
 the startup probe.
 
-Runs in every pod that has it, so it is small: one thread, the standard library, and of Cardwise only what is pure or
-reads the node's files.
+It runs in many pods, so it is small: one thread, the standard library, and of Cardwise only modules that are pure or
+read the node's files.
 
-    running     the thread: looks, writes, answers, and ends with the signal
-    podshares   what it reads of its pod, writes for each container, and tells as metrics
+    running     the thread: checks the cards, writes files, answers requests
+    podshares   the settings of the agent, the file of each container, and the metrics (pure)
     endpoint    the HTTP server
-    probe       the startup probe's question to the agent
+    probe       the startup probe's request to the agent
 """

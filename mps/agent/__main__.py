@@ -1,4 +1,4 @@
-"""cardwise-agent: the share agent's command. Hardly imports a thing, since each probe starts it anew."""
+"""The command `cardwise-agent`. Imports next to nothing, since each probe starts it again."""
 
 import os
 import sys
@@ -8,24 +8,24 @@ from cardwise.core.api import shareagent
 
 USAGE: Final = f"""Usage: cardwise-agent [--probe]
 
-The share agent of a pod, as Cardwise's webhook puts it there (docs/reference/agent.md). Writes {shareagent.FILE} for
-each container, serves it on a socket beside the file, and holds the pod back until MPS answers on its cards.
+The share agent of a pod, injected by Cardwise's webhook (docs/reference/agent.md). Writes {shareagent.FILE} for each
+container, serves it on a socket beside the file, and delays the pod's containers until MPS is ready on its GPUs.
 
-  --probe    Ask the agent of this container whether the others may start, for five seconds: exit status 0 or 1. For the
-             startup probe.
+  --probe    Check for up to five seconds whether the pod's containers may start: exit status 0 or 1. For the startup
+             probe.
 
 Environment:
   {shareagent.ASSIGNMENT_ENV}          the pod's assignment; written by the device plugin
   {shareagent.WAIT_ENV}            Ready: wait for MPS; written by the device plugin
   {shareagent.METRICS_PORT_ENV}  port of /metrics on the pod's address; 0, the default, for none
-  {shareagent.HOOK_ENV}          anything: lay out the frameworks' hook for the pod's containers; written by the webhook
+  {shareagent.HOOK_ENV}          anything: install the frameworks' hook for the pod's containers; written by the webhook
   {shareagent.FOLDER_ENV}        where to write [{shareagent.FOLDER}]
   {shareagent.MPS_ROOT_ENV}      where the node's MPS folders are mounted [{shareagent.MPS_ROOT}]
 """
 
 
 def main() -> None:
-    """Returns when it is told to end."""
+    """Run the command."""
     match sys.argv[1:]:
         case []:
             # One SHA-256 for the name of a folder is not worth 4 MiB of OpenSSL: hashlib has its own where there is
@@ -37,7 +37,7 @@ def main() -> None:
         case ["--probe"]:
             from mps.agent import probe  # noqa: PLC0415 - not for the agent
 
-            sys.exit(probe.ask(os.environ))
+            sys.exit(probe.wait_ready(os.environ))
         case ["--help" | "-h"]:
             sys.stdout.write(USAGE)
         case _:

@@ -1,7 +1,7 @@
 """A small HTTP server for several sockets in the caller's own thread: requests without a body, one per connection.
 
-Its own, because the standard library's brings as much memory as all else here together. Whoever connects is a
-stranger: nobody is waited for, nobody sends much, and only so many are listened to at a time.
+Used because the standard library's server needs as much memory as the rest of the agent. Clients are untrusted: none
+can block the thread, send much, or hold more than a few connections.
 """
 
 import selectors
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
 
-_PATIENCE = 5.0  # seconds for a whole request and its answer
-_LONGEST = 4096  # bytes of a request
-_MOST = 16  # connections at a time
+_REQUEST_SECONDS = 5.0  # for a whole request and its response
+_MAX_REQUEST = 4096  # bytes
+_MAX_CONNECTIONS = 16  # at a time
 _BACKLOG = 16
 _MAY_CONNECT = 0o666
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -22,11 +22,11 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a request."""
+    """The response to a request."""
 
     status: int
     body: str
-    kind: str = "text/plain; charset=utf-8"
+    content_type: str = "text/plain; charset=utf-8"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Connection:
 
 
 class Endpoint:
-    """`answer` is called with the listener's name and the path."""
+    """The server. `answer` is called with the listener's name and the path, and returns the response."""
 
     def __init__(self, answer: Callable[[str, str], Reply], clock: Clock = SYSTEM) -> None:
         self._answer = answer
@@ -49,7 +49,7 @@ class Endpoint:
         self._connections: list[_Connection] = []
 
     def listen_unix(self, path: Path, name: str) -> None:
-        """Over what a former agent left there. Open to every user of the pod. Raises OSError."""
+        """Listen on a Unix socket, open to every user of the pod. Replaces a former agent's socket. Raises OSError."""
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -61,24 +61,24 @@ class Endpoint:
         self._listen(listener, name)
 
     def listen_tcp(self, port: int, name: str) -> int:
-        """On all addresses; 0 takes any port. Returns the port. Raises OSError."""
+        """Listen on all addresses; port 0 takes any port. Returns the port. Raises OSError."""
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=family is socket.AF_INET6)
         self._listen(listener, name)
         return int(listener.getsockname()[1])
 
     def serve(self, seconds: float) -> None:
-        """Answers for so long."""
+        """Answer requests for so many seconds."""
         end = self._clock.now() + seconds
         while (now := self._clock.now()) < end:
-            self.go_on(min([end, *(one.deadline for one in self._connections)]) - now)
+            self.serve_once(min([end, *(connection.deadline for connection in self._connections)]) - now)
 
-    def go_on(self, seconds: float) -> None:
-        """Does what there is to do at present; where there is nothing, it waits so long for something."""
+    def serve_once(self, seconds: float) -> None:
+        """Handle the pending requests; waits up to `seconds` for one."""
         self._drop_late()
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.data, _Connection):
-                self._go_on(key.data)
+                self._serve_connection(key.data)
             else:
                 self._accept(*key.data)
 
@@ -99,17 +99,17 @@ class Endpoint:
         try:
             accepted, _ = listener.accept()
         except OSError:
-            return  # it has gone again
-        if len(self._connections) >= _MOST:
+            return  # the client has disconnected
+        if len(self._connections) >= _MAX_CONNECTIONS:
             self._drop(self._connections[0])
         accepted.setblocking(False)
-        connection = _Connection(accepted, name, self._clock.now() + _PATIENCE)
+        connection = _Connection(accepted, name, self._clock.now() + _REQUEST_SECONDS)
         self._connections.append(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
-    def _go_on(self, connection: _Connection) -> None:
+    def _serve_connection(self, connection: _Connection) -> None:
         if connection not in self._connections:
-            return  # dropped for another one in the same round
+            return  # dropped for another connection in the same pass
         try:
             if not connection.answer:
                 self._read(connection)
@@ -123,25 +123,25 @@ class Endpoint:
             self._drop(connection)
 
     def _read(self, connection: _Connection) -> None:
-        more = connection.socket.recv(_LONGEST)
-        connection.request += more
-        if not more or len(connection.request) > _LONGEST:
+        received = connection.socket.recv(_MAX_REQUEST)
+        connection.request += received
+        if not received or len(connection.request) > _MAX_REQUEST:
             self._drop(connection)
         elif b"\r\n\r\n" in connection.request:
-            connection.answer = memoryview(_encoded(self._answered(connection)))
+            connection.answer = memoryview(_encode(self._handle_request(connection)))
             self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
-    def _answered(self, connection: _Connection) -> Reply:
+    def _handle_request(self, connection: _Connection) -> Reply:
         words = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return Reply(400, "no HTTP request\n")
+            return Reply(400, "not an HTTP request\n")
         if words[0] != "GET":
-            return Reply(405, "only GET\n")
+            return Reply(405, "only GET is supported\n")
         return self._answer(connection.listener, words[1].partition("?")[0])
 
     def _drop_late(self) -> None:
         now = self._clock.now()
-        for connection in [one for one in self._connections if one.deadline <= now]:
+        for connection in [connection for connection in self._connections if connection.deadline <= now]:
             self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -150,10 +150,10 @@ class Endpoint:
         connection.socket.close()
 
 
-def _encoded(answer: Reply) -> bytes:
+def _encode(answer: Reply) -> bytes:
     body = answer.body.encode()
     head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.kind}\r\n"
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -1,4 +1,4 @@
-"""The share agent's input and output: the shares of its pod, the file for each container, and the metrics. Pure."""
+"""The share agent's settings from its environment, the file for each container, and the metrics. Pure."""
 
 import json
 import re
@@ -17,54 +17,65 @@ from cardwise.gpus.mpsfiles import CardReadiness
 MPS = "mps"
 ADVISORY = "advisory"
 UNKNOWN = ""
-_KEY = re.compile(r"(init-)?\d{1,4}")  # it becomes the name of a folder
+_KEY = re.compile(r"(init-)?\d{1,4}")  # a container key becomes the name of a folder
 _PORTS = range(65536)
 _BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Shares by container key; whether MPS is waited for; the port of the metrics, 0 for none."""
+class AgentSettings:
+    """The settings of the agent.
+
+    shares: the pod's shares by container key.
+    waits: whether the pod's containers wait for MPS.
+    port: the port of the metrics, 0: none.
+    """
 
     shares: Mapping[str, tuple[CardShare, ...]]
     waits: bool
     port: int
 
-    def needs(self) -> dict[str, MiB]:
-        """The largest limit of a container on each card, which the daemon must allow."""
-        found: dict[str, MiB] = {}
+    def required_ceilings(self) -> dict[str, MiB]:
+        """The largest limit of a container on each card, by UUID: the MPS daemon has to allow it."""
+        ceilings: dict[str, MiB] = {}
         for share in (share for shares in self.shares.values() for share in shares):
-            found[share.uuid] = max(found.get(share.uuid, MiB(0)), share.mem)
-        return found
+            ceilings[share.uuid] = max(ceilings.get(share.uuid, MiB(0)), share.mem)
+        return ceilings
 
 
-def read(environ: Mapping[str, str]) -> Told:
-    """Raises InvalidRequest."""
-    remedy = "the device plugin writes it with CDI, and the webhook by downward API; run the agent where they put it"
+def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
+    """Parse the agent's environment. Raises InvalidRequest."""
+    remedy = (
+        "the device plugin writes it with CDI, the webhook by downward API; run the agent only in pods they prepare"
+    )
     try:
         assignment = codec.decode({names.ASSIGNMENT: environ.get(shareagent.ASSIGNMENT_ENV, "")})
     except codec.InvalidAssignment as error:
         raise InvalidRequest(shareagent.ASSIGNMENT_ENV, str(error), remedy) from error
     shares = assignment.containers if assignment else {}
     if not shares or not all(map(_KEY.fullmatch, shares)):
-        raise InvalidRequest(shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'nobody'}", remedy)
+        raise InvalidRequest(
+            shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'no container'}", remedy
+        )
     wait = environ.get(shareagent.WAIT_ENV, "")
     if wait not in ("", MpsState.READY):
         raise InvalidRequest(
-            shareagent.WAIT_ENV, f"{quoted(wait)} is nothing to wait for", f"write {MpsState.READY} or nothing"
+            shareagent.WAIT_ENV,
+            f"{quoted(wait)} is not a state to wait for",
+            f"write {MpsState.READY}, or leave it empty",
         )
     port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
         raise InvalidRequest(
-            shareagent.METRICS_PORT_ENV, f"{quoted(port)} is no port", "write a number below 65536, 0: none"
+            shareagent.METRICS_PORT_ENV, f"{quoted(port)} is not a port", "write a number below 65536; 0: none"
         )
-    return Told(shares=shares, waits=bool(wait), port=int(port))
+    return AgentSettings(shares=shares, waits=bool(wait), port=int(port))
 
 
-def enforced(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
-    """What makes the container's processes keep to their limit.
+def enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
+    """How the memory limit of the container is enforced.
 
-    A daemon that is ill changes nothing: the container was started with its limit, and cannot get past MPS.
+    An unhealthy daemon changes nothing: the container was started with its limit, and cannot bypass MPS.
     """
     if not waits or len(shares) > 1:
         return ADVISORY
@@ -91,27 +102,29 @@ def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
     )
 
 
-def metrics(told: Told, enforced_by: Mapping[str, str], looks: Mapping[str, CardReadiness], *, ready: bool) -> str:
-    """The agent's metrics in Prometheus' text format. `enforced_by` by container key, `looks` by card.
+def metrics(
+    settings: AgentSettings, enforced_by: Mapping[str, str], readiness: Mapping[str, CardReadiness], *, ready: bool
+) -> str:
+    """The agent's metrics in Prometheus' text format. `enforced_by` by container key, `readiness` by card.
 
     What the pod uses is not among them: NVML tells that to privileged processes only, so the node manager exports it.
     """
-    shares = [(_labels(key, share), share) for key, shares in told.shares.items() for share in shares]
+    shares = [(_labels(key, share), share) for key, shares in settings.shares.items() for share in shares]
     limits = ((labels, share.mem * _BYTES) for labels, share in shares)
     totals = ((labels, share.total * _BYTES) for labels, share in shares)
     parts = ((labels, fraction(share.mem, share.total)) for labels, share in shares)
     cores = ((labels, share.core) for labels, share in shares if share.core)
-    by = (({"key": key, "by": who or "unknown"}, 1) for key, who in enforced_by.items())
-    usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in looks.items())
+    by = (({"key": key, "by": enforced_by_ or "unknown"}, 1) for key, enforced_by_ in enforced_by.items())
+    usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in readiness.items())
     return "".join(
         (
-            _family("cardwise_share_limit_bytes", "Memory that the container may use on the card", limits),
-            _family("cardwise_share_card_bytes", "Memory of the whole card", totals),
-            _family("cardwise_share_fraction", "The limit as a part of the card", parts),
-            _family("cardwise_share_core_percent", "Percent of the card's SMs, where there is a limit", cores),
-            _family("cardwise_share_enforced", "1, with what makes the container keep to its limit", by),
-            _family("cardwise_share_mps_usable", "1 while the card's MPS takes containers of this pod", usable),
-            _family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
+            _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the card", limits),
+            _format_family("cardwise_share_card_bytes", "Memory of the whole card", totals),
+            _format_family("cardwise_share_fraction", "The limit as a part of the card", parts),
+            _format_family("cardwise_share_core_percent", "Percent of the card's SMs, where there is a limit", cores),
+            _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", by),
+            _format_family("cardwise_share_mps_usable", "1 while the card's MPS takes containers of this pod", usable),
+            _format_family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
         )
     )
 
@@ -120,16 +133,16 @@ def _labels(key: str, share: CardShare) -> dict[str, str]:
     return {"key": key, "card": str(share.index), "uuid": share.uuid}
 
 
-def _family(name: str, what: str, samples: Iterable[tuple[Mapping[str, str], object]]) -> str:
-    lines = [f"{name}{_written(labels)} {value}\n" for labels, value in samples]
-    return "".join([f"# HELP {name} {what}\n", f"# TYPE {name} gauge\n", *lines]) if lines else ""
+def _format_family(name: str, help_text: str, samples: Iterable[tuple[Mapping[str, str], object]]) -> str:
+    lines = [f"{name}{_format_labels(labels)} {text}\n" for labels, text in samples]
+    return "".join([f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n", *lines]) if lines else ""
 
 
-def _written(labels: Mapping[str, str]) -> str:
+def _format_labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items()) + "}"
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

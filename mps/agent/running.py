@@ -1,4 +1,4 @@
-"""The agent's one thread: looks at the cards, writes the files, answers. Ends with the signal, at once."""
+"""The agent's only thread: checks the cards, writes the files, answers requests. Ends at once on a signal."""
 
 import json
 import os
@@ -17,173 +17,175 @@ from cardwise.gpus import mpsfiles
 from cardwise.gpus.mpsfiles import CardReadiness
 from mps.agent import podshares
 from mps.agent.endpoint import Endpoint, Reply
-from mps.agent.podshares import Told
+from mps.agent.podshares import AgentSettings
 
 _WAITING_SECONDS = 2.0
 _READY_SECONDS = 5.0
 _OPEN = 0o755
 _READABLE = 0o644
-_POD = ""  # the listeners that are no container's
+_POD = ""  # the name of listeners for the whole pod
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _BAD_SETTING = 2
 
 
 class ShareAgent:
-    """`run` never returns. `hook`: the pod's containers get the frameworks' hook from here."""
+    """The agent of one pod. `hook`: whether to install the frameworks' hook for the pod's containers."""
 
-    def __init__(self, told: Told, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT) -> None:
-        self._told = told
+    def __init__(
+        self, settings: AgentSettings, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT
+    ) -> None:
+        self._settings = settings
         self._folder = folder
         self._mps_root = mps_root
         self._clock = clock
         self._endpoint = Endpoint(self._answer, clock)
-        self._looks: dict[str, CardReadiness] = {}
-        self._enforced = dict.fromkeys(told.shares, podshares.UNKNOWN)
-        self._unwritten = set(told.shares)
-        self._unopened: dict[Path | int, str] = {
-            **{folder / key / shareagent.SOCKET: key for key in told.shares},
-            # Last: who asks it finds everything else in its place.
+        self._readiness: dict[str, CardReadiness] = {}
+        self._enforced = dict.fromkeys(settings.shares, podshares.UNKNOWN)
+        self._unwritten = set(settings.shares)
+        self._unbound_listeners: dict[Path | int, str] = {
+            **{folder / key / shareagent.SOCKET: key for key in settings.shares},
+            # Last: once it answers, everything else is in place.
             folder / shareagent.SOCKET: _POD,
-            **({told.port: _POD} if told.port else {}),
+            **({settings.port: _POD} if settings.port else {}),
         }
-        self._trouble: dict[str, str] = {}
-        self._hookless = "the frameworks' hook is not laid out yet" if hook else ""
-        # For good: who restarts in a pod that runs must not call it unready for what befalls MPS now.
+        self._logged_problems: dict[str, str] = {}
+        self._hook_problem = "the frameworks' hook is not installed yet" if hook else ""
+        # Permanent: an agent that restarts in a running pod must not become unready when MPS fails.
         self._ready = (folder / shareagent.STARTED).exists()
 
     def run(self) -> NoReturn:
         while True:
-            self._endpoint.serve(self.turn())
+            self._endpoint.serve(self.update())
 
-    def turn(self) -> float:
-        """A look at everything, and what follows from it; seconds until the next one."""
-        if self._told.waits:
-            self._look()
-        if self._hookless:
-            self._lay_out_hook()
-        self._tell()
+    def update(self) -> float:
+        """Check and write everything once. Returns the seconds until the next update."""
+        if self._settings.waits:
+            self._check_cards()
+        if self._hook_problem:
+            self._install_hook()
+        self._write_shares()
         self._listen()
         if not self._ready and not self._problems():
             self._ready = True
-            self._note_start()
-            _say("info", "the pod's containers may start")
+            self._mark_started()
+            _log_line("info", "the pod's containers may start")
         return _READY_SECONDS if self._ready else _WAITING_SECONDS
 
-    def _note_start(self) -> None:
-        """For who comes after a restart of ours; the folder goes with the pod."""
+    def _mark_started(self) -> None:
+        """Record the start for a restarted agent. The folder is deleted with the pod."""
         try:
             (self._folder / shareagent.STARTED).touch()
         except OSError as error:
-            self._told_trouble("a restarted agent will not know that the pod has started", error)
+            self._log_problem("failed to record that the pod has started", error)
 
-    def _look(self) -> None:
-        for uuid, need in self._told.needs().items():
-            before, seen = (
-                self._looks.get(uuid),
-                mpsfiles.card_readiness(self._mps_root, uuid, memory_limit=need, clock=self._clock),
+    def _check_cards(self) -> None:
+        for uuid, memory_limit in self._settings.required_ceilings().items():
+            previous, readiness = (
+                self._readiness.get(uuid),
+                mpsfiles.card_readiness(self._mps_root, uuid, memory_limit=memory_limit, clock=self._clock),
             )
-            if before is None or before.reason != seen.reason:
-                level = "warning" if seen.reason else "info"
-                _say(level, "MPS", card=uuid, usable=not seen.reason, reason=seen.reason)
-            self._looks[uuid] = seen
+            if previous is None or previous.reason != readiness.reason:
+                level = "warning" if readiness.reason else "info"
+                _log_line(level, "MPS", card=uuid, usable=not readiness.reason, reason=readiness.reason)
+            self._readiness[uuid] = readiness
 
     def _problems(self) -> list[str]:
-        """For readiness, and so for the pod's events."""
-        found = [*(look.reason for look in self._looks.values()), self._hookless]
-        return [wording.message(problem) for problem in found if problem]
+        """Why the pod is not ready, for the probe and so for the pod's events."""
+        problems = [*(look.reason for look in self._readiness.values()), self._hook_problem]
+        return [wording.message(problem) for problem in problems if problem]
 
-    def _lay_out_hook(self) -> None:
-        """Python programs of the pod's containers have the folder on their PYTHONPATH."""
+    def _install_hook(self) -> None:
+        """Install the hook into the folder that the pod's containers have in PYTHONPATH."""
         from cardwise.share import installation  # noqa: PLC0415 - for the few pods that ask for it
 
         try:
             installation.install_files(self._folder / shareagent.HOOK)
         except OSError as error:
-            self._hookless = f"the frameworks' hook cannot be laid out: {error}"
-            self._told_trouble("the frameworks' hook cannot be laid out", error)
+            self._hook_problem = f"the frameworks' hook cannot be installed: {error}"
+            self._log_problem("failed to install the frameworks' hook", error)
         else:
-            self._hookless = ""
+            self._hook_problem = ""
 
-    def _tell(self) -> None:
-        states = {uuid: look.state for uuid, look in self._looks.items() if look.state is not None}
-        for key, shares in self._told.shares.items():
-            # A state file that cannot be read for a moment takes nothing back.
-            by = podshares.enforced(shares, states, waits=self._told.waits) or self._enforced[key]
-            if by == self._enforced[key] and key not in self._unwritten:
+    def _write_shares(self) -> None:
+        states = {uuid: look.state for uuid, look in self._readiness.items() if look.state is not None}
+        for key, shares in self._settings.shares.items():
+            # A state file that cannot be read for a moment changes nothing.
+            enforced_by = podshares.enforcement(shares, states, waits=self._settings.waits) or self._enforced[key]
+            if enforced_by == self._enforced[key] and key not in self._unwritten:
                 continue
-            self._enforced[key] = by
+            self._enforced[key] = enforced_by
             self._unwritten.add(key)
             try:
-                _replace(self._folder / key / shareagent.FILE, podshares.document(shares, by))
+                _write_atomically(self._folder / key / shareagent.FILE, podshares.document(shares, enforced_by))
             except OSError as error:
-                self._told_trouble(f"{shareagent.FILE} of container {key} cannot be written", error)
+                self._log_problem(f"failed to write {shareagent.FILE} of container {key}", error)
             else:
                 self._unwritten.discard(key)
 
     def _listen(self) -> None:
-        for where, name in list(self._unopened.items()):
+        for address, name in list(self._unbound_listeners.items()):
             try:
-                if isinstance(where, int):
-                    self._endpoint.listen_tcp(where, name)
+                if isinstance(address, int):
+                    self._endpoint.listen_tcp(address, name)
                 else:
-                    self._endpoint.listen_unix(where, name)
+                    self._endpoint.listen_unix(address, name)
             except OSError as error:
-                self._told_trouble(f"cannot listen at {where}", error)
+                self._log_problem(f"failed to listen at {address}", error)
             else:
-                del self._unopened[where]
+                del self._unbound_listeners[address]
 
-    def _told_trouble(self, what: str, error: OSError) -> None:
-        """In the log, once. It is tried again at every turn."""
-        if self._trouble.get(what) != str(error):
-            self._trouble[what] = str(error)
-            _say("error", what, error=str(error))
+    def _log_problem(self, event: str, error: OSError) -> None:
+        """Log a problem once. The action is tried again at every update."""
+        if self._logged_problems.get(event) != str(error):
+            self._logged_problems[event] = str(error)
+            _log_line("error", event, error=str(error))
 
     def _answer(self, listener: str, path: str) -> Reply:
         match path:
             case "/share" if listener != _POD:
-                body = podshares.document(self._told.shares[listener], self._enforced[listener])
+                body = podshares.document(self._settings.shares[listener], self._enforced[listener])
                 return Reply(200, body + "\n", "application/json")
             case "/metrics":
-                body = podshares.metrics(self._told, self._enforced, self._looks, ready=self._ready)
+                body = podshares.metrics(self._settings, self._enforced, self._readiness, ready=self._ready)
                 return Reply(200, body, _METRICS)
             case "/readyz":
                 body = "".join(f"{problem}\n" for problem in self._problems()) or "ok\n"
                 return Reply(200 if self._ready else 503, body)
-        return Reply(404, "there are /share (on a container's own socket), /metrics and /readyz\n")
+        return Reply(404, "supported: /share (on a container's own socket), /metrics and /readyz\n")
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:
-    """Runs the agent until it is told to end."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    """Run the agent until a signal ends it."""
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, _exit)
     try:
-        told = podshares.read(environ)
+        settings = podshares.parse_settings(environ)
     except InvalidRequest as error:
-        _say("error", "cannot start", error=str(error))
+        _log_line("error", "cannot start", error=str(error))
         sys.exit(_BAD_SETTING)
     folder = Path(environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER)
     root = Path(environ.get(shareagent.MPS_ROOT_ENV) or shareagent.MPS_ROOT)
-    ShareAgent(told, folder, root, hook=bool(environ.get(shareagent.HOOK_ENV))).run()
+    ShareAgent(settings, folder, root, hook=bool(environ.get(shareagent.HOOK_ENV))).run()
 
 
-def _end(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of signal handlers
-    """Nothing is left to do: the folder goes with the pod."""
+def _exit(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of signal handlers
+    """Exit at once: the folder is deleted with the pod."""
     os._exit(0)
 
 
-def _replace(path: Path, content: str) -> None:
-    """In one step: a reader finds the whole file, or the one before. Raises OSError."""
+def _write_atomically(path: Path, content: str) -> None:
+    """Replace the file: a reader finds the whole new or the old content. Raises OSError."""
     if not path.parent.is_dir():
         path.parent.mkdir()
         path.parent.chmod(_OPEN)
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(content)
-    scratch.chmod(_READABLE)
-    scratch.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(content)
+    temporary.chmod(_READABLE)
+    temporary.replace(path)
 
 
-def _say(level: str, event: str, **fields: object) -> None:
-    """A line of the form that all parts log in."""
-    told = {key: wording.message(value) if isinstance(value, str) else value for key, value in fields.items()}
-    line = {"event": wording.message(event), **told, "level": level, "component": shareagent.CONTAINER}
+def _log_line(level: str, event: str, **fields: object) -> None:
+    """Write a log line in the common form."""
+    settings = {key: wording.message(field) if isinstance(field, str) else field for key, field in fields.items()}
+    line = {"event": wording.message(event), **settings, "level": level, "component": shareagent.CONTAINER}
     sys.stderr.write(json.dumps(line | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

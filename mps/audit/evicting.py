@@ -1,7 +1,7 @@
-"""Evicts pods in which the audit has found a violation, one after the other and so many an hour.
+"""Evicts pods in which the audit has found a violation, one after the other and a limited number per hour.
 
-An audit may be wrong about all pods of a node at once (a driver that tells nonsense, cgroups of a shape that nobody has
-seen), and must not empty it then.
+An audit may be wrong about all pods of a node at once (if a driver reports wrong data, or cgroups have an unknown
+form), and must not empty the node then.
 """
 
 from collections import deque
@@ -20,90 +20,97 @@ from mps.host.pods import PodView
 _log = structlog.get_logger(__name__)
 
 _HOUR = 3600.0
-_ENDS = 600.0  # seconds that the next eviction waits for the evicted pod to end: its grace period may be a year
+_MAX_WAIT_SECONDS = 600.0  # how long the next eviction waits for the evicted pod to end: its grace period may be a year
 
 
-class Allowance:
-    """How many pods of a node may go: one at a time, `per_hour` in any hour. Pure; times are given in."""
+class EvictionBudget:
+    """The evictions that a node is allowed: one at a time, `per_hour` in any hour. Pure; times are parameters."""
 
     def __init__(self, per_hour: int) -> None:
         self._per_hour = per_hour
         self._spent: deque[float] = deque()
-        self.last = ""  # UID of the one that went last
-        self._until = 0.0  # when its end is awaited no more
+        self.last_uid = ""  # UID of the last evicted pod
+        self._until = 0.0  # until when its end is awaited
 
-    def withheld(self, there: Collection[str], now: float) -> str:
-        """Why none may go now, "" if one may. `there` are the UIDs of the node's pods that have not ended."""
+    def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
+        """Why no pod may be evicted now, "" if one may. `active_uids`: the node's pods that have not ended."""
         while self._spent and now - self._spent[0] >= _HOUR:
             self._spent.popleft()
         if len(self._spent) >= self._per_hour:
-            return f"this node has had its {self._per_hour} evictions of an hour (--audit-evict-per-hour)"
-        waits = self.last in there and now < self._until
+            return f"this node has used its {self._per_hour} evictions per hour (--audit-evict-per-hour)"
+        waits = self.last_uid in active_uids and now < self._until
         return "the pod that was evicted before it has not ended yet" if waits else ""
 
     def spend(self, uid: str, now: float) -> None:
         self._spent.append(now)
-        self._until = now + _ENDS
-        self.last = uid
+        self._until = now + _MAX_WAIT_SECONDS
+        self.last_uid = uid
 
 
 @dataclass(frozen=True, slots=True)
 class Violator:
-    """A pod that has to go, since when (seconds of the caller's clock), and why, for its event."""
+    """A pod to evict.
+
+    since: when its violation began, in seconds of the caller's clock.
+    reason: the text for its event.
+    """
 
     pod: PodView
     since: float
-    why: str
+    reason: str
 
 
 class Evictor:
-    """For one thread. Pods that may not go yet are told so, and tried again at the next look."""
+    """Evicts violators. Not thread-safe. Withheld evictions are reported, and tried again at the next audit."""
 
     def __init__(self, client: KubeClient, events: EventRecorder, per_hour: int) -> None:
         self._client = client
         self._events = events
-        self._allowance = Allowance(per_hour)
-        self._told: set[tuple[str, str]] = set()  # UID, and why it was withheld
+        self._budget = EvictionBudget(per_hour)
+        self._reported: set[tuple[str, str]] = set()  # UID and reason of evictions that were withheld
 
-    def evict(self, violators: Sequence[Violator], there: Collection[str], now: float) -> None:
-        """`there` as in `Allowance.withheld`. All that have to go are given at each look."""
-        told, self._told = self._told, set()
-        for violator in sorted(violators, key=lambda one: one.since):
-            if violator.pod.uid == self._allowance.last:
-                continue  # it goes, and we have not heard of it yet
-            why = self._allowance.withheld(there, now)
-            if not why:
-                self._try(violator, now)
+    def evict(self, violators: Sequence[Violator], active_uids: Collection[str], now: float) -> None:
+        """Evict the oldest violator, as far as the budget allows. Called at each audit, with all violators.
+
+        active_uids: the UIDs of the node's pods that have not ended.
+        """
+        previous, self._reported = self._reported, set()
+        for violator in sorted(violators, key=lambda violator: violator.since):
+            if violator.pod.uid == self._budget.last_uid:
+                continue  # it is being evicted; the watch has not shown it yet
+            reason = self._budget.withheld_reason(active_uids, now)
+            if not reason:
+                self._try_evict(violator, now)
                 continue
-            self._told.add((violator.pod.uid, why))
-            if (violator.pod.uid, why) not in told:
-                self._tell_withheld(violator, why)
+            self._reported.add((violator.pod.uid, reason))
+            if (violator.pod.uid, reason) not in previous:
+                self._report_withheld(violator, reason)
 
-    def _try(self, violator: Violator, now: float) -> None:
+    def _try_evict(self, violator: Violator, now: float) -> None:
         pod = violator.pod
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):
-            return  # it is gone, and one of the same name is another
+            return  # the pod is gone; another one may have its name
         except errors.TooManyRequests as error:
             metrics.AUDIT_EVICTIONS.labels("budget").inc()
             _log.warning(
-                "a disruption budget keeps a pod; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error)
+                "a disruption budget withholds an eviction; trying again", pod=pod.pod, uid=pod.uid, error=str(error)
             )
         except errors.KubeError as error:
             metrics.AUDIT_EVICTIONS.labels("error").inc()
-            _log.warning("cannot evict a pod; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
+            _log.warning("failed to evict a pod; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
         else:
-            self._allowance.spend(pod.uid, now)
+            self._budget.spend(pod.uid, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
-            _log.warning("pod evicted", pod=pod.pod, uid=pod.uid, why=violator.why)
-            self._record(pod, "AuditEvicted", f"evicted, since it went on (--audit-evict): {violator.why}")
+            _log.warning("evicted a pod", pod=pod.pod, uid=pod.uid, reason=violator.reason)
+            self._record(pod, "AuditEvicted", f"evicted, since the violation lasted (--audit-evict): {violator.reason}")
 
-    def _tell_withheld(self, violator: Violator, why: str) -> None:
+    def _report_withheld(self, violator: Violator, reason: str) -> None:
         pod = violator.pod
         metrics.AUDIT_EVICTIONS.labels("withheld").inc()
-        _log.warning("a pod's eviction is withheld", pod=pod.pod, uid=pod.uid, why=why)
-        self._record(pod, "AuditEvictionWithheld", f"has to go (--audit-evict), but {why}: {violator.why}")
+        _log.warning("withheld the eviction of a pod", pod=pod.pod, uid=pod.uid, reason=reason)
+        self._record(pod, "AuditEvictionWithheld", f"eviction withheld (--audit-evict): {reason}: {violator.reason}")
 
     def _record(self, pod: PodView, reason: str, text: str) -> None:
         self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), reason, text, "Warning")

@@ -1,11 +1,11 @@
-"""One MPS daemon and its servers: started, limited, watched, healed and ended.
+"""One MPS daemon and its servers: started, limited, probed, healed and ended.
 
-Comes in: which cards it is to serve and how much each client may have. Goes out: how it is, for `publication`.
+Comes in: the cards to serve and the memory limits of clients. Goes out: the status, for `publication`.
 
-Read first: `machine` (its life as a table, pure), then `daemon` (which carries it out).
+Read first: `machine` (the daemon's life as a state machine, pure), then `daemon` (which runs it).
 
 The process: `child` (the control daemon), `servers` (its MPS servers), `units` (which cards one daemon serves),
-`directories` (its folder), `daemonlog` (what it says). The cards: `computemode`, `ceilings` (memory limits of clients).
-Processes to be ended or told of: `strangers` (use a card without its daemon), `orphans` (of a dead daemon),
-`termination` (clients of pods that end).
+`directories` (its folder), `daemonlog` (its output). The cards: `computemode`, `ceilings` (memory limits of clients).
+Processes: `foreignprocesses` (use a card without its daemon), `orphanedservers` (of a dead daemon), `termination`
+(clients of terminating pods, to be detached).
 """

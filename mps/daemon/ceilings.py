@@ -1,7 +1,12 @@
-"""The memory limits that a daemon sets its clients on each card: wanted, set, and read back.
+"""The memory limits (ceilings) that a daemon sets for its clients on each card: desired, set, and read back.
 
-Settings of MPS are set in silence, lost at a restart, and kept twice: by the daemon for its next server, and by each
-server for its next clients.
+Theory of operation. The ceiling of a card is the largest share on it, since a container's own limit can only be lower.
+MPS confirms no setting, loses all at a restart, and keeps each twice: in the daemon for its next server, and in each
+server for its next clients. So both are set and read back, and the lower of the two counts as `confirmed`.
+
+Example: the shares on a card are 4096 and 8192 MiB, so the ceiling is 8192 MiB. A share of 12288 MiB is added: the
+daemon takes 12288, a running server refuses. `confirmed` stays 8192 MiB, the new container waits, and the next pass
+tries again.
 """
 
 from collections.abc import Mapping
@@ -20,60 +25,66 @@ _BYTES = 1024 * 1024
 
 
 class Ceilings:
-    """The limits of one daemon. `wanted` is replaced by other threads; the rest is for the daemon's own."""
+    """The limits of one daemon. `desired` is replaced by other threads; the rest belongs to the daemon's thread."""
 
     def __init__(self, unit: DaemonUnit, control: Control) -> None:
-        self.wanted: Mapping[str, MiB] | None = None  # by UUID; None while nobody knows
-        self.confirmed: dict[str, MiB] = {}  # of all clients to come: the lowest of the daemon's and its servers'
-        self._given: dict[str, MiB] = {}  # of the daemon's next server, as read back
+        self.desired: Mapping[str, MiB] | None = None  # by UUID; None while unknown
+        self.confirmed: dict[str, MiB] = {}  # for all future clients: the lowest of the daemon's and its servers'
+        self._daemon_ceilings: dict[str, MiB] = {}  # for the daemon's next server, as read back
         self._unit = unit
         self._control = control
 
     @property
-    def behind(self) -> bool:
-        """Whether they are not what they should be."""
+    def is_outdated(self) -> bool:
+        """Whether the confirmed ceilings differ from the target."""
         return self._target() != self.confirmed
 
     def forget(self) -> None:
-        """A new daemon knows nothing of what the one before was told."""
+        """Forget the confirmed ceilings: a new daemon has none."""
         self.confirmed = {}
 
     def adopt(self) -> None:
-        """Takes those that the daemon has for the truth, where nobody knows better. Raises ControlError."""
-        if self.wanted is None and not self.confirmed:
+        """Adopt the ceilings of a running daemon if none are known. Raises ControlError."""
+        if self.desired is None and not self.confirmed:
             self.confirmed = self._read()
 
     def changed(self) -> str:
-        """What somebody else has made of them, "" if nothing. Raises ControlError."""
-        found = self._read()
-        return "" if found == self._given else f"the daemon's ceilings are {found}: somebody has changed them"
+        """How the daemon's ceilings were changed by another program, "" if they were not. Raises ControlError."""
+        ceilings = self._read()
+        return (
+            ""
+            if ceilings == self._daemon_ceilings
+            else f"the daemon's ceilings are {ceilings}: another program has changed them"
+        )
 
     def apply(self) -> None:
-        """For the next server, and for the future clients of those that run. Raises ControlError for the first."""
+        """Set the ceilings for the next server, and for future clients of running servers. Raises ControlError if the
+        former fails.
+        """
         target = self._target()
         for ordinal, uuid in enumerate(self._unit.uuids):
             self._control.set_ceiling(ordinal, target[uuid])
-        self._given = dict(target)
+        self._daemon_ceilings = dict(target)
         confirmed = dict(target)
         for server in self._control.servers():
             for ordinal, uuid in enumerate(self._unit.uuids):
                 try:
                     self._control.set_server_ceiling(server, ordinal, target[uuid])
                 except CommandRefused as error:
-                    # Its clients still meet the old one; containers of larger shares wait, and we try again.
+                    # Its clients still get the old ceiling; larger shares wait, and the next pass tries again.
                     confirmed[uuid] = min(confirmed[uuid], self.confirmed.get(uuid, MiB(0)))
-                    _log.warning("a server kept its ceiling", card=self._unit.name, error=str(error))
+                    _log.warning("a server did not accept a new ceiling", card=self._unit.name, error=str(error))
         self.confirmed = confirmed
         for uuid, mib in confirmed.items():
             metrics.CEILING.labels(uuid).set(mib * _BYTES)
 
     def _target(self) -> dict[str, MiB]:
-        """As they should be: what is wanted, else what the daemon has, else the whole cards."""
-        wanted, cards = self.wanted, self._unit.cards
-        if wanted is None:
+        """As they should be: what is wanted, else those of the daemon, else the whole cards."""
+        desired, cards = self.desired, self._unit.cards
+        if desired is None:
             return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}
-        return {card.uuid: wanted.get(card.uuid, mps.ceiling([])) for card in cards}
+        return {card.uuid: desired.get(card.uuid, mps.ceiling([])) for card in cards}
 
     def _read(self) -> dict[str, MiB]:
-        found = {uuid: self._control.ceiling(ordinal) for ordinal, uuid in enumerate(self._unit.uuids)}
-        return {uuid: mib for uuid, mib in found.items() if mib is not None}
+        ceilings = {uuid: self._control.ceiling(ordinal) for ordinal, uuid in enumerate(self._unit.uuids)}
+        return {uuid: mib for uuid, mib in ceilings.items() if mib is not None}

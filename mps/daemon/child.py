@@ -1,7 +1,6 @@
-"""The process of a control daemon: our child, or one that an earlier manager started.
+"""The process of a control daemon: a child of this manager, or one that a former manager started.
 
-It outlives its manager: nobody waits for it at the end, and the next manager, whose child it is not, has to notice its
-death all the same.
+A daemon outlives its manager. The next manager is not its parent and must notice its death nevertheless.
 """
 
 import signal
@@ -15,14 +14,14 @@ from mps.host import cgroups, processes
 from mps.host.processes import Host, HostProcess
 
 _KILL_SECONDS = 3.0
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _CGROUP = "cardwise-mps"
 
 
 class DaemonProcess:
-    """The process of a daemon, at most one at a time. For one thread; `running` and `pid` are for any.
+    """The process of a daemon, at most one at a time. Not thread-safe, except `running` and `pid`.
 
-    `cgroup`: the mounted cgroup root below which it lives on its own, None: in ours.
+    cgroup: the mounted cgroup root below which it runs; None: in the manager's cgroup.
     """
 
     def __init__(
@@ -41,73 +40,76 @@ class DaemonProcess:
         self._cgroup = cgroup
         self._host = host
         self._clock = clock
-        self._started: processes.Child | None = None  # the last one of ours
+        self._started: processes.Child | None = None  # the last child
         self._process: HostProcess | None = None
 
     @property
     def running(self) -> bool:
-        """Whether there is one, as far as we have noticed."""
+        """Whether a daemon runs, as last observed."""
         return self._process is not None
 
     @property
     def pid(self) -> int:
-        """0 when there is none."""
+        """The PID of the daemon, 0 if there is none."""
         process = self._process
         return process.pid if process is not None else 0
 
     @property
     def code(self) -> int | None:
-        """The last one's return code, None also where it was no child of ours."""
+        """The return code of the last daemon; None while it runs, or if it was not a child of this process."""
         return self._started.code if self._started is not None else None
 
     def take_over(self) -> bool:
-        """Whether a former manager has left one that can be asked; whether it is one for our cards is `fits`."""
-        found = self._host.daemons(self._unit.pipe)
-        if found and (self._unit.pipe / mps.CONTROL).exists():
-            self._process = found[0]
+        """Take over a former manager's daemon that takes commands; returns whether there is one. See `fits`."""
+        daemons = self._host.daemons(self._unit.pipe)
+        if daemons and (self._unit.pipe / mps.CONTROL).exists():
+            self._process = daemons[0]
         return self.running
 
     def fits(self) -> bool:
-        """Whether it was started to see the same cards in the same order."""
-        theirs = self._host.environment(self._process.pid) if self._process is not None else {}
-        mine = self._environment
-        return all(theirs.get(name) == mine.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+        """Whether the daemon was started for the same cards in the same order."""
+        process_environment = self._host.environment(self._process.pid) if self._process is not None else {}
+        environment = self._environment
+        return all(
+            process_environment.get(name) == environment.get(name)
+            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+        )
 
     def start(self, options: Sequence[str], output: int) -> bool:
-        """False when it ended at once. Raises OSError."""
+        """Start the daemon; returns False if it ended at once. Raises OSError."""
         command = [str(self._program), processes.FOREGROUND, *options]
         self._started = self._host.start(command, self._environment, output)
-        if not self._started.alive():
+        if not self._started.is_alive():
             return False
         self._process = self._started
         if self._cgroup is not None:
             cgroups.move(self._process.pid, self._cgroup, _CGROUP)
         return True
 
-    def alive(self) -> bool:
-        return self._process is not None and self._process.alive()
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
 
     def forget(self) -> None:
-        """After its end."""
+        """Forget the process after its end."""
         self._process = None
 
-    def gone(self, seconds: float) -> bool:
-        """Whether it ends by itself in this time; then it is forgotten."""
-        deadline = self._clock.now() + seconds
-        while self.alive():
+    def wait_ended(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for its end; returns whether it has ended, and forgets it then."""
+        deadline = self._clock.now() + timeout
+        while self.is_alive():
             if self._clock.now() >= deadline:
                 return False
-            self._clock.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_POLL_SECONDS)
         self.forget()
         return True
 
     def kill(self) -> bool:
-        """Whether it is gone then. Raises OSError."""
+        """Kill the daemon; returns whether it has ended. Raises OSError."""
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
-        return self.gone(_KILL_SECONDS)
+        return self.wait_ended(_KILL_SECONDS)
 
-    def leave(self) -> None:
-        """It goes on without us, and nobody is to wait for it."""
+    def abandon(self) -> None:
+        """Stop waiting for the process: it keeps running without this manager."""
         if self._started is not None:
-            self._started.leave()
+            self._started.abandon()

@@ -1,10 +1,10 @@
-"""The compute mode of cards: EXCLUSIVE_PROCESS while MPS serves them, then again what it was.
+"""The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
-It survives crashes: what a card's mode was before is on disk before the card is closed. A card that stays closed by
-mistake serves nobody; one that is open lets a process without MPS past every limit.
+Survives crashes: the former mode is saved on disk before a card is closed. A card that stays closed by mistake serves
+no pod; one that is open by mistake lets a process without MPS exceed every limit.
 
-A card that does not answer must not keep the others of its daemon from being served. So it is passed over, unless no
-card answers. It is closed or opened when it answers again: the callers come back to it.
+A card that does not answer must not keep the other cards of its daemon from being served. So it is skipped, unless no
+card answers. The callers repeat the call, which closes or reopens it once it answers again.
 """
 
 import json
@@ -21,65 +21,65 @@ _log = structlog.get_logger(__name__)
 
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
-    """Idempotent. Raises CardError where no card answers, or one that does cannot be closed; OSError."""
-    before = _noted(home)
+    """Close the cards that answer. Idempotent. Raises CardError if none answers or one cannot be closed; OSError."""
+    saved = _saved_modes(home)
     for uuid, mode in _modes(use, uuids).items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
             continue
-        if before.get(uuid) is not mode:
-            before[uuid] = mode
-            _note(home, before)
+        if saved.get(uuid) is not mode:
+            saved[uuid] = mode
+            _save_modes(home, saved)
         use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-        _log.info("card closed to processes without MPS", card=uuid, mode_before=str(mode))
+        _log.info("closed a card to processes without MPS", card=uuid, mode_before=str(mode))
 
 
 def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
-    """Whether all are that answer. Raises CardError where none does."""
+    """Whether all cards that answer are closed. Raises CardError if none answers."""
     return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
 
 
 def reopen(home: Path, use: CardUse) -> list[str]:
-    """Gives cards the modes that they had; why some could not have them, a line each. Raises OSError.
+    """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
-    A card that was closed before we came has no note, and stays so. One that does not answer keeps its note for the
-    next call.
+    A card that was closed before MPS served it has no saved mode, and stays closed. One that does not answer keeps its
+    saved mode for the next call.
     """
-    noted = _noted(home)
+    saved = _saved_modes(home)
     try:
-        answering = _modes(use, noted)
+        answering = _modes(use, saved)
     except CardError as error:
         return [f"cards stay closed: {error}"]
-    left = {uuid: mode for uuid, mode in noted.items() if uuid not in answering}
+    remaining = {uuid: mode for uuid, mode in saved.items() if uuid not in answering}
     problems = []
     for uuid in answering:
-        mode = noted[uuid]
+        mode = saved[uuid]
         try:
             use.set_compute_mode(uuid, mode)
         except CardError as error:
-            left[uuid] = mode
+            remaining[uuid] = mode
             problems.append(f"card {uuid} stays closed: {error}")
         else:
-            _log.info("card open again", card=uuid, mode=str(mode))
-    _note(home, left)
+            _log.info("reopened a card", card=uuid, mode=str(mode))
+    _save_modes(home, remaining)
     return problems
 
 
 def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
-    """Compute modes by UUID, of the cards that answer. Raises CardError where none does."""
-    found: dict[str, ComputeMode] = {}
-    silent = []
+    """Compute modes by UUID, of the cards that answer. Raises CardError if none answers."""
+    modes: dict[str, ComputeMode] = {}
+    failures = []
     for uuid in uuids:
         try:
-            found[uuid] = use.compute_mode(uuid)
+            modes[uuid] = use.compute_mode(uuid)
         except CardError as error:
-            silent.append(str(error))
-    if silent and not found:
-        raise CardError("; ".join(silent))
-    return found
+            failures.append(str(error))
+    if failures and not modes:
+        raise CardError("; ".join(failures))
+    return modes
 
 
-def _noted(home: Path) -> dict[str, ComputeMode]:
-    """Compute modes of before, by UUID, of cards that were closed and not opened again."""
+def _saved_modes(home: Path) -> dict[str, ComputeMode]:
+    """The saved former modes, by UUID, of cards that are closed."""
     try:
         raw = json.loads((home / mps.MODES).read_text())
         return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
@@ -87,9 +87,9 @@ def _noted(home: Path) -> dict[str, ComputeMode]:
         return {}
 
 
-def _note(home: Path, found: Mapping[str, ComputeMode]) -> None:
+def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:
     """Raises OSError."""
-    if found:
-        replacing.replace(home / mps.MODES, json.dumps(dict(found)).encode())
+    if modes:
+        replacing.replace(home / mps.MODES, json.dumps(dict(modes)).encode())
     else:
         (home / mps.MODES).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""One MPS daemon and its server: carries out what `machine` decides, in a thread of its own.
+"""Runs one MPS daemon and its servers as `machine` decides, in its own thread.
 
-The thread is the only writer of the machine; others say what they want, and read what is.
+Only this thread changes the machine; other threads set what they want and read the status.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from mps.daemon import computemode, directories, machine, units
 from mps.daemon.ceilings import Ceilings
 from mps.daemon.child import DaemonProcess
 from mps.daemon.daemonlog import Output
-from mps.daemon.machine import OK, Act, DaemonPace, DaemonPhase, Machine, Outcome, Result
-from mps.daemon.orphans import OrphanSweeper
+from mps.daemon.foreignprocesses import ForeignProcesses
+from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
+from mps.daemon.orphanedservers import OrphanedServerSweeper
 from mps.daemon.servers import Servers
-from mps.daemon.strangers import Strangers
 from mps.daemon.units import DaemonUnit
-from mps.host.control import Client, CommandRefused, Control, ControlError, NoDaemon, Silent
+from mps.host.control import Client, CommandRefused, Control, ControlError, DaemonTimeout, NoDaemon
 from mps.host.drivers import Capabilities
 from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-PERCENT = 100  # of the SMs: containers have limits of their own
-_SLICE = 0.25  # seconds within which a death is noticed
+PERCENT = 100  # of the SMs: containers have their own limits
+_POLL_SECONDS = 0.25  # within which a death is noticed
 _VERIFY_EVERY = 5  # probes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """`cgroup`: the mounted cgroup root below which daemons live on their own, None: in ours."""
+    """Settings of a daemon. `cgroup`: the mounted cgroup root below which it runs; None: in the manager's cgroup."""
 
     control: Path
     pace: DaemonPace
@@ -51,10 +51,10 @@ class DaemonSettings:
 
 
 class Daemon:
-    """`start`, then `stop`. `on_change` is called from its thread when its status has changed.
+    """One MPS daemon. `on_change` is called from its thread when its status has changed.
 
-    `clock` is one that other parts of the node read too: the state file says by it when the daemon was looked at.
-    `whose`: a process for people, by its PID.
+    clock: a clock that other parts of the node read too: the state file has the time of the last check by it.
+    describe_process: describes a process for people, by its PID.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Daemon:
         capabilities: Capabilities,
         driver: str,
         on_change: Callable[[], None],
-        whose: Callable[[int], str] = str,
+        describe_process: Callable[[int], str] = str,
         host: Host = LOCAL,
         clock: Clock = BOOT,
     ) -> None:
@@ -84,29 +84,29 @@ class Daemon:
         self._wanted = (True, "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
-        self._ill = False  # since it was ready last
+        self._is_unhealthy = False  # since it was ready last
         self._child = DaemonProcess(
             unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
         )
         self._output = Output(unit.home / mps.LOG, unit.name)
         self._probes = 0
-        self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
-        self._sweeper = OrphanSweeper(unit, use, settings.pace.orphan_grace, host, clock)
-        self._strangers = Strangers(unit, use, host, whose, clock)
+        self._servers = Servers(self._control, host, clock, has_status_command=capabilities.server_status)
+        self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
+        self._foreign = ForeignProcesses(unit, use, host, describe_process, clock)
         self._checked = 0.0
-        self._written = -math.inf  # the state file
+        self._state_written = -math.inf  # the state file
         self._status = self._make_status(self._clock.wall().timestamp())
-        self._hurried = False  # a container may be waiting for its ceiling
+        self._ceilings_changed = False  # a container may be waiting for its ceiling
         self._loop = Loop(
             "daemon",
-            lambda: self._loop.soon(self.turn()),
-            failed="a daemon is not looked after",
+            lambda: self._loop.soon(self.step()),
+            failed="failed to run an MPS daemon",
             failures=metrics.THREADS,
-            every=_SLICE,
+            every=_POLL_SECONDS,
             clock=clock,
         )
 
-    # What others ask and say.
+    # Methods for other threads.
 
     @property
     def status(self) -> Status:
@@ -114,119 +114,126 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """Whether a daemon of ours is on the machine at present."""
+        """Whether the daemon runs, as last observed."""
         return self._child.running
 
-    def want(self, wanted: bool, why: str = "") -> None:
-        """Whether there is to be a daemon; without one the cards get their former compute modes back."""
-        if self._wanted != (wanted, why):
-            self._wanted = (wanted, why)
+    def set_wanted(self, wanted: bool, reason: str = "") -> None:
+        """Set whether the daemon should run; without it the cards get their former compute modes back."""
+        if self._wanted != (wanted, reason):
+            self._wanted = (wanted, reason)
             self._loop.wake()
 
-    def want_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
-        """The limits to set, by UUID. Until the first call the daemon keeps its own, or the whole cards."""
-        if ceilings != self._ceilings.wanted:
-            self._ceilings.wanted = dict(ceilings)
-            self._hurried = True
+    def set_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
+        """Set the desired memory limits, by UUID. Until the first call the daemon keeps its own, or the whole cards."""
+        if ceilings != self._ceilings.desired:
+            self._ceilings.desired = dict(ceilings)
+            self._ceilings_changed = True
             self._loop.wake()
 
     @property
-    def past(self) -> frozenset[tuple[str, int]]:
-        """Card and PID of those who came upon a card past MPS, at the last look; for any thread."""
-        return self._strangers.found
+    def foreign_processes(self) -> frozenset[tuple[str, int]]:
+        """Card and PID of the processes that bypass MPS, as of the last check. Thread-safe."""
+        return self._foreign.processes
 
     def clients(self) -> list[Client]:
         """Raises ControlError."""
         return [client for server in self._control.servers() for client in self._control.clients(server)]
 
-    def detach(self, client: Client, why: str) -> None:
-        """Takes a client off its server, after which it may be killed. Raises ControlError."""
+    def detach(self, client: Client, reason: str) -> None:
+        """Detach a client from its server, after which it may be killed. Raises ControlError."""
         self._control.terminate(client)
-        metrics.DETACHED.labels(self.unit.name, why).inc()
-        _log.info("client detached", card=self.unit.name, pid=client.pid, server=client.server, why=why)
+        metrics.DETACHED.labels(self.unit.name, reason).inc()
+        _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, why=reason)
 
     def start(self) -> None:
-        self.begin()
+        self.take_over()
         self._loop.start()
 
     def stop(self) -> None:
-        """Ends the thread, not the daemon: see `want`."""
+        """Stop the thread, not the daemon: see `set_wanted`."""
         self._loop.stop(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
         self._output.close()
-        self._child.leave()
+        self._child.abandon()
 
     # The thread.
 
-    def begin(self) -> None:
-        """Takes over what a former manager left."""
+    def take_over(self) -> None:
+        """Take over the daemon of a former manager, if there is one."""
         try:
             directories.prepare(self.unit.home)
             self._output.open()
         except OSError as error:
-            _log.error("a daemon's folder cannot be made", card=self.unit.name, error=str(error))
+            _log.error("failed to create the folder of a daemon", card=self.unit.name, error=str(error))
         self._publish()
         if not self._child.take_over():
             return
         now = self._clock.now()
         if self._child.fits():
-            _log.info("daemon taken over", card=self.unit.name, pid=self._child.pid)
-            self._become(machine.adopted(now, self._pace))
+            _log.info("took over a daemon", card=self.unit.name, pid=self._child.pid)
+            self._transition(machine.take_over(now, self._pace))
         else:
-            self._become(machine.replaced(now, self._pace, "the daemon of a former manager serves other cards"))
+            self._transition(
+                machine.replace_daemon(now, self._pace, "the daemon of a former manager serves other cards")
+            )
 
-    def turn(self) -> float:
-        """Does what is due; for how many seconds there is nothing more to do unless somebody wakes it."""
-        hurried, self._hurried = self._hurried, False
+    def step(self) -> float:
+        """Do what is due. Returns the seconds until the next step, unless the thread is woken before."""
+        ceilings_changed, self._ceilings_changed = self._ceilings_changed, False
         now = self._clock.now()
-        wanted, why = self._wanted
-        self._become(machine.want(self._machine, wanted, now, self._pace, why))
-        self._output.pump()
-        if self._machine.phase in machine.RUNNING and not self._child.alive():
-            self._bury(now)
+        wanted, reason = self._wanted
+        self._transition(machine.set_wanted(self._machine, wanted, now, self._pace, reason))
+        self._output.copy_lines()
+        if self._machine.phase in machine.RUNNING and not self._child.is_alive():
+            self._handle_death(now)
             return 0.0
         act = machine.plan(self._machine, now)
-        if act is Act.REST and hurried and self._machine.phase is DaemonPhase.READY and self._ceilings.behind:
+        if (
+            act is Act.REST
+            and ceilings_changed
+            and self._machine.phase is DaemonPhase.READY
+            and self._ceilings.is_outdated
+        ):
             act = Act.PROBE
         if act is Act.REST:
-            if now - self._written >= self._pace.probe:
+            if now - self._state_written >= self._pace.probe:
                 off = self._machine.phase is DaemonPhase.OFF
                 if off:
-                    self._perform(Act.RELEASE)  # a card that did not answer when the others were opened
-                self._publish(looked=off)
-            return min(_SLICE, max(0.0, self._machine.due - now))
-        result = self._perform(act)
-        self._become(machine.after(self._machine, result, self._clock.now(), self._pace))
+                    self._perform(Act.RELEASE)  # a card that did not answer when the others were reopened
+                self._publish(confirmed=off)
+            return min(_POLL_SECONDS, max(0.0, self._machine.due - now))
+        act_result = self._perform(act)
+        self._transition(machine.transition(self._machine, act_result, self._clock.now(), self._pace))
         return 0.0
 
-    def _bury(self, now: float) -> None:
+    def _handle_death(self, now: float) -> None:
         code = self._child.code
         if self._machine.phase is DaemonPhase.AWAITING:
-            self._doubt_options()
+            self._drop_multi_user()
         self._child.forget()
         reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
-        self._become(machine.after(self._machine, Result(Outcome.DEAD, reason), now, self._pace))
+        self._transition(machine.transition(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
 
-    def _doubt_options(self) -> None:
-        """After the end of a daemon that has said nothing: rc 0 is how one answers an option that it does not know."""
+    def _drop_multi_user(self) -> None:
+        """Drop -multiuser-server after a daemon ended with rc 0 before it answered: it does not know the option."""
         if self._child.code == 0 and self._capabilities.multi_user:
-            _log.warning("the daemon does not take -multiuser-server; going on without", card=self.unit.name)
+            _log.warning("the daemon does not support -multiuser-server; starting it without", card=self.unit.name)
             self._capabilities = self._capabilities.without_multi_user()
 
-    def _perform(self, act: Act) -> Result:
+    def _perform(self, act: Act) -> ActResult:
         try:
-            return self._acts()[act]()
+            return self._act_methods()[act]()
         except NoDaemon as error:
-            return Result(Outcome.FAILED if self._child.alive() else Outcome.DEAD, str(error))
-        except Silent as error:
-            return Result(Outcome.SILENT, str(error))
+            return ActResult(Outcome.FAILED if self._child.is_alive() else Outcome.DEAD, str(error))
+        except DaemonTimeout as error:
+            return ActResult(Outcome.SILENT, str(error))
         except (ControlError, CardError, OSError) as error:
-            return Result(Outcome.FAILED, str(error))
+            return ActResult(Outcome.FAILED, str(error))
 
-    def _acts(self) -> dict[Act, Callable[[], Result]]:
+    def _act_methods(self) -> dict[Act, Callable[[], ActResult]]:
         return {
             Act.SWEEP: self._sweep,
             Act.SPAWN: self._spawn,
-            Act.ASK: self._ask,
+            Act.CONTACT: self._contact,
             Act.CONFIGURE: self._configure,
             Act.WARM: self._warm,
             Act.PROBE: self._probe,
@@ -236,153 +243,157 @@ class Daemon:
             Act.RELEASE: self._release,
         }
 
-    def _become(self, new: Machine) -> None:
+    def _transition(self, new: Machine) -> None:
         old, self._machine = self._machine, new
         if new.failures > old.failures:
             metrics.FAILURES.labels(self.unit.name).inc()
-            self._ill = True
+            self._is_unhealthy = True
         if new.phase in (DaemonPhase.FAULT, DaemonPhase.SUSPECT):
-            self._ill = True
-        elif new.phase is DaemonPhase.READY and self._ill:
+            self._is_unhealthy = True
+        elif new.phase is DaemonPhase.READY and self._is_unhealthy:
             metrics.HEALS.labels(self.unit.name).inc()
-            self._ill = False
+            self._is_unhealthy = False
         if new.phase in (DaemonPhase.READY, DaemonPhase.OFF):
-            self._strangers.none()
+            self._foreign.clear()
         if old.phase is new.phase:
             if new.reason != old.reason:
                 self._publish()
             return
         if new.phase is DaemonPhase.FAULT:
             metrics.FAULTS.labels(self.unit.name).inc()
-        before, after = machine.state_of(old), machine.state_of(new)
+        old_status, after = machine.state_of(old), machine.state_of(new)
         level = (
-            _log.info if after in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or before is after else _log.warning
+            _log.info
+            if after in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or old_status is after
+            else _log.warning
         )
         level("MPS", card=self.unit.name, phase=str(new.phase), state=str(after), reason=new.reason)
-        self._publish(looked=new.phase is DaemonPhase.OFF)
+        self._publish(confirmed=new.phase is DaemonPhase.OFF)
 
     # The acts.
 
-    def _sweep(self) -> Result:
+    def _sweep(self) -> ActResult:
         swept = self._sweeper.sweep()
         if not (self._machine.wanted and self._settings.exclusive):
             return swept
         if swept.outcome is not Outcome.OK:
-            self._strangers.served()
+            self._foreign.assume_clients()
             return swept
-        # Closed now, so that nobody more comes while we wait for those who are there.
-        self._close()
-        return self._strangers.without_server() or swept
+        # Close now, so that no further process opens the card while the present ones end.
+        self._close_cards()
+        return self._foreign.blocking_start() or swept
 
-    def _spawn(self) -> Result:
+    def _spawn(self) -> ActResult:
         directories.prepare(self.unit.home)
-        directories.renew(self.unit.home)
-        self._close()
+        directories.reset(self.unit.home)
+        self._close_cards()
         metrics.STARTS.labels(self.unit.name).inc()
         self._ceilings.forget()
         self._servers.forget()
-        self._strangers.tries()
+        self._foreign.mark_start_tried()
         if self._child.start(self._capabilities.options, self._output.open()):
             return OK
-        self._output.pump()
-        self._doubt_options()
-        return Result(Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log")
+        self._output.copy_lines()
+        self._drop_multi_user()
+        return ActResult(
+            Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log"
+        )
 
-    def _ask(self) -> Result:
+    def _contact(self) -> ActResult:
         self._control.servers()
         self._ceilings.adopt()
         return OK
 
-    def _configure(self) -> Result:
-        self._close()
+    def _configure(self) -> ActResult:
+        self._close_cards()
         self._control.set_percentage(PERCENT)
         self._apply_ceilings()
-        # Not sooner: a client without a limit of its own would get the whole card. Every way to Ready comes by here.
-        directories.share(self.unit.home)
+        # Not before the ceilings are set: a client without its own limit would get the whole card.
+        directories.open_to_clients(self.unit.home)
         self._probes = 0
         return OK
 
-    def _warm(self) -> Result:
-        past = self._strangers.beside(self.clients) if self._settings.exclusive else None
-        return past or self._good(self._servers.warm())
+    def _warm(self) -> ActResult:
+        foreign_processes = self._foreign.blocking_server(self.clients) if self._settings.exclusive else None
+        return foreign_processes or self._confirm(self._servers.ensure_server())
 
-    def _probe(self) -> Result:
-        began = self._clock.now()
+    def _probe(self) -> ActResult:
+        started = self._clock.now()
         outcome = Outcome.FAILED
         try:
-            result = self._look()
-            outcome = result.outcome
-        except Silent:
+            act_result = self._check_health()
+            outcome = act_result.outcome
+        except DaemonTimeout:
             outcome = Outcome.SILENT
             raise
         finally:
-            metrics.PROBE.labels(outcome).observe(self._clock.now() - began)
-        if result.outcome is Outcome.LOST:
+            metrics.PROBE.labels(outcome).observe(self._clock.now() - started)
+        if act_result.outcome is Outcome.LOST:
             metrics.LOST.labels(self.unit.name).inc()
-        return result
+        return act_result
 
-    def _look(self) -> Result:
-        result = self._good(self._servers.look())
-        if result.outcome is not Outcome.OK or self._machine.phase is not DaemonPhase.READY:
-            return result
+    def _check_health(self) -> ActResult:
+        act_result = self._confirm(self._servers.check())
+        if act_result.outcome is not Outcome.OK or self._machine.phase is not DaemonPhase.READY:
+            return act_result
         self._probes += 1
         if self._probes % _VERIFY_EVERY == 0:
             clients = self.clients()
-            self._strangers.clients(client.pid for client in clients)
+            self._foreign.set_clients(client.pid for client in clients)
             metrics.CLIENTS.labels(self.unit.name).set(len(clients))
-            if (lost := self._lost()) is not None:
-                return Result(Outcome.LOST, lost)
-        if self._ceilings.behind:
+            if (lost := self._lost_settings()) is not None:
+                return ActResult(Outcome.LOST, lost)
+        if self._ceilings.is_outdated:
             self._apply_ceilings()
         return OK
 
-    def _good(self, result: Result) -> Result:
-        """Where it is well, that was seen just now; the state file says so at the next rest."""
-        if result.outcome is Outcome.OK:
+    def _confirm(self, act_result: ActResult) -> ActResult:
+        """Record the time of a successful check; the state file is written at the next rest."""
+        if act_result.outcome is Outcome.OK:
             self._checked = self._clock.now()
-            self._written = -math.inf
-        return result
+            self._state_written = -math.inf
+        return act_result
 
-    def _lost(self) -> str | None:
-        if (said := self._control.percentage()) != f"{PERCENT:.1f}":
-            return f"the daemon's percentage is {quoted(said)}, not {PERCENT}: somebody has changed it"
-        if changed := self._ceilings.changed():
-            return changed
+    def _lost_settings(self) -> str | None:
+        if (answer := self._control.percentage()) != f"{PERCENT:.1f}":
+            return f"the daemon's percentage is {quoted(answer)}, not {PERCENT}: another program has changed it"
+        if change := self._ceilings.changed():
+            return change
         if self._settings.exclusive and not computemode.is_closed(self._use, self.unit.uuids):
             return "the card's compute mode was changed"
         return None
 
-    def _detach_all(self) -> Result:
+    def _detach_all(self) -> ActResult:
         clients = self.clients()
-        self._strangers.clients(client.pid for client in clients)
+        self._foreign.set_clients(client.pid for client in clients)
         for client in clients:
             with contextlib.suppress(CommandRefused):
                 self.detach(client, "drain")
-        return OK if not clients else Result(Outcome.BUSY, self._machine.reason)
+        return OK if not clients else ActResult(Outcome.BUSY, self._machine.reason)
 
-    def _quit(self) -> Result:
+    def _quit(self) -> ActResult:
         grace = self._pace.quit_grace
-        with contextlib.suppress(ControlError):  # its end is judged by the process
+        with contextlib.suppress(ControlError):  # success is determined by the end of the process
             self._control.quit(max(1, round(grace)), grace + self._pace.answer)
-        if self._child.gone(self._pace.answer):
+        if self._child.wait_ended(self._pace.answer):
             return OK
-        return Result(Outcome.FAILED, "the daemon did not quit")
+        return ActResult(Outcome.FAILED, "the daemon did not quit")
 
-    def _kill(self) -> Result:
+    def _kill(self) -> ActResult:
         if self._child.running:
             _log.warning("killing the daemon", card=self.unit.name, pid=self._child.pid, reason=self._machine.reason)
         if self._child.kill():
             return OK
-        return Result(Outcome.FAILED, "the daemon does not even end when killed")
+        return ActResult(Outcome.FAILED, "the daemon does not end when killed")
 
-    def _release(self) -> Result:
+    def _release(self) -> ActResult:
         problems = computemode.reopen(self.unit.home, self._use)
         self._enforced = False
-        return Result(Outcome.FAILED, "; ".join(problems)) if problems else OK
+        return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
     # Helpers.
 
-    def _close(self) -> None:
+    def _close_cards(self) -> None:
         if self._settings.exclusive:
             computemode.close(self.unit.home, self._use, self.unit.uuids)
         self._enforced = self._settings.exclusive
@@ -407,24 +418,24 @@ class Daemon:
             ceilings=dict(self._ceilings.confirmed),
             daemon_pid=self._child.pid,
             manager_pid=os.getpid(),
-            max_clients=min(self._capabilities.most_clients(card) for card in self.unit.cards),
+            max_clients=min(self._capabilities.max_clients(card) for card in self.unit.cards),
         )
 
-    def _publish(self, *, looked: bool = False) -> None:
-        """`looked`: that it is so is certain now, without a daemon to ask."""
-        if looked:
+    def _publish(self, *, confirmed: bool = False) -> None:
+        """Update the status and the state file. `confirmed`: the status is certain without a command to the daemon."""
+        if confirmed:
             self._checked = self._clock.now()
-        before = self._status
-        new = self._make_status(before.since)
-        if new.state is not before.state:
+        old_status = self._status
+        new = self._make_status(old_status.since)
+        if new.state is not old_status.state:
             new = self._make_status(self._clock.wall().timestamp())
         self._status = new
-        self._written = self._clock.now()
-        metrics.tell_state(self.unit.name, new.state)
+        self._state_written = self._clock.now()
+        metrics.set_state(self.unit.name, new.state)
         try:
             directories.write_status(self.unit.home, new)
         except OSError as error:
-            # It goes stale by itself, and nothing starts.
-            _log.error("the state file was not written", card=self.unit.name, error=str(error))
-        if any(mps.wire(new, uuid) != mps.wire(before, uuid) for uuid in self.unit.uuids):
+            # The file becomes stale, so no container starts.
+            _log.error("failed to write the state file", card=self.unit.name, error=str(error))
+        if any(mps.wire(new, uuid) != mps.wire(old_status, uuid) for uuid in self.unit.uuids):
             self._on_change()

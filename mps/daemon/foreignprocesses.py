@@ -1,13 +1,16 @@
-"""Finds processes on a closed card that are no clients of its MPS server: while there are any, no server starts.
+"""Finds foreign processes: those on a closed card that are not clients of its MPS server, and block its start.
 
-EXCLUSIVE_PROCESS gives a card to the first process that comes. Between two servers this may be a tenant's process
-that goes past the daemon's pipe: it then has the whole card, without a limit. So all processes on the card are looked
-at before a server is started, and before the card is called ready.
+EXCLUSIVE_PROCESS gives a card to the first process that opens it. Between two servers this may be a tenant's process
+that bypasses the daemon's pipe: it then has the whole card, without a limit. So all processes on the card are checked
+before a server is started, and before the card counts as ready.
 
-Clients of a dead server may live on for a while; their memory on the card was the server's. So they are no strangers
-to the next server. If that server does not get the card, the old clients may be the reason, and the card stays closed.
-For `WINDING_DOWN` seconds they are not reported (`found`), since they may be about to end. After that they are, since
-a former client may use the card past MPS by now.
+Clients of a dead server may keep running for a while; their memory on the card was the server's. So they are not
+foreign to the next server. If that server does not get the card, the old clients may be the reason, and the card stays
+closed. For `FORMER_CLIENT_SECONDS` they are not reported (`processes`), since they may be about to end. Then they are,
+since a former client may bypass MPS by now.
+
+Example: a server with clients 41 and 42 dies at 100 s. At 105 s process 42 still is on the card: it is a former client,
+and a new server may start. At 710 s it is still there, and no server got the card: it is reported as foreign.
 """
 
 import math
@@ -15,76 +18,87 @@ from collections.abc import Callable, Collection, Iterable
 
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUse
-from mps.daemon.machine import Outcome, Result
+from mps.daemon.machine import ActResult, Outcome
 from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
 from mps.host.processes import Host
 
-WINDING_DOWN = 600.0  # seconds since a server was last seen with the client
+FORMER_CLIENT_SECONDS = 600.0  # seconds since a server was last seen with the client
 _SHOWN = 3
 
 
-class Strangers:
-    """The strangers on one unit's cards. For one thread; `found` is for any."""
+class ForeignProcesses:
+    """The foreign processes on one unit's cards. Not thread-safe; `processes` may be read by any thread."""
 
-    def __init__(self, unit: DaemonUnit, use: CardUse, host: Host, whose: Callable[[int], str], clock: Clock) -> None:
+    def __init__(
+        self, unit: DaemonUnit, use: CardUse, host: Host, describe_process: Callable[[int], str], clock: Clock
+    ) -> None:
         self._clock = clock
         self._unit = unit
         self._use = use
         self._host = host
-        self._whose = whose
-        self._former: set[int] = set()  # clients of the last server
-        self._seen: dict[int, float] = {}  # when those of all servers that are on a card yet were seen as clients last
-        self._tried = False  # a server was tried for since a card was ready
-        self.found: frozenset[tuple[str, int]] = frozenset()  # card and PID
+        self._describe_process = describe_process
+        self._former_clients: set[int] = set()  # clients of the last server
+        self._last_client: dict[int, float] = {}  # when each process that is still on a card was last seen as a client
+        self._start_tried = False  # whether a server start was tried since a card was ready last
+        self.processes: frozenset[tuple[str, int]] = frozenset()  # card and PID
 
-    def clients(self, pids: Iterable[int]) -> None:
-        """The clients of the present server. Clients of a former server stay known while they are on a card."""
-        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._unit.users(self._use)}
-        self._former = (self._former | pids) & there
-        self._seen = {pid: now if pid in pids else self._seen.get(pid, now) for pid in self._former}
+    def set_clients(self, pids: Iterable[int]) -> None:
+        """Set the clients of the present server. Clients of a former server stay known while they are on a card."""
+        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._unit.processes(self._use)}
+        self._former_clients = (self._former_clients | pids) & there
+        self._last_client = {
+            pid: now if pid in pids else self._last_client.get(pid, now) for pid in self._former_clients
+        }
 
-    def served(self) -> None:
-        """A server without a daemon is there still: whoever is on its closed card came through it."""
+    def assume_clients(self) -> None:
+        """Take all processes on the closed card for clients: a server without a daemon is still there."""
         now = self._clock.now()
-        self._former = {pid for _, pid in self._unit.users(self._use)}
-        self._seen = {pid: self._seen.get(pid, now) for pid in self._former}
+        self._former_clients = {pid for _, pid in self._unit.processes(self._use)}
+        self._last_client = {pid: self._last_client.get(pid, now) for pid in self._former_clients}
 
-    def tries(self) -> None:
-        """A daemon is being started."""
-        self._tried = True
+    def mark_start_tried(self) -> None:
+        """Record that a daemon is being started."""
+        self._start_tried = True
 
-    def none(self) -> None:
-        """The cards are a server's now, or open to all."""
-        self._tried, self.found = False, frozenset()
+    def clear(self) -> None:
+        """Forget foreign processes: the cards belong to a server now, or are open to all."""
+        self._start_tried, self.processes = False, frozenset()
 
-    def without_server(self) -> Result | None:
-        """What keeps a daemon from being started."""
-        if self._tried:
-            self._former.clear()
-        return self._judge(self._unit.users(self._use) - self._of(self._former))
+    def blocking_start(self) -> ActResult | None:
+        """Why no daemon can be started, None if one can."""
+        if self._start_tried:
+            self._former_clients.clear()
+        return self._blocking_result(self._unit.processes(self._use) - self._on_cards(self._former_clients))
 
-    def beside(self, clients: Callable[[], Iterable[Client]]) -> Result | None:
-        """What keeps the card from being ready, or its daemon from being asked for a server; `clients` are those of the
-        server that may be there. Raises ControlError.
+    def blocking_server(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
+        """Why the card cannot be ready or get a server, None if it can. Raises ControlError.
+
+        clients: returns the clients of the server that may be running.
         """
-        there = self._unit.users(self._use)  # before the clients: who is on a card through MPS was a client first
+        # Processes before clients: a process that uses the card through MPS became a client first.
+        processes = self._unit.processes(self._use)
         ours = {server.pid for server in self._host.servers(self._unit.pipe)}
-        return self._judge(there - self._of({*ours, *(one.pid for one in clients()), *self._former}))
+        return self._blocking_result(
+            processes - self._on_cards({*ours, *(client.pid for client in clients()), *self._former_clients})
+        )
 
-    def _judge(self, strangers: set[tuple[str, int]]) -> Result | None:
-        # Who has just ended may be listed for a moment.
-        there = {one for one in strangers if self._host.pulse(one[1]) is not None}
+    def _blocking_result(self, processes: set[tuple[str, int]]) -> ActResult | None:
+        # A process that has just ended may be listed for a moment.
+        live = {(card, pid) for card, pid in processes if self._host.activity(pid) is not None}
         now = self._clock.now()
-        leaving = {one for one in there if now - self._seen.get(one[1], -math.inf) < WINDING_DOWN}
-        self.found = found = frozenset(there - leaving)
-        if not there:
+        former_clients = {
+            (card, pid) for card, pid in live if now - self._last_client.get(pid, -math.inf) < FORMER_CLIENT_SECONDS
+        }
+        self.processes = foreign = frozenset(live - former_clients)
+        if not live:
             return None
-        named = found or leaving
-        why = "has come past MPS" if found else "was a client of an MPS server that ended"
-        shown = [f"{self._whose(pid)} on card {card}" for card, pid in sorted(named)[:_SHOWN]]
-        more = f" and {len(named) - len(shown)} more" if len(named) > len(shown) else ""
-        return Result(Outcome.BUSY, f"process {', '.join(shown)}{more} {why}: no server starts before it has ended")
+        named = foreign or former_clients
+        problem = "bypasses MPS" if foreign else "was a client of an MPS server that ended"
+        shown = [f"{self._describe_process(pid)} on card {card}" for card, pid in sorted(named)[:_SHOWN]]
+        hidden = f" and {len(named) - len(shown)} more" if len(named) > len(shown) else ""
+        reason = f"process {', '.join(shown)}{hidden} {problem}: no server starts before it has ended"
+        return ActResult(Outcome.BUSY, reason)
 
-    def _of(self, pids: Collection[int]) -> set[tuple[str, int]]:
+    def _on_cards(self, pids: Collection[int]) -> set[tuple[str, int]]:
         return {(card, pid) for card in self._unit.uuids for pid in pids}

@@ -1,7 +1,13 @@
-"""The life of one MPS daemon as a state machine: what to do next, and what an outcome means. Pure.
+"""The life of one MPS daemon as a state machine: the next act, and the effect of its outcome. Pure.
 
-Property-tested: whatever fails in whatever order, nothing is called ready that has not just answered with the right
-settings, and a daemon always comes back. `daemon` carries it out.
+Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the state that others see. `plan`
+returns the act once it is due, `daemon` performs it, and `transition` computes the next machine from its outcome.
+Property-tested: whatever fails in whatever order, no daemon counts as ready unless it has just answered with the right
+settings, and a daemon always comes back.
+
+Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the state is Down. It times out
+again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s. After 60 s
+of READY the failures are forgotten.
 """
 
 import math
@@ -16,30 +22,30 @@ _SWEEP_SECONDS = 0.5
 
 
 class DaemonPhase(StrEnum):
-    """Where a daemon is. What others see of it is `state_of`."""
+    """The phase of a daemon. `state_of` is the state that others see."""
 
-    OFF = "off"  # not wanted; nothing runs
-    DOWN = "down"  # nothing of ours runs; leftovers are swept away when it is time
+    OFF = "off"  # not wanted; no process runs
+    DOWN = "down"  # no process runs; leftovers are ended before the next start
     SPAWNING = "spawning"
-    AWAITING = "awaiting"  # runs, has not answered
+    AWAITING = "awaiting"  # runs, has not answered yet
     CONFIGURING = "configuring"
-    WARMING = "warming"  # its server is coming up
+    WARMING = "warming"  # its server is starting
     READY = "ready"
-    SUSPECT = "suspect"  # did not answer once
-    FAULT = "fault"  # the server waits for the end of all that a client's fault reached
+    SUSPECT = "suspect"  # timed out once
+    FAULT = "fault"  # the server waits until all clients that a fault reached have ended
     DRAINING = "draining"  # clients are being detached
     QUITTING = "quitting"
     KILLING = "killing"
-    RELEASING = "releasing"  # the cards get their compute mode back
+    RELEASING = "releasing"  # the cards get their former compute modes
 
 
 class Act(StrEnum):
-    """What the shell has to do now."""
+    """What `daemon` has to do now."""
 
     REST = "rest"
     SWEEP = "sweep"
     SPAWN = "spawn"
-    ASK = "ask"
+    CONTACT = "contact"
     CONFIGURE = "configure"
     WARM = "warm"
     PROBE = "probe"
@@ -50,32 +56,32 @@ class Act(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How it went."""
+    """The outcome of an act."""
 
     OK = "ok"
-    BUSY = "busy"  # not yet
+    BUSY = "busy"  # not finished yet
     FAILED = "failed"
-    SILENT = "silent"  # no answer in time
+    SILENT = "silent"  # timed out
     DEAD = "dead"  # the daemon is gone
-    FAULT = "fault"  # the server says so
-    FROZEN = "frozen"  # the server does not run, whatever the daemon says of it
-    LOST = "lost"  # settings are not what they were
+    FAULT = "fault"  # the server reports a fault
+    FROZEN = "frozen"  # the server does not run, whatever the daemon reports
+    LOST = "lost"  # settings were changed or lost
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """An outcome, and why."""
+class ActResult:
+    """An outcome and its reason."""
 
     outcome: Outcome
     reason: str = ""
 
 
-OK: Final = Result(Outcome.OK)
+OK: Final = ActResult(Outcome.OK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonPace:
-    """Seconds; each is a setting of the manager."""
+    """Times in seconds; most are options of the manager."""
 
     probe: float = 2.0
     answer: float = 3.0
@@ -87,13 +93,18 @@ class DaemonPace:
     orphan_grace: float = 10.0
     backoff: float = 1.0
     backoff_cap: float = 60.0
-    stable: float = 60.0  # of Ready, after which failures are forgotten
+    stable: float = 60.0  # after this time in READY failures are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`until`: when the phase's patience ends; `due`: when its act is next; `since`: when Ready began; `heals_until`:
-    when the patience with a fault ends, whatever comes between.
+    """The state of a daemon. Times are seconds of the caller's clock.
+
+    due: when the next act is due.
+    until: when the phase times out.
+    since: when READY began.
+    fault_until: when a fault times out, whatever phases come between.
+    failures: failures in a row, for the back-off.
     """
 
     phase: DaemonPhase = DaemonPhase.DOWN
@@ -102,12 +113,12 @@ class Machine:
     due: float = 0.0
     until: float = math.inf
     since: float = 0.0
-    heals_until: float = math.inf
+    fault_until: float = math.inf
     failures: int = 0
 
 
-class _Row(NamedTuple):
-    """Of one phase: what is to be done in it, what others see, and whether a daemon of ours should be running."""
+class _PhaseRow(NamedTuple):
+    """A row of the table: the act of a phase, the state that others see, and whether the daemon should run."""
 
     act: Act
     state: MpsState
@@ -115,90 +126,90 @@ class _Row(NamedTuple):
 
 
 _TABLE: Final = {
-    DaemonPhase.OFF: _Row(Act.REST, MpsState.OFF, runs=False),
-    DaemonPhase.DOWN: _Row(Act.SWEEP, MpsState.DOWN, runs=False),
-    DaemonPhase.SPAWNING: _Row(Act.SPAWN, MpsState.STARTING, runs=False),
-    DaemonPhase.AWAITING: _Row(Act.ASK, MpsState.STARTING, runs=True),
-    DaemonPhase.CONFIGURING: _Row(Act.CONFIGURE, MpsState.STARTING, runs=True),
-    DaemonPhase.WARMING: _Row(Act.WARM, MpsState.STARTING, runs=True),
-    DaemonPhase.READY: _Row(Act.PROBE, MpsState.READY, runs=True),
-    DaemonPhase.SUSPECT: _Row(Act.PROBE, MpsState.DOWN, runs=True),
-    DaemonPhase.FAULT: _Row(Act.PROBE, MpsState.FAULT, runs=True),
-    DaemonPhase.DRAINING: _Row(Act.DETACH, MpsState.DRAINING, runs=True),
-    DaemonPhase.QUITTING: _Row(Act.QUIT, MpsState.DRAINING, runs=True),
-    DaemonPhase.KILLING: _Row(Act.KILL, MpsState.DOWN, runs=False),
-    DaemonPhase.RELEASING: _Row(Act.RELEASE, MpsState.DRAINING, runs=False),
+    DaemonPhase.OFF: _PhaseRow(Act.REST, MpsState.OFF, runs=False),
+    DaemonPhase.DOWN: _PhaseRow(Act.SWEEP, MpsState.DOWN, runs=False),
+    DaemonPhase.SPAWNING: _PhaseRow(Act.SPAWN, MpsState.STARTING, runs=False),
+    DaemonPhase.AWAITING: _PhaseRow(Act.CONTACT, MpsState.STARTING, runs=True),
+    DaemonPhase.CONFIGURING: _PhaseRow(Act.CONFIGURE, MpsState.STARTING, runs=True),
+    DaemonPhase.WARMING: _PhaseRow(Act.WARM, MpsState.STARTING, runs=True),
+    DaemonPhase.READY: _PhaseRow(Act.PROBE, MpsState.READY, runs=True),
+    DaemonPhase.SUSPECT: _PhaseRow(Act.PROBE, MpsState.DOWN, runs=True),
+    DaemonPhase.FAULT: _PhaseRow(Act.PROBE, MpsState.FAULT, runs=True),
+    DaemonPhase.DRAINING: _PhaseRow(Act.DETACH, MpsState.DRAINING, runs=True),
+    DaemonPhase.QUITTING: _PhaseRow(Act.QUIT, MpsState.DRAINING, runs=True),
+    DaemonPhase.KILLING: _PhaseRow(Act.KILL, MpsState.DOWN, runs=False),
+    DaemonPhase.RELEASING: _PhaseRow(Act.RELEASE, MpsState.DRAINING, runs=False),
 }
 RUNNING: Final = frozenset(phase for phase, row in _TABLE.items() if row.runs)
 
 
 def state_of(machine: Machine) -> MpsState:
-    """What others see."""
+    """The state that others see."""
     return _TABLE[machine.phase].state
 
 
 def plan(machine: Machine, now: float) -> Act:
-    """What to do now."""
+    """The act that is due now."""
     return _TABLE[machine.phase].act if now >= machine.due else Act.REST
 
 
-def want(machine: Machine, wanted: bool, now: float, pace: DaemonPace, why: str = "") -> Machine:
-    """From now on there should be a daemon, or none."""
+def set_wanted(machine: Machine, wanted: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
+    """Set whether the daemon should run."""
     if wanted == machine.wanted:
         return machine
     machine = replace(machine, wanted=wanted)
     if wanted:
         off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
-        return _down(machine, now) if off else machine
+        return _enter_down(machine, now) if off else machine
     if machine.phase in RUNNING - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
-        return _drain(machine, now, pace, why or "MPS is switched off on this card")
-    # Not spawned yet, or tried again later: there is nothing to wait for.
-    return _down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
+        return _start_drain(machine, now, pace, reason or "MPS is switched off on this card")
+    # Not started, or to be retried later: nothing to wait for.
+    return _enter_down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
 
 
-def adopted(now: float, pace: DaemonPace) -> Machine:
-    """The machine of a daemon that a former manager has left running."""
+def take_over(now: float, pace: DaemonPace) -> Machine:
+    """The machine of a running daemon that is taken over from a former manager."""
     return Machine(
         phase=DaemonPhase.AWAITING, reason="taken over from a former manager", until=now + pace.start, due=now
     )
 
 
-def replaced(now: float, pace: DaemonPace, why: str) -> Machine:
-    """The machine of a daemon that runs but is not as it should be: it is ended in good order."""
-    return _drain(Machine(), now, pace, why)
+def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
+    """The machine of a running daemon that has to be replaced: it is drained and ended."""
+    return _start_drain(Machine(), now, pace, reason)
 
 
-def after(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
-    """What the outcome of the phase's act, or a death between two acts, leads to."""
-    outcome, reason = result.outcome, result.reason
+def transition(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
+    """The machine after an act of the phase, or after a death between two acts."""
+    outcome, reason = act_result.outcome, act_result.reason
     if outcome is Outcome.DEAD and machine.phase in RUNNING:
         if machine.phase in (DaemonPhase.QUITTING, DaemonPhase.DRAINING):
-            return _down(machine, now)
-        return _failed(machine, now, pace, reason or "the daemon died")
+            return _enter_down(machine, now)
+        return _enter_failed(machine, now, pace, reason or "the daemon died")
     match machine.phase:
         case DaemonPhase.OFF:
             return machine
         case DaemonPhase.DOWN:
-            return _after_sweep(machine, result, now, pace)
+            return _after_sweep(machine, act_result, now, pace)
         case DaemonPhase.SPAWNING:
             if outcome is Outcome.OK:
                 return replace(machine, phase=DaemonPhase.AWAITING, until=now + pace.start, due=now)
-            return _failed(machine, now, pace, reason)
+            return _enter_failed(machine, now, pace, reason)
         case DaemonPhase.AWAITING | DaemonPhase.CONFIGURING | DaemonPhase.WARMING:
-            return _after_start(machine, result, now, pace)
+            return _after_start(machine, act_result, now, pace)
         case DaemonPhase.READY | DaemonPhase.SUSPECT | DaemonPhase.FAULT:
-            return _after_probe(machine, result, now, pace)
+            return _after_probe(machine, act_result, now, pace)
         case DaemonPhase.DRAINING:
             if outcome is Outcome.SILENT:
-                return _kill(machine, now, reason)
+                return _start_kill(machine, now, reason)
             if outcome is Outcome.OK or now >= machine.until:
                 return replace(machine, phase=DaemonPhase.QUITTING, due=now, until=math.inf)
             return replace(machine, due=now + min(1.0, pace.probe))
         case DaemonPhase.QUITTING:
-            return _down(machine, now) if outcome is Outcome.OK else _kill(machine, now, reason)
+            return _enter_down(machine, now) if outcome is Outcome.OK else _start_kill(machine, now, reason)
         case DaemonPhase.KILLING:
             if outcome is Outcome.OK:
-                return _failed(machine, now, pace, machine.reason)
+                return _enter_failed(machine, now, pace, machine.reason)
             return replace(machine, due=now + 1.0, reason=reason or machine.reason)
         case DaemonPhase.RELEASING:
             if outcome is Outcome.OK:
@@ -206,92 +217,92 @@ def after(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Mac
             return replace(machine, due=now + pace.probe, reason=reason)
 
 
-def _after_sweep(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
-    if result.outcome is Outcome.OK:
+def _after_sweep(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
+    if act_result.outcome is Outcome.OK:
         return replace(machine, phase=DaemonPhase.SPAWNING if machine.wanted else DaemonPhase.RELEASING, due=now)
-    if result.outcome is Outcome.BUSY:
-        return replace(machine, due=now + _SWEEP_SECONDS, reason=result.reason)
-    return _failed(machine, now, pace, result.reason)
+    if act_result.outcome is Outcome.BUSY:
+        return replace(machine, due=now + _SWEEP_SECONDS, reason=act_result.reason)
+    return _enter_failed(machine, now, pace, act_result.reason)
 
 
-def _after_start(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
-    if result.outcome is Outcome.OK:
+def _after_start(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
+    if act_result.outcome is Outcome.OK:
         if machine.phase is DaemonPhase.AWAITING:
             return replace(machine, phase=DaemonPhase.CONFIGURING, due=now)
         if machine.phase is DaemonPhase.CONFIGURING:
             return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm)
         ready = replace(machine, phase=DaemonPhase.READY, reason="", due=now + pace.probe, until=math.inf, since=now)
-        return replace(ready, heals_until=math.inf)
-    if result.outcome is Outcome.FAULT:
-        return _fault(machine, now, pace, result.reason)
-    if result.outcome is Outcome.FROZEN:  # no more time than later on
+        return replace(ready, fault_until=math.inf)
+    if act_result.outcome is Outcome.FAULT:
+        return _enter_fault(machine, now, pace, act_result.reason)
+    if act_result.outcome is Outcome.FROZEN:  # no more time than when it is ready
         machine = replace(machine, until=min(machine.until, now + pace.answer))
     if now >= machine.until:
-        return _kill(machine, now, f"not ready in time: {result.reason or machine.phase}")
-    return replace(machine, due=now + _RETRY_SECONDS, reason=result.reason or machine.reason)
+        return _start_kill(machine, now, f"not ready in time: {act_result.reason or machine.phase}")
+    return replace(machine, due=now + _RETRY_SECONDS, reason=act_result.reason or machine.reason)
 
 
-def _after_probe(machine: Machine, result: Result, now: float, pace: DaemonPace) -> Machine:
-    match result.outcome:
+def _after_probe(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
+    match act_result.outcome:
         case Outcome.OK:
             failures = 0 if now - machine.since >= pace.stable else machine.failures
-            if machine.heals_until < math.inf:
-                # It has recovered by itself; what it still knows is compared first.
+            if machine.fault_until < math.inf:
+                # It has recovered by itself; check its settings first.
                 return replace(machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason="")
             ready = replace(machine, phase=DaemonPhase.READY, due=now + pace.probe, until=math.inf)
             return replace(ready, failures=failures, reason="")
         case Outcome.LOST:
             return replace(
-                machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason=result.reason
+                machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason=act_result.reason
             )
         case Outcome.FAULT:
-            if now >= machine.heals_until:
-                return _drain(machine, now, pace, f"the fault did not heal by itself: {result.reason}")
-            return _fault(machine, now, pace, result.reason)
+            if now >= machine.fault_until:
+                return _start_drain(machine, now, pace, f"the fault did not heal by itself: {act_result.reason}")
+            return _enter_fault(machine, now, pace, act_result.reason)
         case Outcome.BUSY:
-            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm, reason=result.reason)
+            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm, reason=act_result.reason)
         case Outcome.FROZEN:
-            # Seen at once, where a silence takes its time: so the time is given here.
+            # Detected at once, while a timeout takes its time: so wait here for as long.
             if machine.phase is not DaemonPhase.SUSPECT:
                 machine = replace(machine, phase=DaemonPhase.SUSPECT, until=now + pace.answer)
             elif now >= machine.until:
-                return _kill(machine, now, result.reason)
-            return replace(machine, due=now + min(1.0, pace.probe), reason=result.reason)
+                return _start_kill(machine, now, act_result.reason)
+            return replace(machine, due=now + min(1.0, pace.probe), reason=act_result.reason)
         case _:
             if machine.phase is not DaemonPhase.SUSPECT:
-                return replace(machine, phase=DaemonPhase.SUSPECT, due=now, until=now, reason=result.reason)
-            return _kill(machine, now, result.reason)
+                return replace(machine, phase=DaemonPhase.SUSPECT, due=now, until=now, reason=act_result.reason)
+            return _start_kill(machine, now, act_result.reason)
 
 
-def _fault(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
-    until = min(machine.heals_until, now + pace.fault_grace)
+def _enter_fault(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
+    until = min(machine.fault_until, now + pace.fault_grace)
     return replace(
-        machine, phase=DaemonPhase.FAULT, due=now + min(1.0, pace.probe), until=until, heals_until=until, reason=reason
+        machine, phase=DaemonPhase.FAULT, due=now + min(1.0, pace.probe), until=until, fault_until=until, reason=reason
     )
 
 
-def _drain(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
+def _start_drain(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
     return replace(machine, phase=DaemonPhase.DRAINING, due=now, until=now + pace.drain, reason=reason)
 
 
-def _kill(machine: Machine, now: float, reason: str) -> Machine:
+def _start_kill(machine: Machine, now: float, reason: str) -> Machine:
     return replace(machine, phase=DaemonPhase.KILLING, due=now, until=math.inf, reason=reason)
 
 
-def _down(machine: Machine, now: float) -> Machine:
-    """After an end in good order: no failure, no back-off."""
-    return replace(machine, phase=DaemonPhase.DOWN, due=now, until=math.inf, heals_until=math.inf)
+def _enter_down(machine: Machine, now: float) -> Machine:
+    """After an orderly end: no failure, no back-off."""
+    return replace(machine, phase=DaemonPhase.DOWN, due=now, until=math.inf, fault_until=math.inf)
 
 
-def _failed(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
-    # Whoever only wants to be off need not wait: nothing is tried that could fail again.
+def _enter_failed(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
+    # No back-off if the daemon is not wanted: no start is tried.
     delay = min(pace.backoff_cap, pace.backoff * 2 ** min(machine.failures, 30)) if machine.wanted else 0.0
     return replace(
         machine,
         phase=DaemonPhase.DOWN,
         due=now + delay,
         until=math.inf,
-        heals_until=math.inf,
+        fault_until=math.inf,
         failures=machine.failures + 1,
         reason=reason,
     )

@@ -1,87 +1,92 @@
-"""The MPS servers of one daemon: whether they run, and in which state they are.
+"""Checks the MPS servers of one daemon: whether they run, and in which state they are.
 
-Driver 535 does not report a server's state, so there it is asked twice. A daemon may go on answering for a server that
-does not run any more, so the kernel is asked too.
+Driver 535 does not report a server's state, so there two checks in a row must find the same servers. A daemon may keep
+reporting a server that does not run any more, so the kernel's view of the process is checked too.
 """
 
 import math
 from collections.abc import Sequence
 
 from cardwise.clock import Clock
-from mps.daemon.machine import OK, Outcome, Result
+from mps.daemon.machine import OK, ActResult, Outcome
 from mps.host.control import Control, ServerStatus, UnknownCommand
-from mps.host.processes import Host, Pulse
+from mps.host.processes import Host, ProcessActivity
 
-_ASK_SECONDS = 2.0  # between two requests for a server
+_ASK_SECONDS = 2.0  # between two requests to start a server
 _STOPPED = "Tt"  # by a signal, by a debugger
-_WAITS = "D"  # in the kernel, where no signal reaches it; for moments every server is there
-_STUCK_SECONDS = 10.0  # in which it has not moved there
+_UNINTERRUPTIBLE = "D"  # in the kernel, where no signal reaches it; any server is in this state for moments
+_STUCK_SECONDS = 10.0  # without progress there
 
 
 class Servers:
-    """For one thread. `tells_status`: whether the driver should know `get_server_status`."""
+    """The servers of one daemon. Not thread-safe.
 
-    def __init__(self, control: Control, host: Host, clock: Clock, *, tells_status: bool) -> None:
+    has_status_command: whether the driver should know `get_server_status`.
+    """
+
+    def __init__(self, control: Control, host: Host, clock: Clock, *, has_status_command: bool) -> None:
         self._control = control
         self._host = host
         self._clock = clock
-        self._tells_status = tells_status
-        self._asked = -math.inf
-        self._listed = ""  # those that were there at the last look, of a driver that tells no status
-        self._waiting: dict[int, tuple[Pulse, float]] = {}  # since when each is at the same place in the kernel
+        self._has_status_command = has_status_command
+        self._requested_at = -math.inf
+        self._listed = ""  # the servers at the last check, for drivers without status command
+        self._waiting_since: dict[
+            int, tuple[ProcessActivity, float]
+        ] = {}  # since when each server has made no progress in the kernel
 
     def forget(self) -> None:
-        """A new daemon has none."""
-        self._asked = -math.inf
-        self._waiting.clear()
+        """Forget the servers: a new daemon has none."""
+        self._requested_at = -math.inf
+        self._waiting_since.clear()
 
-    def warm(self) -> Result:
-        """Asks for one where there is none. Raises ControlError."""
+    def ensure_server(self) -> ActResult:
+        """Start a server if there is none, else check it. Raises ControlError."""
         servers = self._control.servers()
         if servers:
-            return self._judge(servers)
+            return self._health_of(servers)
         now = self._clock.now()
-        if now - self._asked >= _ASK_SECONDS:
-            self._asked = now
+        if now - self._requested_at >= _ASK_SECONDS:
+            self._requested_at = now
             self._control.start_server()
-        return Result(Outcome.BUSY, "its server is not there yet")
+        return ActResult(Outcome.BUSY, "its server has not started yet")
 
-    def look(self) -> Result:
-        """How they are. Raises ControlError."""
+    def check(self) -> ActResult:
+        """Check the servers. Raises ControlError."""
         servers = self._control.servers()
-        return self._judge(servers) if servers else Result(Outcome.BUSY, "its server has ended")
+        return self._health_of(servers) if servers else ActResult(Outcome.BUSY, "its server has ended")
 
-    def _judge(self, servers: Sequence[int]) -> Result:
+    def _health_of(self, servers: Sequence[int]) -> ActResult:
         listed = " ".join(map(str, servers))
-        if still := self._still(servers, self._clock.now()):
-            return Result(Outcome.FROZEN, still)
-        if self._tells_status:
+        if frozen := self._frozen_reason(servers, self._clock.now()):
+            return ActResult(Outcome.FROZEN, frozen)
+        if self._has_status_command:
             try:
-                said = {self._control.status(server) for server in servers}
+                statuses = {self._control.status(server) for server in servers}
             except UnknownCommand:
-                self._tells_status = False
+                self._has_status_command = False
             else:
-                if ServerStatus.FAULT in said:
-                    return Result(Outcome.FAULT, f"server {listed}: a client's fault reached the card")
-                if said == {ServerStatus.ACTIVE}:
+                if ServerStatus.FAULT in statuses:
+                    return ActResult(Outcome.FAULT, f"server {listed}: a client's fault reached the card")
+                if statuses == {ServerStatus.ACTIVE}:
                     return OK
-                return Result(Outcome.BUSY, f"server {listed} is starting")
-        # A server that fails is gone at once; one that is still there at a second look is up.
-        before, self._listed = self._listed, listed
-        return OK if before == listed else Result(Outcome.BUSY, f"server {listed} is starting")
+                return ActResult(Outcome.BUSY, f"server {listed} is starting")
+        # A server that fails ends at once; one that is found again at the next check is up.
+        previous, self._listed = self._listed, listed
+        return OK if previous == listed else ActResult(Outcome.BUSY, f"server {listed} is starting")
 
-    def _still(self, servers: Sequence[int], now: float) -> str:
-        """Which one does not run, "" if all do."""
-        before, self._waiting = self._waiting, {}
+    def _frozen_reason(self, servers: Sequence[int], now: float) -> str:
+        """Why a server does not run, "" if all do."""
+        previous, self._waiting_since = self._waiting_since, {}
         for server in servers:
-            pulse = self._host.pulse(server)
-            if pulse is None:
-                continue  # the daemon will say so
-            if pulse.state in _STOPPED:
-                return f"server {server} is stopped: it takes no client"
-            if pulse.state in _WAITS:
-                last, since = before.get(server, (None, now))
-                self._waiting[server] = (pulse, since if last == pulse else now)
-                if now - self._waiting[server][1] >= _STUCK_SECONDS:
+            activity = self._host.activity(server)
+            if activity is None:
+                continue  # the daemon will report its end
+            if activity.state in _STOPPED:
+                return f"server {server} is stopped: it accepts no clients"
+            if activity.state in _UNINTERRUPTIBLE:
+                last, since = previous.get(server, (None, now))
+                self._waiting_since[server] = (activity, since if last == activity else now)
+                if now - self._waiting_since[server][1] >= _STUCK_SECONDS:
                     return f"server {server} hangs in the driver"
         return ""

@@ -1,4 +1,4 @@
-"""A unit is what one daemon serves: its cards, its directory and its environment."""
+"""The unit that one daemon serves: its cards, its folder and its environment."""
 
 import os
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from cardwise.core.api.mps import Scope
 from cardwise.gpus.protocol import CardError, CardUse, GpuCard
 from mps.host.drivers import Capabilities
 
-_DROPPED = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
-_OF_MPS = "CUDA_MPS_"
+_DROPPED_PREFIXES = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
+_MPS_PREFIX = "CUDA_MPS_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonUnit:
-    """What one daemon serves. `name` is for people and metrics: the card's UUID, or "node"."""
+    """The cards and folder of one daemon. `name`: the card's UUID, or "node", for people and metrics."""
 
     name: str
     home: Path
@@ -32,29 +32,33 @@ class DaemonUnit:
     def pipe(self) -> Path:
         return self.home / mps.PIPE
 
-    def users(self, use: CardUse) -> set[tuple[str, int]]:
-        """Card and PID of each process on the cards; none of a card of which the driver does not tell."""
-        found: set[tuple[str, int]] = set()
+    def processes(self, use: CardUse) -> set[tuple[str, int]]:
+        """Card and PID of each process on the cards, except cards that do not list them."""
+        processes: set[tuple[str, int]] = set()
         for uuid in self.uuids:
             with suppress(CardError):
-                found |= {(uuid, one.pid) for one in use.processes(uuid)}
-        return found
+                processes |= {(uuid, process.pid) for process in use.processes(uuid)}
+        return processes
 
 
 def environment(unit: DaemonUnit, capabilities: Capabilities) -> dict[str, str]:
-    """Whole, since daemons need PATH and LD_LIBRARY_PATH; but for what would change what MPS does."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    """The environment of the daemon: that of the manager without variables that would change the behaviour of MPS.
+
+    Daemons need PATH and LD_LIBRARY_PATH.
+    """
+    inherited = {name: setting for name, setting in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
     return (
-        kept
+        inherited
         | capabilities.visible(list(unit.cards))
         | {mps.PIPE_ENV: str(unit.pipe), mps.LOG_ENV: str(unit.home / mps.LOG)}
     )
 
 
-def passed_over(environment: Mapping[str, str]) -> list[str]:
-    """Names of MPS' own settings in the manager's environment: no daemon gets them, since the manager sets what they
-    say. Raises InvalidRequest for a limit that MPS would misread: who wrote it counts on it, here and elsewhere.
+def ignored_settings(environment: Mapping[str, str]) -> list[str]:
+    """The names of MPS settings in the manager's environment. No daemon gets them, since the manager sets them itself.
+
+    Raises InvalidRequest for a memory limit that MPS would misread.
     """
     if mps.LIMIT_ENV in environment:
         mps.check_limits(environment[mps.LIMIT_ENV])
-    return sorted(name for name in environment if name.startswith(_OF_MPS))
+    return sorted(name for name in environment if name.startswith(_MPS_PREFIX))

@@ -5,6 +5,6 @@ Comes in: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Goes out: r
     processes  control daemons, servers, and programs on the cards
     cgroups    the pod and container of a process
     control    commands to `nvidia-cuda-mps-control`
-    drivers    what differs between NVIDIA's drivers
-    pods       pods of this node that hold cards
+    drivers    the differences between NVIDIA's drivers
+    pods       the pods of this node with their shares
 """

@@ -1,6 +1,6 @@
-"""Finds the pod and container of a process by its cgroup; and makes a cgroup for daemons that outlive their manager.
+"""Finds the pod and container of a process by its cgroup, and creates a cgroup for daemons that outlive their manager.
 
-Reading is pure, since every cgroup version, driver and runtime writes it another way (fixtures in tests/mps).
+Parsing is pure, since every cgroup version, driver and runtime writes paths in another form (fixtures in tests/mps).
 """
 
 import contextlib
@@ -19,8 +19,10 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 @dataclass(frozen=True, slots=True)
 class CgroupMembership:
-    """`container` is the runtime's ID of it, "" where the process is in the pod's own cgroup. `pod_uid` is "" where the
-    node has no cgroups of pods.
+    """A pod and container that a process belongs to.
+
+    pod_uid: "" if the node has no cgroups of pods.
+    container: the runtime's ID, "" if the process is in the pod's own cgroup.
     """
 
     pod_uid: str
@@ -28,25 +30,27 @@ class CgroupMembership:
 
 
 def parse(content: str) -> tuple[CgroupMembership, ...]:
-    """From /proc/<pid>/cgroup; empty for a process of no container. Pure.
+    """Parse /proc/<pid>/cgroup; empty for a process of no container. Pure.
 
     Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first to name a container
     counts, else the first to name a pod. The outermost pod comes first: a node may itself be a pod, and a pod may hold
     groups that are named like another's. Of these the outermost that the cluster knows is the process's.
     """
-    found: tuple[CgroupMembership, ...] = ()
+    memberships: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
         path = line.split(":", 2)[-1]
         pods = list(_UID.finditer(path))
         if not pods:
-            found = found or tuple(CgroupMembership("", container[1]) for container in _CONTAINER.finditer(path))
+            memberships = memberships or tuple(
+                CgroupMembership("", container[1]) for container in _CONTAINER.finditer(path)
+            )
             continue
         ends = [*(pod.start() for pod in pods[1:]), len(path)]
-        here = tuple(_membership(path, pod, end) for pod, end in zip(pods, ends, strict=False))
-        if here[-1].container:
-            return here
-        found = here
-    return found
+        pod_memberships = tuple(_membership(path, pod, end) for pod, end in zip(pods, ends, strict=False))
+        if pod_memberships[-1].container:
+            return pod_memberships
+        memberships = pod_memberships
+    return memberships
 
 
 def _membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
@@ -54,37 +58,37 @@ def _membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
     return CgroupMembership(pod[1].replace("_", "-"), container[1] if container else "")
 
 
-def of(pid: int) -> tuple[CgroupMembership, ...]:
-    """Empty also when the process has ended."""
+def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
+    """The memberships of a process; empty also if it has ended."""
     try:
         return parse((PROC / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
         return ()
 
 
-def is_tenants(pid: int) -> bool:
-    """Whether it is in a pod or container that we are not in: such a process may call itself what it likes."""
-    ours = {membership.pod_uid or membership.container for membership in of(os.getpid())}
-    return any((membership.pod_uid or membership.container) not in ours for membership in of(pid))
+def is_tenant_process(pid: int) -> bool:
+    """Whether the process is in a pod or container that we are not in, so that its name cannot be trusted."""
+    ours = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
+    return any((membership.pod_uid or membership.container) not in ours for membership in read_memberships(pid))
 
 
 def check_root(root: Path) -> None:
-    """Raises InvalidRequest for a folder of which nobody could be moved into a group."""
+    """Raises InvalidRequest if the folder is not a cgroup file system."""
     if not _hierarchies(root):
         raise InvalidRequest(
             "--daemon-cgroup",
-            f"{root} is no cgroup file system, so daemons would end with the manager's container",
+            f"{root} is not a cgroup file system, so daemons would end with the manager's container",
             "mount the node's /sys/fs/cgroup there, with all that is below it, or leave the option out",
         )
 
 
 def move(pid: int, root: Path, name: str) -> None:
-    """Puts a process into the cgroup `name` below the mounted `root`, of each hierarchy there is. Raises OSError.
+    """Move a process into the cgroup `name` below the mounted `root`, in each hierarchy. Raises OSError.
 
-    Out of the manager's own, whose processes the runtime kills with it.
+    It leaves the manager's cgroup, whose processes the runtime kills with the manager.
     """
     for hierarchy in _hierarchies(root):
-        _enter(hierarchy / name, pid)
+        _move_into(hierarchy / name, pid)
 
 
 def _hierarchies(root: Path) -> list[Path]:
@@ -94,10 +98,10 @@ def _hierarchies(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if (entry / "cgroup.procs").exists() and not entry.is_symlink()]
 
 
-def _enter(folder: Path, pid: int) -> None:
+def _move_into(folder: Path, pid: int) -> None:
     folder.mkdir(exist_ok=True)
     for name in _CPUSET_FILES:
-        # Of version 1: a new group of cpuset takes nobody before it has these.
+        # Version 1: a new cpuset group accepts no process before these are set.
         with contextlib.suppress(OSError):
             if (folder / name).exists() and not (folder / name).read_text().strip():
                 (folder / name).write_text((folder.parent / name).read_text())

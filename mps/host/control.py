@@ -1,7 +1,7 @@
-"""The front end of MPS: one command for each process, a time limit on each, and nothing believed but text.
+"""Sends commands to an MPS daemon through its front end: one process and one time limit for each command.
 
-Every trap of the protocol ends here: return code 0 for almost every error, silent setters, answers without delimiters,
-a front end that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
+All traps of the protocol are handled here: return code 0 for almost every error, setters without confirmation, answers
+without delimiters, a front end that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Protocol
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import message, quoted
 
-_MOST_SAID = 256  # bytes of an answer that an error quotes
-_LONGEST_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
+_MAX_QUOTED = 256  # bytes of an answer that an error message quotes
+_MAX_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
 _ERRORS = (
     "Unknown command",
     "Insufficient privileges",
@@ -32,15 +32,15 @@ _MIB = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
 class ControlError(Exception):
-    """A command that did not do what it should."""
+    """A command failed."""
 
 
 class NoDaemon(ControlError):
-    """Nobody listens, or who does is going down."""
+    """No daemon listens, or it is shutting down."""
 
 
-class Silent(ControlError):
-    """The daemon did not answer in time: it is frozen, or hangs."""
+class DaemonTimeout(ControlError):
+    """The daemon did not answer in time."""
 
 
 class CommandRefused(ControlError):
@@ -48,11 +48,11 @@ class CommandRefused(ControlError):
 
 
 class UnknownCommand(CommandRefused):
-    """The daemon is of a driver that does not have the command."""
+    """The driver of the daemon does not have the command."""
 
 
 class ServerStatus(StrEnum):
-    """As `get_server_status` says it."""
+    """The status of a server, as of `get_server_status`."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
@@ -60,25 +60,25 @@ class ServerStatus(StrEnum):
 
 
 class FrontEnd(Protocol):
-    """A way to one daemon."""
+    """Sends commands to one daemon."""
 
-    def ask(self, command: str, timeout: float) -> str:
-        """The answer's text. Raises ControlError."""
+    def send(self, command: str, timeout: float) -> str:
+        """Send a command and return the answer's text. `timeout` in seconds. Raises ControlError."""
 
 
-class Program:
+class ControlProgram:
     """`FrontEnd` by the real program. `environment` is whole, with the daemon's pipe folder in it."""
 
     def __init__(self, binary: Path, environment: Mapping[str, str]) -> None:
         self._binary = binary
         self._environment = dict(environment)
 
-    def ask(self, command: str, timeout: float) -> str:
+    def send(self, command: str, timeout: float) -> str:
         line = command.encode()
-        if len(line) > _LONGEST_LINE or b"\n" in line:
-            raise CommandRefused(f"{quoted(command)} is no command that a daemon would survive")
+        if len(line) > _MAX_LINE or b"\n" in line:
+            raise CommandRefused(f"{quoted(command)} is not a command that a daemon survives")
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [self._binary],
                 input=line + b"\n",
                 capture_output=True,
@@ -88,26 +88,26 @@ class Program:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise Silent(f"no answer to {quoted(command)} within {timeout:g} s") from error
+            raise DaemonTimeout(f"no answer to {quoted(command)} within {timeout:g} s") from error
         except OSError as error:
             raise ControlError(f"{self._binary} does not start: {error}") from error
-        said = done.stdout.decode(errors="replace").strip()
-        # 1 is the only code that means something: no daemon. Where it says so, by stream, differs.
-        if done.returncode != 0:
+        answer = process.stdout.decode(errors="replace").strip()
+        # 1 is the only meaningful code: no daemon. The stream of the message differs.
+        if process.returncode != 0:
             raise NoDaemon(
-                message(done.stderr.decode(errors="replace").strip() or said, _MOST_SAID)
-                or f"{quoted(command)} ended with rc {done.returncode}"
+                message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED)
+                or f"{quoted(command)} ended with rc {process.returncode}"
             )
-        check(command, said)
-        return said
+        check(command, answer)
+        return answer
 
 
-def check(command: str, said: str) -> None:
-    """Raises CommandRefused where the text is an error."""
-    if said.startswith("Unknown command"):
-        raise UnknownCommand(f"{quoted(command)}: {message(said, _MOST_SAID)}")
-    if said.startswith(_ERRORS) or _NOT_FOUND.match(said):
-        raise CommandRefused(f"{quoted(command)}: {message(said, _MOST_SAID)}")
+def check(command: str, answer: str) -> None:
+    """Raises CommandRefused if the answer is an error."""
+    if answer.startswith("Unknown command"):
+        raise UnknownCommand(f"{quoted(command)}: {message(answer, _MAX_QUOTED)}")
+    if answer.startswith(_ERRORS) or _NOT_FOUND.match(answer):
+        raise CommandRefused(f"{quoted(command)}: {message(answer, _MAX_QUOTED)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Client:
 
 
 class Control:
-    """What is asked of a daemon, in its own words. All methods raise ControlError."""
+    """The commands of a daemon. All methods raise ControlError."""
 
     def __init__(self, front: FrontEnd, timeout: float) -> None:
         """`timeout`: seconds for one answer."""
@@ -127,79 +127,79 @@ class Control:
         self._timeout = timeout
 
     def servers(self) -> list[int]:
-        """PIDs. Empty is an answer too: the daemon lives and has no server."""
+        """The PIDs of the servers. Empty: the daemon runs and has no server."""
         return self._pids("get_server_list")
 
     def status(self, server: int) -> ServerStatus:
-        said = self._ask(f"get_server_status {server}")
+        answer = self._send(f"get_server_status {server}")
         try:
-            return ServerStatus(said)
+            return ServerStatus(answer)
         except ValueError as error:
-            raise CommandRefused(f"get_server_status {server}: {quoted(said)} is no status") from error
+            raise CommandRefused(f"get_server_status {server}: {quoted(answer)} is not a status") from error
 
     def start_server(self) -> None:
-        """For root, who may always; silent, failures are in the log only."""
-        self._ask("start_server -uid 0")
+        """Start a server for root, who is always allowed. Failures are only in the daemon's log."""
+        self._send("start_server -uid 0")
 
     def clients(self, server: int) -> list[Client]:
-        """PIDs in the daemon's namespace."""
+        """The clients of a server, with PIDs in the daemon's namespace."""
         return [Client(server, pid) for pid in self._pids(f"get_client_list {server}") if pid > 0]
 
     def terminate(self, client: Client) -> None:
-        """Takes the client off its server, after which it may be killed."""
-        said = self._ask(f"terminate_client {client.server} {client.pid}")
-        if "not found" in said:
-            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {message(said, _MOST_SAID)}")
+        """Detach the client from its server, after which it may be killed."""
+        answer = self._send(f"terminate_client {client.server} {client.pid}")
+        if "not found" in answer:
+            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {message(answer, _MAX_QUOTED)}")
 
     def percentage(self) -> str:
-        return self._ask("get_default_active_thread_percentage")
+        return self._send("get_default_active_thread_percentage")
 
     def set_percentage(self, percent: int) -> None:
-        """Raises CommandRefused when it is not so afterwards."""
-        self._ask(f"set_default_active_thread_percentage {percent}")
-        if (said := self.percentage()) != f"{percent:.1f}":
-            raise CommandRefused(f"the default of {percent} % was set, and {quoted(said)} is read back")
+        """Set the default percentage of SMs. Raises CommandRefused if another value is read back."""
+        self._send(f"set_default_active_thread_percentage {percent}")
+        if (answer := self.percentage()) != f"{percent:.1f}":
+            raise CommandRefused(f"the default of {percent} % was set, and {quoted(answer)} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
-        """The memory limit for clients of the next server; None: there is none."""
-        return parse_size(self._ask(f"get_default_device_pinned_mem_limit {ordinal}"))
+        """The memory limit for clients of the next server, None if there is none."""
+        return parse_size(self._send(f"get_default_device_pinned_mem_limit {ordinal}"))
 
     def server_ceiling(self, server: int, ordinal: int) -> MiB | None:
-        """The memory limit for clients of a running server; None also while it is starting."""
-        return parse_size(self._ask(f"get_device_pinned_mem_limit {server} {ordinal}"))
+        """The memory limit for clients of a running server; None also while it starts."""
+        return parse_size(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:
-        """For the next server. Raises CommandRefused when it is not so afterwards."""
-        self._ask(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
-        if (said := self.ceiling(ordinal)) != mib:
-            raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {said} is read back")
+        """Set the limit for the next server. Raises CommandRefused if another value is read back."""
+        self._send(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
+        if (answer := self.ceiling(ordinal)) != mib:
+            raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {answer} is read back")
 
     def set_server_ceiling(self, server: int, ordinal: int, mib: MiB) -> None:
-        """For the clients that a running server will take. Raises CommandRefused when it is not so afterwards."""
-        self._ask(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
-        if (said := self.server_ceiling(server, ordinal)) != mib:
-            raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {said} is read back")
+        """Set the limit for future clients of a running server. Raises CommandRefused if another value is read back."""
+        self._send(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
+        if (answer := self.server_ceiling(server, ordinal)) != mib:
+            raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {answer} is read back")
 
     def quit(self, seconds: int, timeout: float) -> None:
-        """Ends the daemon, with force after `seconds`. Its return code says nothing: see whether it is gone."""
-        self._front.ask(f"quit -t {seconds}", timeout)
+        """End the daemon, by force after `seconds`. Success is only visible by the end of its process."""
+        self._front.send(f"quit -t {seconds}", timeout)
 
     def _pids(self, command: str) -> list[int]:
-        said = self._ask(command)
+        answer = self._send(command)
         try:
-            return [int(word) for word in said.split()]
+            return [int(word) for word in answer.split()]
         except ValueError as error:
-            raise CommandRefused(f"{command}: {quoted(said)} are no PIDs") from error
+            raise CommandRefused(f"{command}: {quoted(answer)} are not PIDs") from error
 
-    def _ask(self, command: str) -> str:
-        return self._front.ask(command, self._timeout)
+    def _send(self, command: str) -> str:
+        return self._front.send(command, self._timeout)
 
 
-def parse_size(said: str) -> MiB | None:
-    """A limit as daemons tell it (`3G`, `512M`); None for none."""
-    if not said:
+def parse_size(answer: str) -> MiB | None:
+    """Parse a limit as daemons print it (`3G`, `512M`); None for none."""
+    if not answer:
         return None
-    found = _SIZE.fullmatch(said)
-    if found is None:
-        raise CommandRefused(f"{quoted(said)} is no limit")
-    return MiB(int(int(found[1]) * _MIB[found[2]]))
+    match = _SIZE.fullmatch(answer)
+    if match is None:
+        raise CommandRefused(f"{quoted(answer)} is not a limit")
+    return MiB(int(int(match[1]) * _MIB[match[2]]))

@@ -1,4 +1,4 @@
-"""The pods of this node: who holds which card, who of them does without MPS, and when each ends."""
+"""The pods of this node: the shares that they hold, whether they use MPS, and when they end."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from cardwise.kube.watch.reflector import Woken
 
 _log = structlog.get_logger(__name__)
 
-_PATIENCE = 30.0  # the grace of a pod whose spec says none
-_NOTHING = Assignment({})
+_DEFAULT_GRACE = 30.0  # seconds: the grace period of a pod whose spec has none
+_NO_ASSIGNMENT = Assignment({})
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container: its key, its name, and what the runtime calls it at present, "" while it has not started."""
+    """A container. `runtime_id`: the runtime's present ID of it, "" until it has started."""
 
     key: str
     name: str
@@ -36,23 +36,27 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """A pod. `ends`: when its grace period is over, in wall time, None while nobody deletes it; `grace` in seconds.
+    """A pod.
 
-    `deadline`: when the kubelet ends it by itself, None: never; it then has `patience` seconds of grace, by its spec.
-    `cgroup_uid` is the UID that its cgroups are named by: a static pod has one of its own there, which its mirror says.
-    Any user can write that mark of a mirror.
+    without_mps: whether it runs without MPS, by its annotation.
+    ends_at: when its grace period is over (wall time), None while it is not deleted.
+    grace: grace period of its deletion in seconds.
+    deadline: when the kubelet ends it by itself (wall time), None: never.
+    spec_grace: grace period in seconds at the deadline, by its spec.
+    cgroup_uid: the UID in its cgroups. A static pod has its own there, which an annotation of its mirror pod names; any
+        user can write that annotation.
     """
 
     uid: str
     namespace: str
     name: str
     finished: bool
-    off: bool
+    without_mps: bool
     assignment: Assignment
-    ends: float | None = None
+    ends_at: float | None = None
     grace: float = 0.0
     deadline: float | None = None
-    patience: float = _PATIENCE
+    spec_grace: float = _DEFAULT_GRACE
     cgroup_uid: str = ""
     containers: tuple[ContainerView, ...] = ()
 
@@ -96,29 +100,29 @@ class _Pod(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Pod).decode
 
 
-def view(content: bytes) -> PodView:
-    """From a pod's JSON. One whose assignment cannot be read holds nothing: the device plugin starts none such."""
+def parse_pod(content: bytes) -> PodView:
+    """Parse a pod's JSON. A pod with an invalid assignment holds nothing: the device plugin starts no such pod."""
     pod = _decode(content)
     metadata, spec = pod.metadata, pod.spec
     started, allowed = _seconds(pod.status.start_time), spec.active_deadline_seconds
-    patience = spec.termination_grace_period_seconds
+    spec_grace = spec.termination_grace_period_seconds
     try:
         assignment = codec.decode(metadata.annotations)
     except codec.InvalidAssignment as error:
-        who = f"{metadata.namespace}/{metadata.name}"
-        _log.warning("unreadable assignment", pod=who, uid=metadata.uid, error=str(error))
+        pod_name = f"{metadata.namespace}/{metadata.name}"
+        _log.warning("ignored an invalid assignment", pod=pod_name, uid=metadata.uid, error=str(error))
         assignment = None
     return PodView(
         uid=metadata.uid,
         namespace=metadata.namespace,
         name=metadata.name,
         finished=pod.status.phase in names.FINISHED_PHASES,
-        off=metadata.annotations.get(mps.MODE) == Mode.OFF,
-        assignment=assignment or _NOTHING,
-        ends=_seconds(metadata.deletion_timestamp),
+        without_mps=metadata.annotations.get(mps.MODE) == Mode.OFF,
+        assignment=assignment or _NO_ASSIGNMENT,
+        ends_at=_seconds(metadata.deletion_timestamp),
         grace=float(metadata.deletion_grace_period_seconds or 0),
         deadline=started + allowed if started is not None and allowed is not None else None,
-        patience=_PATIENCE if patience is None else float(patience),
+        spec_grace=_DEFAULT_GRACE if spec_grace is None else float(spec_grace),
         cgroup_uid=metadata.annotations.get(names.MIRROR) or metadata.uid,
         containers=tuple(_containers(pod)),
     )
@@ -142,20 +146,20 @@ def _seconds(timestamp: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """On one card: the shares of containers, and whether all who hold it do without MPS."""
+    """The demand on one card: shares in MiB, and whether all holders run without MPS."""
 
     shares: tuple[MiB, ...] = ()
-    off: bool = False
+    without_mps: bool = False
 
 
-def indexed(cards: Sequence[GpuCard]) -> dict[int, str]:
-    """UUIDs by index."""
+def uuids_by_index(cards: Sequence[GpuCard]) -> dict[int, str]:
+    """The UUIDs of cards by index."""
     return {card.index: card.uuid for card in cards}
 
 
 def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Demand]:
-    """What pods ask of each card, by UUID. Pure."""
-    by_index = indexed(cards)
+    """The demand of pods on each card, by UUID. Pure."""
+    by_index = uuids_by_index(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
     modes: dict[str, set[bool]] = {card.uuid: set() for card in cards}
     for pod in pods:
@@ -165,20 +169,20 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
             uuid = share.uuid_by(by_index)
             if uuid in shares:
                 shares[uuid].append(share.mem)
-                modes[uuid].add(pod.off)
-    return {uuid: Demand(tuple(found), modes[uuid] == {True}) for uuid, found in shares.items()}
+                modes[uuid].add(pod.without_mps)
+    return {uuid: Demand(tuple(card_shares), modes[uuid] == {True}) for uuid, card_shares in shares.items()}
 
 
-def following(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
-    """The pods bound to the node. `on_change` is called from the reflector's thread."""
+def watch_pods(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
+    """Watch the pods bound to the node. `on_change` is called from the reflector's thread."""
     return NodePods(client, node, _project, Woken(on_change), clock)
 
 
 def _project(content: bytes) -> tuple[str, PodView]:
-    pod = view(content)
+    pod = parse_pod(content)
     return pod.uid, pod
 
 
-def wanted_ceilings(found: Mapping[str, Demand]) -> dict[str, MiB]:
+def required_ceilings(demands: Mapping[str, Demand]) -> dict[str, MiB]:
     """The memory limits that the daemons must allow, by UUID. Pure."""
-    return {uuid: mps.ceiling(demand.shares) for uuid, demand in found.items()}
+    return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands.items()}

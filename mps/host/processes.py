@@ -1,7 +1,7 @@
 """The processes of this machine that matter to MPS: control daemons, servers, and programs on the cards.
 
-`Host` is the seam to them; `LocalHost` is the machine's own. A daemon may be our child or one that a former manager
-left. Both are handled alike, by PID and start time, so nothing is ever signalled that only has an old number.
+`Host` is the seam to them; `LocalHost` is this machine. A daemon may be our child or one that a former manager started.
+Both are identified by PID and start time, so that no signal reaches another process with a reused PID.
 """
 
 import contextlib
@@ -16,57 +16,57 @@ from typing import Protocol
 from cardwise.core.api import mps
 from mps.host import cgroups
 from mps.host.cgroups import PROC, CgroupMembership
-from mps.host.control import FrontEnd, Program
+from mps.host.control import ControlProgram, FrontEnd
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
-_ARGUMENTS = 3  # in which a program's name is, also where an interpreter runs it
-# Of a command line, or an environment. Tenants start processes with megabytes of either, as many as they like, and all
-# of them are read at each look; daemons and servers have some hundred bytes.
-_MOST_BYTES = 65_536
+_ARGUMENTS = 3  # that may name the program, also if an interpreter runs it
+# Of a command line or environment. Tenants can start many processes with megabytes of either, and all are read at each
+# check; daemons and servers have some hundred bytes.
+_MAX_BYTES = 65_536
 _REAP_SECONDS = 3.0
 _ENDED = "ZX"
 _AFTER_NAME = 2  # fields of /proc/<pid>/stat before the one after the name
 
 
 class HostProcess(Protocol):
-    """One process, and no later one of that number."""
+    """One process, and no later one with the same PID."""
 
     @property
     def pid(self) -> int: ...
 
-    def alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+    def is_alive(self) -> bool:
+        """Whether the process runs; a zombie does not."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Nothing when it has ended. Raises OSError when it may not be."""
+        """Send a signal; does nothing if the process has ended. Raises OSError if it is not permitted."""
 
 
 class Child(HostProcess, Protocol):
-    """One that we have started."""
+    """A process that this one has started."""
 
     @property
     def code(self) -> int | None:
-        """Its return code, None before its end was seen."""
+        """The return code, None until its end was observed."""
 
-    def leave(self) -> None:
-        """It goes on without us, and nobody is to wait for it."""
+    def abandon(self) -> None:
+        """Stop waiting for the process: it keeps running."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """A process at a moment: the letter of its state, and how often it has let others run."""
+class ProcessActivity:
+    """The activity of a process: the letter of its state, and its number of context switches."""
 
     state: str
     switches: int
 
 
 class Host(Protocol):
-    """A machine on which daemons run. From any thread; what has ended is nowhere."""
+    """A machine on which daemons run. Thread-safe. Processes that have ended are not returned."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
-        """In a session of its own; what it says goes to this descriptor. Raises OSError."""
+        """Start a command in its own session, with output to this descriptor. Raises OSError."""
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         """A front end to the daemon of the environment's pipe folder."""
@@ -78,23 +78,23 @@ class Host(Protocol):
         """Servers that daemons of this pipe folder have started, whether the daemon still lives or not."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
-        """That the process was started with."""
+        """The environment that the process was started with."""
 
-    def pulse(self, pid: int) -> Pulse | None:
-        """None when it has ended."""
+    def activity(self, pid: int) -> ProcessActivity | None:
+        """The activity of a process, None if it has ended."""
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
-        """The pods and containers that it is in, the outermost first."""
+        """The pods and containers of a process, the outermost first."""
 
     def name(self, pid: int) -> str:
-        """For people; "" where there is no such process."""
+        """The name of a process, for people; "" if there is no such process."""
 
     def is_server(self, pid: int) -> bool:
-        """Whether it is an MPS server by its name, which any process may give itself."""
+        """Whether it is an MPS server by its name, which any process can choose."""
 
 
 class LocalHost:
-    """`Host` of the processes that we see."""
+    """`Host` of this machine, by /proc."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
         popen = subprocess.Popen(
@@ -106,58 +106,58 @@ class LocalHost:
             cwd="/",
             start_new_session=True,
         )
-        return _Started(popen)
+        return _StartedChild(popen)
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
-        return Program(program, environment)
+        return ControlProgram(program, environment)
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, arguments in _of(pipe, CONTROL) if FOREGROUND in arguments]
+        return [process for process, arguments in _processes_of_pipe(pipe, CONTROL) if FOREGROUND in arguments]
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, _ in _of(pipe, SERVER)]
+        return [process for process, _ in _processes_of_pipe(pipe, SERVER)]
 
     def environment(self, pid: int) -> Mapping[str, str]:
         return _environment(pid)
 
-    def pulse(self, pid: int) -> Pulse | None:
+    def activity(self, pid: int) -> ProcessActivity | None:
         try:
             lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
         except OSError:
             return None
         # The name comes first and has no line break of its own: the kernel escapes it.
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        switches = (int(value) for name, value in fields.items() if name.endswith("_ctxt_switches"))
+        switches = (int(text) for name, text in fields.items() if name.endswith("_ctxt_switches"))
         state = fields["State"].strip()[0]
-        return None if state in _ENDED else Pulse(state, sum(switches))
+        return None if state in _ENDED else ProcessActivity(state, sum(switches))
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
-        return cgroups.of(pid)
+        return cgroups.read_memberships(pid)
 
     def name(self, pid: int) -> str:
         try:
-            said = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+            name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
         except OSError:
             return ""
         # A process names itself, and admins read it on their terminals.
-        return "".join(one if one.isprintable() else "?" for one in said)
+        return "".join(character if character.isprintable() else "?" for character in name)
 
     def is_server(self, pid: int) -> bool:
-        return _is(PROC / str(pid), SERVER)
+        return _is_program(PROC / str(pid), SERVER)
 
 
 LOCAL = LocalHost()
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundProcess:
     """A process by PID and start time, in clock ticks since boot."""
 
     pid: int
     started: int
 
-    def alive(self) -> bool:
-        return _started(self.pid) == self.started
+    def is_alive(self) -> bool:
+        return _start_time(self.pid) == self.started
 
     def signal(self, number: signal.Signals) -> None:
         try:
@@ -165,15 +165,15 @@ class _Found:
         except ProcessLookupError:
             return
         try:
-            # Only now is it certain that the descriptor is of the process that we mean.
-            if self.alive():
+            # Checked after opening: now the descriptor is certainly that of this process.
+            if self.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
-class _Started:
+class _StartedChild:
     """A child by its handle: no other process gets its PID before we have reaped it."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -187,63 +187,63 @@ class _Started:
     def code(self) -> int | None:
         return self._popen.returncode
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         if self._popen.poll() is not None:
             return False
-        if _started(self.pid) is not None:
+        if _start_time(self.pid) is not None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_REAP_SECONDS)  # at once, since it has ended: `poll` came a moment too early
+            self._popen.wait(_REAP_SECONDS)  # returns at once, since it has ended: `poll` was a moment too early
         return False
 
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         if self._popen.poll() is None:
             self._popen.returncode = 0
 
 
-def _of(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
-    found: list[tuple[HostProcess, list[str]]] = []
+def _processes_of_pipe(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
+    processes: list[tuple[HostProcess, list[str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
-        if not _is(entry, program):
+        if not _is_program(entry, program):
             continue
         pid = int(entry.name)
-        started = _started(pid)
+        started = _start_time(pid)
         if started is None or _environment(pid).get(mps.PIPE_ENV) != str(pipe):
             continue
-        if not cgroups.is_tenants(pid):  # he would have it ended, or be taken for a daemon
-            found.append((_Found(pid, started), _arguments(entry)))
-    return found
+        if not cgroups.is_tenant_process(pid):  # a tenant's process must neither be ended nor count as a daemon
+            processes.append((_FoundProcess(pid, started), _arguments(entry)))
+    return processes
 
 
-def _is(entry: Path, program: str) -> bool:
+def _is_program(entry: Path, program: str) -> bool:
     return any(Path(argument).name == program for argument in _arguments(entry)[:_ARGUMENTS])
 
 
 def _arguments(entry: Path) -> list[str]:
-    """Those that end within the bytes that are read."""
-    return _entries(entry / "cmdline")
+    """The arguments within the bytes that are read."""
+    return _read_entries(entry / "cmdline")
 
 
 def _environment(pid: int) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in _entries(PROC / str(pid) / "environ") if "=" in entry)
+    return dict(entry.split("=", 1) for entry in _read_entries(PROC / str(pid) / "environ") if "=" in entry)
 
 
-def _entries(file: Path) -> list[str]:
-    """The texts that a process was started with; empty where it has ended."""
+def _read_entries(file: Path) -> list[str]:
+    """The entries of a file of /proc that are separated by NUL; empty if the process has ended."""
     try:
         with file.open("rb") as opened:
-            content = opened.read(_MOST_BYTES)
+            content = opened.read(_MAX_BYTES)
     except OSError:
         return []
     return content.decode(errors="replace").split("\0")[:-1]
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     try:
         content = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:

@@ -87,7 +87,7 @@ def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
     lines = ["import sys", "sys.path.append('/opt/agent')", "sys.modules['_hashlib'] = None"]
     lines += [
         "from mps.agent import probe, running",
-        "from cardwise.share import laying",
+        "from cardwise.share import installation",
         "print(len(installation.container_files()))",
     ]
     assert int(inside(agent, *lines)) > 5, "the frameworks' hook comes from here"

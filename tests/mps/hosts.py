@@ -15,8 +15,8 @@ from pathlib import Path
 from cardwise.clock import Clock
 from cardwise.core.api import mps
 from mps.host.cgroups import CgroupMembership
-from mps.host.control import FrontEnd, NoDaemon, Silent, check
-from mps.host.processes import CONTROL, SERVER, HostProcess, Pulse
+from mps.host.control import DaemonTimeout, FrontEnd, NoDaemon, check
+from mps.host.processes import CONTROL, SERVER, HostProcess, ProcessActivity
 from tests.mps.double.daemon import Daemon, Ended
 
 
@@ -34,11 +34,11 @@ class FakeProcess:
     listener: socket.socket | None = None
     daemon: Daemon | None = None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.code is None
 
     def signal(self, number: signal.Signals) -> None:
-        if not self.alive() or number in self.deaf:
+        if not self.is_alive() or number in self.deaf:
             return
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self.state = "T" if number is signal.SIGSTOP else "S"
@@ -52,7 +52,7 @@ class FakeProcess:
         if self.daemon is not None:
             self.daemon.host.close()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         pass
 
     def poll(self) -> int | None:
@@ -69,7 +69,7 @@ class FakeProcess:
         self.signal(signal.SIGKILL)
 
     def wait(self) -> None:
-        assert not self.alive()
+        assert not self.is_alive()
 
 
 class FakeHost:
@@ -119,15 +119,15 @@ class FakeHost:
         return [
             one
             for one in self.processes.values()
-            if one.alive() and one.name == name and not one.pods and _pipe(one.environment) == pipe
+            if one.is_alive() and one.name == name and not one.pods and _pipe(one.environment) == pipe
         ]
 
     def environment(self, pid: int) -> Mapping[str, str]:
         return self.processes[pid].environment
 
-    def pulse(self, pid: int) -> Pulse | None:
+    def activity(self, pid: int) -> ProcessActivity | None:
         found = self._living(pid)
-        return Pulse(found.state, 0) if found is not None else None
+        return ProcessActivity(found.state, 0) if found is not None else None
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         found = self._living(pid)
@@ -142,7 +142,7 @@ class FakeHost:
 
     def _living(self, pid: int) -> FakeProcess | None:
         found = self.processes.get(pid)
-        return found if found is not None and found.alive() else None
+        return found if found is not None and found.is_alive() else None
 
 
 def _pipe(environment: Mapping[str, str]) -> Path:
@@ -166,7 +166,7 @@ class _Environs:
         self._output.close()
 
     def alive(self, pid: int) -> bool:
-        return self._host.pulse(pid) is not None
+        return self._host.activity(pid) is not None
 
     def start_server(self) -> FakeProcess:
         server = self._host.add(SERVER, self._process.environment)
@@ -184,7 +184,7 @@ class _FrontEnd:
         self._host = host
         self._pipe = pipe
 
-    def ask(self, command: str, timeout: float) -> str:
+    def send(self, command: str, timeout: float) -> str:
         daemons = self._host.daemons(self._pipe)
         if not daemons:
             raise NoDaemon("Cannot find MPS control daemon process")
@@ -193,7 +193,7 @@ class _FrontEnd:
         assert process.daemon is not None
         if process.state == "T":
             self._host.clock.sleep(timeout)
-            raise Silent(f"no answer to {command!r} within {timeout:g} s")
+            raise DaemonTimeout(f"no answer to {command!r} within {timeout:g} s")
         try:
             said = process.daemon.take(command.encode(), 0).strip()
         except Ended as end:

@@ -5,7 +5,7 @@ from mps.host.pods import PodView
 
 
 def pod(uid: str = "u", containers_hold: dict[str, tuple[CardShare, ...]] | None = None, **changes: object) -> PodView:
-    fields = {"uid": uid, "namespace": "d", "name": uid, "finished": False, "off": False, "cgroup_uid": uid}
+    fields = {"uid": uid, "namespace": "d", "name": uid, "finished": False, "without_mps": False, "cgroup_uid": uid}
     return PodView(**fields | {"assignment": Assignment(containers_hold or {})} | changes)
 
 

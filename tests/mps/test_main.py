@@ -72,15 +72,15 @@ def refused(options: list[str]) -> str:
     [
         ({"scope": "rack"}, "'rack' is not one of 'card', 'node'"),
         ({"control": "no-such-program"}, "belongs to NVIDIA's driver"),
-        ({"probe-interval": "0"}, "0 would ask without end; write a time such as 2s"),
+        ({"probe-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
         ({"probe-timeout": "soon"}, "is not a duration; write a number with a unit"),
-        ({"audit-interval": "0"}, "0 would ask without end; write a time such as 2s"),
+        ({"audit-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
         ({"audit-tolerance": "half"}, "'half' is not a quantity; write an amount such as 2 or 8Gi"),
         ({"audit-looks": "0"}, "0 is not in the range x>=1"),
         ({"cards": "0,0"}, "'0' is listed twice; list each card once"),
         ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
         ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),
-        ({"daemon-cgroup": "/proc"}, "/proc is no cgroup file system"),
+        ({"daemon-cgroup": "/proc"}, "/proc is not a cgroup file system"),
         ({"probe-interval": "31s"}, "31 s is longer than 30 s"),
         ({"root": "/tmp/" + "r" * 90}, "MPS opens no path of more than 87; take a root that is"),
         ({"simulated-cards": "/no/such/file"}, "no simulated cards"),
@@ -150,12 +150,12 @@ def test_a_life_from_start_to_sigterm(node, api, told, start):
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert told() == "Down", "its last word"
-    assert not daemon.alive()
+    assert not daemon.is_alive()
     assert node.mode() == "Default"
     assert not mpsfiles.is_manager_running(node.root)
     server = rb'"event":"fake server \d+ for devices GPU-n1-0","card":"GPU-n1-0"'
     assert re.search(server, said), "its own environment does not reach the daemon, and what that says has its card"
-    assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
+    assert b'ignored MPS settings in the manager\'s environment","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
     assert b"Traceback" not in said
 
 
@@ -165,7 +165,7 @@ def test_a_manager_whose_root_is_removed_ends_for_the_next(node, api, told, star
     node.root.rename(node.root.with_name("removed"))  # in one step: the manager writes there
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
-    assert b"the lock was removed from the root" in said
+    assert b"the lock file was removed from the root" in said
     assert b"Traceback" not in said
     start()
     api.until(lambda: not mpsfiles.unready_reason(node.root, uuid_of(0)))

@@ -7,7 +7,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles
-from mps.manager import Lock, RootTaken
+from mps.manager import Lock, RootLocked
 from tests.mps.worlds import P100, uuid_of
 
 
@@ -46,7 +46,7 @@ def test_a_thread_that_does_not_come_round_has_it_restarted(node):
     node.clock.advance(119.0)
     assert not node.manager.stuck()
     node.clock.advance(2.0)
-    assert node.manager.stuck() == ["the manager's thread has not come round for 121 s"]
+    assert node.manager.stuck() == ["the manager's thread has made no pass for 121 s"]
     node.turn()
     assert not node.manager.stuck()
 
@@ -62,8 +62,8 @@ def test_a_daemon_sees_its_own_card_only(pair):
 def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
     node.start()
     node.wait_ready()
-    node.bind("plain", 0, 4096, off=True)
-    node.until(lambda: not node.problem(wanted=MpsState.OFF))
+    node.bind("plain", 0, 4096, without_mps=True)
+    node.until(lambda: not node.problem(required_state=MpsState.OFF))
     assert node.mode() == "Default"
     assert node.told()["state"] == "Off"
     assert "is Off, not Ready" in node.problem()
@@ -74,18 +74,18 @@ def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
 
 
 def test_that_it_is_off_does_not_go_stale(node):
-    node.bind("plain", 0, 4096, off=True)
+    node.bind("plain", 0, 4096, without_mps=True)
     node.start()
-    node.until(lambda: not node.problem(wanted=MpsState.OFF))
+    node.until(lambda: not node.problem(required_state=MpsState.OFF))
     node.pass_time(60.0)
-    assert not node.problem(wanted=MpsState.OFF)
+    assert not node.problem(required_state=MpsState.OFF)
 
 
 def test_one_pod_that_wants_mps_keeps_it_on(node):
-    node.bind("plain", 0, 4096, off=True)
+    node.bind("plain", 0, 4096, without_mps=True)
     node.bind("limited", 0, 2048)
     node.start()
-    node.wait_ready(need=MiB(4096))
+    node.wait_ready(memory_limit=MiB(4096))
 
 
 def test_one_daemon_for_the_node(make_node):
@@ -93,23 +93,23 @@ def test_one_daemon_for_the_node(make_node):
     node.bind("pod", 1, 8138)
     node.start()
     node.wait_ready(0)
-    node.wait_ready(1, need=MiB(8138))
+    node.wait_ready(1, memory_limit=MiB(8138))
     assert node.ask("get_default_device_pinned_mem_limit 0") == "512M"
     assert node.ask("get_default_device_pinned_mem_limit 1") == "8G"
     assert node.told(1)["mode"] == "node"
-    assert "allows 512 MiB" in node.problem(0, need=MiB(8138))
+    assert "allows 512 MiB" in node.problem(0, memory_limit=MiB(8138))
     node.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
     node.write_cards()
     node.wait_ready(2)
-    node.wait_ready(1, need=MiB(8138))
+    node.wait_ready(1, memory_limit=MiB(8138))
 
 
 def test_a_card_whose_pods_do_without_mps_does_not_end_the_daemon_of_the_node_for_another(make_node):
     node = make_node(scope=Scope.NODE)
-    node.bind("plain", 0, 4096, off=True)
+    node.bind("plain", 0, 4096, without_mps=True)
     node.bind("limited", 1, 8138)
     node.start()
-    node.wait_ready(1, need=MiB(8138))
+    node.wait_ready(1, memory_limit=MiB(8138))
 
 
 def test_a_new_card_and_one_that_leaves(pair):
@@ -120,7 +120,7 @@ def test_a_new_card_and_one_that_leaves(pair):
     del pair.cards[0]
     pair.write_cards()
     pair.wait_ready(2)
-    pair.until(lambda: not gone.alive())
+    pair.until(lambda: not gone.is_alive())
     assert pair.problem(0)
 
 
@@ -142,7 +142,7 @@ def test_other_drivers_come_up_too(node, monkeypatch, driver):
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
     node.bind("pod", 0, 8138)
     node.start(driver=f"{driver}.1")
-    node.wait_ready(need=MiB(8138))
+    node.wait_ready(memory_limit=MiB(8138))
     assert node.status().multi_user == (driver == "595")
     assert node.status().max_clients == (60 if driver == "595" else 48)
 
@@ -158,16 +158,16 @@ def test_an_option_that_the_program_does_not_take_is_left_out(node, monkeypatch)
 
 def test_there_is_one_manager_for_a_root(folder):
     first, second = Lock(folder), Lock(folder)
-    first.take()
-    with pytest.raises(RootTaken):
-        second.take()
+    first.acquire()
+    with pytest.raises(RootLocked):
+        second.acquire()
     assert mpsfiles.is_manager_running(folder)
     first.release()
     assert not mpsfiles.is_manager_running(folder), "and asking held nothing"
-    second.take()
-    assert not second.lost()
+    second.acquire()
+    assert not second.is_lost()
     (folder / mps.LOCK).unlink()
-    assert second.lost()
+    assert second.is_lost()
     Lock(folder).release()
-    assert second.lost(), "another one's is there"
+    assert second.is_lost(), "another one's is there"
     second.release()

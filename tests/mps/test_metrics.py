@@ -20,13 +20,13 @@ def only(state: MpsState) -> dict[str, float]:
 
 
 def test_a_state_is_one_of_all():
-    metrics.tell_state("some-card", MpsState.DRAINING)
+    metrics.set_state("some-card", MpsState.DRAINING)
     found = {
         each: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": each}) for each in MpsState
     }
     assert found == only(MpsState.DRAINING)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 0
-    metrics.tell_state("some-card", MpsState.READY)
+    metrics.set_state("some-card", MpsState.READY)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 1
     assert REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": MpsState.DRAINING}) == 0
 

@@ -95,7 +95,7 @@ def test_what_the_api_server_does_not_take_is_said_and_told_again(cluster):
     cluster.api.fault(Fault(status=500), "patch", times=2)
     cluster.say(0)
     cluster.settled()
-    assert "the cluster was not told of this node's MPS" in cluster.publication.problem
+    assert "failed to publish the MPS statuses of this node" in cluster.publication.problem
     assert cluster.later().state() is None
     assert cluster.later().state() == "Ready"
     assert not cluster.publication.problem

@@ -25,7 +25,7 @@ from mps.audit import audit
 from mps.daemon.daemon import Daemon
 from mps.daemon.machine import DaemonPace
 from mps.host.cgroups import CgroupMembership
-from mps.host.pods import PodView, view
+from mps.host.pods import PodView, parse_pod
 from mps.manager import Lock, Manager, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
@@ -54,7 +54,7 @@ class Pods:
 
     def all(self) -> list[PodView]:
         if self._read[0] != self._api.revision:
-            read = [view(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
+            read = [parse_pod(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
             self._read = self._api.revision, read
         return self._read[1]
 
@@ -63,7 +63,7 @@ class Pods:
 
 
 class Publication:
-    """Told to nobody: see test_publication.py."""
+    """AgentSettings to nobody: see test_publication.py."""
 
     problem = ""
 
@@ -145,8 +145,8 @@ class Node:
         )
         self.manager: Manager | None = None
         # The daemons' threads are this one.
-        monkeypatch.setattr(Daemon, "start", Daemon.begin)
-        monkeypatch.setattr(managers, "following", lambda *_: self.pods)
+        monkeypatch.setattr(Daemon, "start", Daemon.take_over)
+        monkeypatch.setattr(managers, "watch_pods", lambda *_: self.pods)
         monkeypatch.setattr(managers, "Publication", lambda *_: Publication())
         monkeypatch.setattr(audit, "EventRecorder", lambda *_, **__: self.events)
 
@@ -161,17 +161,17 @@ class Node:
         self.gpus = Cards(self.cards_file, self.lost)
         served = SelectedGpus(self.gpus, selection.parse(cards)) if cards else self.gpus
         self.lock = Lock(self.root)
-        self.lock.take()
+        self.lock.acquire()
         self.manager = Manager(self.settings, self.api.client(), served, self.gpus, host=self.host, clock=self.clock)
-        self.manager.begin()
+        self.manager.inherit()
         self.turn()
         return self
 
     def turn(self) -> None:
         """Each does what is due; then it is the next moment at which something may be. Audits look by themselves."""
-        rest = self.manager.turn()
+        rest = self.manager.reconcile()
         for daemon in self.manager.daemons():
-            rest = min(rest, daemon.turn())
+            rest = min(rest, daemon.step())
         if rest > 0.0:
             self.clock.advance(max(rest, 0.001))  # not less than the clock can tell apart
 
@@ -188,7 +188,7 @@ class Node:
             self.turn()
 
     def stop(self) -> None:
-        self.clock.live = lambda: [daemon.turn() for daemon in self.manager.daemons()]
+        self.clock.live = lambda: [daemon.step() for daemon in self.manager.daemons()]
         self.manager.stop()
         self.clock.live = lambda: None
         self.lock.release()
@@ -233,7 +233,7 @@ class Node:
 
     def told(self, index: int = 0) -> dict[str, Any]:
         """What the cluster is to be told of the card."""
-        return publications.wanted(self.manager.statuses()[uuid_of(index)], uuid_of(index))
+        return publications.card_status(self.manager.statuses()[uuid_of(index)], uuid_of(index))
 
     def mode(self, index: int = 0) -> str:
         return str(SimulatedGpus(self.cards_file).compute_mode(uuid_of(index)))
@@ -254,11 +254,11 @@ class Node:
 
     # What happens on the node.
 
-    def bind(self, name: str, index: int, mib: int, *, off: bool = False, grace: int = 60) -> None:
+    def bind(self, name: str, index: int, mib: int, *, without_mps: bool = False, grace: int = 60) -> None:
         """A pod of one container, `main`."""
         given = (CardShare(index, uuid_of(index), MiB(mib), 0, MiB(P100)),)
         annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
-        if off:
+        if without_mps:
             annotations[mps.MODE] = "off"
         container = {"name": "main", "containerID": f"containerd://{CID}"}
         pod = {

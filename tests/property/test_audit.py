@@ -90,14 +90,14 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
     standing: dict = {}
     row = 0
     for at, is_over in enumerate(overruns):
-        standing = findings.follow(standing, [finding] if is_over else [], float(at))
+        standing = findings.update_standing(standing, [finding] if is_over else [], float(at))
         row = row + 1 if is_over else 0
         assert len(standing) == bool(row)
         for one in standing.values():
             assert (one.looks, one.since) == (row, at - row + 1)
-            assert one.to_tell(looks, every) == (row >= looks and (row - looks) % every == 0)
+            assert one.is_report_due(looks, every) == (row >= looks and (row - looks) % every == 0)
             stranger = replace(one, finding=replace(finding, reason=Reason.UNKNOWN_PROCESS))
-            assert stranger.to_tell(looks, every) == (row == looks)
+            assert stranger.is_report_due(looks, every) == (row == looks)
 
 
 @given(st.integers(0, 3))
@@ -105,6 +105,6 @@ def test_a_card_that_was_not_seen_stands_as_it_did(before):
     finding = Violation(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     for at in range(before):
-        standing = findings.follow(standing, [finding], float(at))
-    assert findings.follow(standing, [], 9.0, unseen={"GPU-0"}) == standing
-    assert findings.follow(standing, [], 9.0, unseen={"GPU-1"}) == {}
+        standing = findings.update_standing(standing, [finding], float(at))
+    assert findings.update_standing(standing, [], 9.0, unseen={"GPU-0"}) == standing
+    assert findings.update_standing(standing, [], 9.0, unseen={"GPU-1"}) == {}

@@ -146,7 +146,7 @@ class Machine:
         )
         self._client = self.api.client()
         self._lock = Lock(self.root)
-        self._lock.take()
+        self._lock.acquire()
         chosen = _Lasting(self.gpus, CardSelection((self.card.uuid.lower(),)))
         self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)
         self.manager.start()

@@ -170,7 +170,9 @@ def busy(machine, count: int, mib: int = 0) -> list[Tenant]:
 def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machine, measured, monkeypatch):
     machine.share("ending", 2048)
     ending, staying = busy(machine, 2, mib=1024)
-    monkeypatch.setattr(cgroups, "of", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ())
+    monkeypatch.setattr(
+        cgroups, "read_memberships", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ()
+    )
     began = time.monotonic()
     assert machine.manager.detach(machine.manager.pods.all()) == 1
     assert ending.heard(30.0)["error"] == TERMINATED
@@ -249,7 +251,7 @@ def test_a_process_past_mps_between_two_servers_keeps_the_card_closed(machine, m
         process.signal(signal.SIGKILL)
     thief = machine.tenant("hold", 64, through=False)
     assert thief.heard() == {"held": 64, "error": 0}, "it was first"
-    eventually(lambda: "has come past MPS" in machine.problem(), machine.problem(), 60.0)
+    eventually(lambda: "bypasses MPS" in machine.problem(), machine.problem(), 60.0)
     measured("a process past MPS between two servers", machine.problem())
     assert f"process {thief.pid} " in machine.problem()
     thief.close()

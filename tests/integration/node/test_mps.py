@@ -286,8 +286,8 @@ def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(worl
     world.use(1, {greedy: 70})
     try:
         card, other = world.uuids
-        overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and was given 1000 MiB"
-        wrong = f"WrongCard: container main uses 70 MiB of card {other}, which it was not given (it has {card})"
+        overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and has a share of 1000 MiB"
+        wrong = f"WrongCard: container main uses 70 MiB of card {other} without a share of it (it has {card})"
         for said in (overrun, wrong):
             world.wait(lambda said=said: said in world.space.reasons("greedy"), said)
         world.use(0, {greedy: 5000, modest: 6000})

@@ -96,8 +96,8 @@ class Pod:
 
     def start(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
         self.told(told, wait=wait, port=port, hook=hook)
-        self.agent = ShareAgent(podshares.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
-        self._next = self.agent.turn()
+        self.agent = ShareAgent(podshares.parse_settings(self.env), self.folder, self.root, hook=hook, clock=self.clock)
+        self._next = self.agent.update()
         return self
 
     def told(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> dict[str, str]:
@@ -123,7 +123,7 @@ class Pod:
 
     def later(self) -> "Pod":
         self.clock.advance(self._next)
-        self._next = self.agent.turn()
+        self._next = self.agent.update()
         return self
 
     def close(self) -> None:
@@ -134,17 +134,17 @@ class Pod:
     def serve(self) -> None:
         """All that the agent can do at present: takes connections, reads, and answers."""
         for _ in range(4):
-            self.agent._endpoint.go_on(0.0)
+            self.agent._endpoint.serve_once(0.0)
 
     def probe(self, tries: int = 1, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
         """What the kubelet's probe finds: exit status and what it would show. `meanwhile` happens again and again."""
         said = io.StringIO()
         codes: list[int] = []
-        asking = threading.Thread(target=lambda: codes.append(probe.ask(self.env, tries, 0.0)))
+        asking = threading.Thread(target=lambda: codes.append(probe.wait_ready(self.env, tries, 0.0)))
         with contextlib.redirect_stderr(said):
             asking.start()
             while asking.is_alive():
-                self.agent._endpoint.go_on(0.005)
+                self.agent._endpoint.serve_once(0.005)
                 meanwhile()
         return codes[0], said.getvalue()
 

@@ -139,7 +139,7 @@ def test_a_port_that_is_taken_is_the_apps(pod, card, capfd):
         port = app.getsockname()[1]
         pod.start(assignment(c0=[share()]), port=port)
         assert pod.ready()
-        assert f"cannot listen at {port}" in capfd.readouterr().err
+        assert f"failed to listen at {port}" in capfd.readouterr().err
     pod.later()
     with socket.create_connection(("127.0.0.1", port), SECONDS) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_the_apps(pod, card, capfd):
 def test_it_keeps_trying_to_write(pod, card, capfd):
     (pod.folder / "0").write_text("in the way")
     pod.start(assignment(c0=[share()]))
-    assert "cannot be written" in capfd.readouterr().err
+    assert "failed to write" in capfd.readouterr().err
     assert pod.ready()
     (pod.folder / "0").unlink()
     pod.later()
@@ -228,7 +228,7 @@ def test_a_hook_that_cannot_be_laid_out_holds_the_pod_back_and_says_why(pod):
     pod.start(assignment(c0=[share()]), wait=False, hook=True)
     code, why = pod.ask("/readyz")
     assert code == 503
-    assert "the frameworks' hook cannot be laid out" in why
+    assert "the frameworks' hook cannot be installed" in why
     (pod.folder / shareagent.HOOK).unlink()
     assert pod.later().ready()
 
@@ -256,7 +256,7 @@ def test_as_a_process_that_waits_it_ends_at_once(pod):
 
 
 def test_without_an_agent_the_probe_says_so(pod, capsys):
-    assert probe.ask({shareagent.FOLDER_ENV: str(pod.folder)}, tries=2, pause=0.0) == 1
+    assert probe.wait_ready({shareagent.FOLDER_ENV: str(pod.folder)}, tries=2, pause=0.0) == 1
     assert "the share agent does not answer" in capsys.readouterr().err
 
 
@@ -267,7 +267,7 @@ def test_a_setting_that_cannot_be_is_refused_with_the_remedy(pod):
     line = json.loads(done.stderr)
     assert line["level"] == "error"
     assert "CARDWISE_ASSIGNMENT" in line["error"]
-    assert "run the agent where they put it" in line["error"]
+    assert "run the agent only in pods they prepare" in line["error"]
 
 
 def test_it_is_small():

@@ -16,7 +16,7 @@ from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
 def told(**env):
-    return podshares.read({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
+    return podshares.parse_settings({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def told(**env):
 def test_what_is_said_to_be_enforced(by, state, waits, cards):
     shares = (share(ONE), share(TWO))[:cards]
     states = {} if state is None else {ONE: state, TWO: state}
-    assert podshares.enforced(shares, states, waits=waits) == by
+    assert podshares.enforcement(shares, states, waits=waits) == by
 
 
 @pytest.mark.parametrize("by", ["", "mps", "advisory"])
@@ -53,7 +53,7 @@ def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
 
 def test_a_card_must_allow_the_largest_share_of_the_pod_there():
     text = assignment(c0=[share(ONE, 1000)], c1=[share(ONE, 3000), share(TWO, 3000)], init_2=[share(TWO, 100)])
-    assert told(**{shareagent.ASSIGNMENT_ENV: text}).needs() == {ONE: MiB(3000), TWO: MiB(3000)}
+    assert told(**{shareagent.ASSIGNMENT_ENV: text}).required_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_card_must_allow_the_largest_share_of_the_pod_there():
         (shareagent.ASSIGNMENT_ENV, "", "unreadable"),
         (shareagent.ASSIGNMENT_ENV, "{}", "unreadable"),
         (shareagent.ASSIGNMENT_ENV, '{"v":9,"containers":{}}', "version 9"),
-        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "nobody"),
+        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "no container"),
         (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{"../x":[[0,"GPU-1",1,0,1]]}}', "../x"),
-        (shareagent.WAIT_ENV, "Off", "nothing to wait for"),
-        (shareagent.METRICS_PORT_ENV, "65536", "no port"),
-        (shareagent.METRICS_PORT_ENV, "-1", "no port"),
-        (shareagent.METRICS_PORT_ENV, "http", "no port"),
+        (shareagent.WAIT_ENV, "Off", "not a state to wait for"),
+        (shareagent.METRICS_PORT_ENV, "65536", "not a port"),
+        (shareagent.METRICS_PORT_ENV, "-1", "not a port"),
+        (shareagent.METRICS_PORT_ENV, "http", "not a port"),
     ],
 )
 def test_what_it_does_not_start_with(name, value, problem):

@@ -37,7 +37,7 @@ def look() -> Callable[..., None]:
         """So often, each time after the interval."""
         for _ in range(times):
             node.clock.advance(SETTINGS.interval)
-            node.manager._audit.look()
+            node.manager._audit.audit_once()
 
     return at
 
@@ -52,7 +52,7 @@ def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_n
     assert not node.events.all
     look(node)
     said = (
-        f"container main uses 2025 MiB of card {uuid_of(0)} and was given 1000 MiB: "
+        f"container main uses 2025 MiB of card {uuid_of(0)} and has a share of 1000 MiB: "
         f"processes {first.pid} (python), {second.pid} (python)"
     )
     assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", said, "Warning")]
@@ -150,7 +150,7 @@ def test_a_pod_on_a_card_that_it_was_not_given(pair, look):
     pair.start(audit=SETTINGS)
     look(pair, 3)
     (said,) = pair.events.messages("WrongCard")
-    assert f"uses 100 MiB of card {uuid_of(1)}, which it was not given (it has {uuid_of(0)})" in said
+    assert f"uses 100 MiB of card {uuid_of(1)} without a share of it (it has {uuid_of(0)})" in said
 
 
 def test_a_pod_without_any_share(node, look):
@@ -219,7 +219,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, l
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}
     (said,) = node.events.messages("AuditEvicted")
-    assert said.startswith("evicted, since it went on (--audit-evict): container main uses 9000 MiB of card ")
+    assert said.startswith("evicted, since the violation lasted (--audit-evict): container main uses 9000 MiB of card ")
 
 
 def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(node, look):
@@ -231,7 +231,7 @@ def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(
     (gone,) = evicted(node)
     ((about, _, said, _),) = node.events.of("AuditEvictionWithheld")
     assert {gone, about.name} == {"first", "second"}
-    assert "this node has had its 1 evictions of an hour (--audit-evict-per-hour): container main uses 9000" in said
+    assert "this node has used its 1 evictions per hour (--audit-evict-per-hour): container main uses 9000" in said
     node.end(gone)
     look(node, 10)
     assert evicted(node) == [gone]
@@ -248,7 +248,7 @@ def test_one_goes_after_the_other(node, look):
     look(node, 5)
     (gone,) = evicted(node)
     (said,) = node.events.messages("AuditEvictionWithheld")
-    assert "but the pod that was evicted before it has not ended yet" in said
+    assert "the pod that was evicted before it has not ended yet" in said
     node.end(gone)
     look(node)
     assert len(evicted(node)) == 2, "its turn has come"
@@ -287,15 +287,15 @@ def test_what_a_pod_has_by_container_and_card():
     main, side = ContainerView("0", "main", "abc"), ContainerView("init-1", "side")
     held = {"0": (records.share(0, 5),), "init-1": (records.share(1, 7),)}
     seen = records.pod("u", held, containers=(main, side))
-    assert audit.granted(seen, {}) == PodGrant({("0", "GPU-0"): 5, ("init-1", "GPU-1"): 7}, {"abc": "0"})
+    assert audit.pod_grant(seen, {}) == PodGrant({("0", "GPU-0"): 5, ("init-1", "GPU-1"): 7}, {"abc": "0"})
 
 
 def test_of_gpushares_pod_only_the_whole_is_known():
     seen = records.pod("u", {"pod": (records.share(1, 700, ""),)}, containers=(ContainerView("0", "main", "abc"),))
-    assert audit.granted(seen, {1: "GPU-1"}) == PodGrant({("", "GPU-1"): 700})
+    assert audit.pod_grant(seen, {1: "GPU-1"}) == PodGrant({("", "GPU-1"): 700})
 
 
 def test_many_processes_are_counted_not_listed():
     finding = Violation(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=tuple(range(40)), used=MiB(9))
     said = audit.message(finding, records.pod(), ["a", "", "b"])
-    assert said == "the pod uses 9 MiB of card GPU-0 and was given 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"
+    assert said == "the pod uses 9 MiB of card GPU-0 and has a share of 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.audit.evicting import Allowance, Evictor, Violator
+from mps.audit.evicting import EvictionBudget, Evictor, Violator
 from tests.mps.records import pod
 
 HOUR = 3600.0
@@ -11,44 +11,44 @@ steps = st.lists(st.tuples(st.floats(0.0, HOUR), st.booleans()), max_size=60)
 
 
 def test_the_next_one_goes_when_the_former_has_ended():
-    subject = Allowance(10)
+    subject = EvictionBudget(10)
     subject.spend("a", 0.0)
-    assert subject.withheld({"a", "b"}, 1.0) == "the pod that was evicted before it has not ended yet"
-    assert subject.withheld({"b"}, 1.0) == ""
+    assert subject.withheld_reason({"a", "b"}, 1.0) == "the pod that was evicted before it has not ended yet"
+    assert subject.withheld_reason({"b"}, 1.0) == ""
 
 
 def test_one_that_takes_its_time_to_end_shields_no_other_for_long():
-    subject = Allowance(10)
+    subject = EvictionBudget(10)
     subject.spend("a", 0.0)
-    assert subject.withheld({"a", "b"}, 599.0)
-    assert subject.withheld({"a", "b"}, 600.0) == ""
+    assert subject.withheld_reason({"a", "b"}, 599.0)
+    assert subject.withheld_reason({"a", "b"}, 600.0) == ""
 
 
 def test_an_hour_has_so_many():
-    subject = Allowance(2)
+    subject = EvictionBudget(2)
     for now in (0.0, 60.0):
-        assert subject.withheld((), now) == ""
+        assert subject.withheld_reason((), now) == ""
         subject.spend(str(now), now)
-    assert "has had its 2 evictions of an hour" in subject.withheld((), HOUR - 1)
-    assert subject.withheld((), HOUR) == ""
+    assert "has used its 2 evictions per hour" in subject.withheld_reason((), HOUR - 1)
+    assert subject.withheld_reason((), HOUR) == ""
     subject.spend("c", HOUR)
-    assert subject.withheld((), HOUR + 59.0)
-    assert subject.withheld((), HOUR + 60.0) == ""
+    assert subject.withheld_reason((), HOUR + 59.0)
+    assert subject.withheld_reason((), HOUR + 60.0) == ""
 
 
 def test_one_that_goes_is_no_obstacle_to_itself():
     subject = Evictor(None, None, 1)
-    subject._allowance.spend("a", 0.0)
+    subject._budget.spend("a", 0.0)
     # It would ask, or tell, somebody who is not there.
     subject.evict([Violator(pod("a"), 0.0, "it uses too much")], {"a"}, 1.0)
 
 
 @given(st.integers(1, 5), steps)
 def test_whatever_happens_no_hour_has_more(per_hour, happened):
-    subject, now, gone, last = Allowance(per_hour), 0.0, [], ""
+    subject, now, gone, last = EvictionBudget(per_hour), 0.0, [], ""
     for index, (step, ended) in enumerate(happened):
         now += step
-        if subject.withheld({last} if last and not ended else set(), now):
+        if subject.withheld_reason({last} if last and not ended else set(), now):
             continue
         assert not last or ended or now - gone[-1] >= 600, "one at a time"
         gone.append(now)

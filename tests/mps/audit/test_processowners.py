@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps.audit.owners import Owners
+from mps.audit.processowners import ProcessOwners
 from mps.host.cgroups import CgroupMembership
 from mps.host.pods import ContainerView, PodView
 from tests.mps.records import pod
@@ -12,7 +12,7 @@ def of(uid: str, runtime_id: str = "", **changes: str) -> PodView:
     return pod(uid, containers=(ContainerView("0", "main", runtime_id),), **changes)
 
 
-OWNERS = Owners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgroup_uid="static")])
+OWNERS = ProcessOwners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgroup_uid="static")])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ OWNERS = Owners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgroup_uid="
     ],
 )
 def test_the_outermost_pod_that_is_known_owns_the_process(memberships, owner):
-    found = OWNERS.of(memberships)
+    found = OWNERS.find_owner(memberships)
     assert (found.pod.uid if found else None) == owner
     if found and memberships[0].pod_uid == owner:
         assert found.container == memberships[0].container
@@ -42,5 +42,5 @@ def test_the_outermost_pod_that_is_known_owns_the_process(memberships, owner):
 @pytest.mark.parametrize("claims_first", [True, False])
 def test_a_pod_that_calls_itself_the_mirror_of_another_owns_none_of_its_processes(claims_first):
     pods = [of("forged", cgroup_uid="ours"), of("ours")]
-    found = Owners(pods if claims_first else pods[::-1]).of([CgroupMembership("ours", "x")])
+    found = ProcessOwners(pods if claims_first else pods[::-1]).find_owner([CgroupMembership("ours", "x")])
     assert found.pod.uid == "ours"

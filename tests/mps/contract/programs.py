@@ -98,7 +98,7 @@ class World:
             command = [str(self.program), "-f", *lazy, *options]
             self.daemon = self.host.start(command, self.environment, log.fileno())
         self.started.append(self.daemon)
-        eventually(lambda: not self.daemon.alive() or self._listens())
+        eventually(lambda: not self.daemon.is_alive() or self._listens())
         return self
 
     def _listens(self) -> bool:
@@ -117,7 +117,7 @@ class World:
                 descriptor = os.pidfd_open(self.daemon.pid)
                 select.select([descriptor], [], [], SECONDS)
                 os.close(descriptor)
-        assert not self.daemon.alive()
+        assert not self.daemon.is_alive()
         return self.daemon.code
 
     def server(self) -> int:

@@ -40,7 +40,7 @@ class TestClients:
         """A daemon of which clients see its socket only."""
         directories.prepare(program.folder)
         program.start()
-        directories.share(program.folder)
+        directories.open_to_clients(program.folder)
         return program
 
     def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, program, init):
@@ -48,7 +48,7 @@ class TestClients:
         directories.prepare(program.folder)
         assert init() == self.NO_DEVICE
         program.start()
-        directories.share(program.folder)
+        directories.open_to_clients(program.folder)
         program.kill()
         assert (program.folder / mps.CLIENTS / mps.CONTROL).exists()
         assert init() == self.NO_DEVICE, "a stale socket is nobody's"

@@ -10,20 +10,20 @@ import pytest
 
 from cardwise.core.api import mps
 from cardwise.gpus import mpsfiles
-from mps.host.control import CommandRefused, NoDaemon, Silent, UnknownCommand
+from mps.host.control import CommandRefused, DaemonTimeout, NoDaemon, UnknownCommand
 from tests.mps.contract.programs import SECONDS, eventually
 
 
 class TestProtocol:
     def test_errors_are_told_by_text(self, running):
         with pytest.raises(UnknownCommand, match='Unknown command "bogus"'):
-            running.front.ask("bogus", SECONDS)
+            running.front.send("bogus", SECONDS)
         with pytest.raises(CommandRefused, match="Server 4711 not found"):
             running.control.clients(4711)
         with pytest.raises(CommandRefused, match="Invalid priority"):
-            running.front.ask("set_default_client_priority 7", SECONDS)
+            running.front.send("set_default_client_priority 7", SECONDS)
         with pytest.raises(CommandRefused, match="A user id"):
-            running.front.ask("start_server", SECONDS)
+            running.front.send("start_server", SECONDS)
 
     def test_without_a_daemon_nobody_answers(self, world):
         with pytest.raises(NoDaemon, match="Cannot find MPS control daemon process"):
@@ -31,8 +31,8 @@ class TestProtocol:
 
     def test_a_frozen_one_hangs_its_front_end(self, every):
         every.daemon.signal(signal.SIGSTOP)
-        with pytest.raises(Silent, match=r"no answer to 'get_server_list' within 0\.5 s"):
-            every.front.ask("get_server_list", 0.5)
+        with pytest.raises(DaemonTimeout, match=r"no answer to 'get_server_list' within 0\.5 s"):
+            every.front.send("get_server_list", 0.5)
         assert mpsfiles.is_daemon_listening(every.pipe), "its socket still takes connections"
         every.daemon.signal(signal.SIGCONT)
         assert every.control.servers() == []
@@ -90,7 +90,7 @@ class TestProgram:
             assert process.ended() != 0
         else:
             assert process.control.servers() == []
-        with pytest.raises(CommandRefused, match="no command that a daemon would survive"):
-            process.front.ask("x" * 5000, SECONDS)
-        with pytest.raises(CommandRefused, match="no command"):
-            process.front.ask("get_server_list\nquit", SECONDS)
+        with pytest.raises(CommandRefused, match="not a command that a daemon survives"):
+            process.front.send("x" * 5000, SECONDS)
+        with pytest.raises(CommandRefused, match="not a command"):
+            process.front.send("get_server_list\nquit", SECONDS)

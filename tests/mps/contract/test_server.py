@@ -15,12 +15,12 @@ class TestServer:
         server = running.server()
         assert [process.pid for process in running.host.servers(running.pipe)] == [server]
         assert running.control.clients(server) == []
-        running.front.ask("start_server -uid 1000", SECONDS)
+        running.front.send("start_server -uid 1000", SECONDS)
         assert running.control.servers() == [server], "one user at a time: the next has to wait"
 
     def test_another_users_waits_until_it_has_ended(self, running):
         server = running.server()
-        running.front.ask("start_server -uid 1000", SECONDS)
+        running.front.send("start_server -uid 1000", SECONDS)
         assert running.control.servers() == [server]
         assert "for user 1000" not in running.log.read_text()
         (process,) = running.host.servers(running.pipe)

@@ -29,9 +29,9 @@ MISREAD = {
 class TestSettings:
     def test_limits_are_misread_in_silence(self, running):
         for written, read in MISREAD.items():
-            running.front.ask("set_default_device_pinned_mem_limit 0 5G", SECONDS)
-            assert running.front.ask(f"set_default_device_pinned_mem_limit 0 {written}", SECONDS) == ""
-            assert running.front.ask("get_default_device_pinned_mem_limit 0", SECONDS) == read, written
+            running.front.send("set_default_device_pinned_mem_limit 0 5G", SECONDS)
+            assert running.front.send(f"set_default_device_pinned_mem_limit 0 {written}", SECONDS) == ""
+            assert running.front.send("get_default_device_pinned_mem_limit 0", SECONDS) == read, written
 
     def test_our_ceilings_are_set_and_read_back(self, running):
         assert running.control.ceiling(0) is None
@@ -45,19 +45,19 @@ class TestSettings:
             running.control.set_ceiling(0, MiB(8138))
 
     def test_a_uuid_as_key_means_another_thing_for_each_driver(self, running):
-        running.front.ask("set_default_device_pinned_mem_limit GPU-1 2G", SECONDS)
+        running.front.send("set_default_device_pinned_mem_limit GPU-1 2G", SECONDS)
         assert running.control.ceiling(0) is None, "never the card that it names"
         running.control.set_ceiling(0, MiB(3072))
-        told = running.front.ask("get_default_device_pinned_mem_limit GPU-1", SECONDS)
+        told = running.front.send("get_default_device_pinned_mem_limit GPU-1", SECONDS)
         assert told == ("2G" if running.driver >= 580 else "3G")
 
     def test_a_bad_percentage_leaves_the_old_one(self, running):
         running.control.set_percentage(50)
         for bad in ("0", "101", "abc", ""):
-            assert running.front.ask(f"set_default_active_thread_percentage {bad}", SECONDS) == "50.0"
+            assert running.front.send(f"set_default_active_thread_percentage {bad}", SECONDS) == "50.0"
         with pytest.raises(CommandRefused, match=r"101 % was set, and '50\.0' is read back"):
             running.control.set_percentage(101)
-        assert running.front.ask("set_default_active_thread_percentage 25%", SECONDS) == "25.0"
+        assert running.front.send("set_default_active_thread_percentage 25%", SECONDS) == "25.0"
 
     def test_a_restart_forgets_everything(self, running):
         running.control.set_percentage(50)

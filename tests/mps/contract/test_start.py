@@ -40,7 +40,7 @@ class TestProgram:
     """As a process."""
 
     def test_it_runs_in_the_foreground_and_answers(self, process):
-        assert process.daemon.alive()
+        assert process.daemon.is_alive()
         assert process.control.percentage() == "100.0"
         assert process.control.servers() == []
         assert "Starting control daemon" in process.log.read_text()
@@ -88,7 +88,7 @@ class TestProgram:
             fcntl.lockf(of_a_client, fcntl.LOCK_SH)
             done = process.run("-f")
             assert (done.returncode, b"already running" in done.stdout) == (1, True)
-            directories.renew(process.folder)
+            directories.reset(process.folder)
             process.start()
             assert process.control.servers() == []
 
@@ -104,7 +104,7 @@ class TestProgram:
 
     def test_a_world_that_is_closed_leaves_no_process(self, process):
         process.server()
-        process.front.ask("start_server -uid 1000", SECONDS)
+        process.front.send("start_server -uid 1000", SECONDS)
         process.close()
         everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         left = [pid for pid in everyone if LOCAL.environment(pid).get(mps.PIPE_ENV) == str(process.pipe)]

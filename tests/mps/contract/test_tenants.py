@@ -63,14 +63,14 @@ class TestTenants:
         untouched = precious.stat()
         directories.prepare(folder)
         program.start()
-        directories.share(folder)
+        directories.open_to_clients(folder)
         attacker = tenant(folder, precious)
         assert attacker.stdout.readline() == "connected\n", "a container needs no more"
         for _ in range(50 if program.real else 3):
             program.kill()
-            directories.renew(folder)
+            directories.reset(folder)
             program.start()
-            directories.share(folder)
+            directories.open_to_clients(folder)
             assert program.control.servers() == []
         assert attacker.poll() is None
         assert precious.read_text() == "the node's", "a daemon writes where links lead"

@@ -10,16 +10,16 @@ from tests.mps.worlds import P100, uuid_of
 def test_the_ceiling_follows_the_largest_share_before_a_container_can_start(pair):
     pair.start()
     pair.wait_ready()
-    assert "allows 512 MiB, and 8138 MiB are needed" in pair.problem(need=MiB(8138))
+    assert "allows 512 MiB, and 8138 MiB are needed" in pair.problem(memory_limit=MiB(8138))
     pair.bind("small", 0, 300)
     pair.bind("large", 0, 8138)
-    pair.wait_ready(need=MiB(8138))
+    pair.wait_ready(memory_limit=MiB(8138))
     (server,) = pair.servers()
     assert pair.ask(f"get_device_pinned_mem_limit {server.pid} 0") == "8G", "the running server takes it at once"
     assert pair.ask("get_default_device_pinned_mem_limit 0") == "8G", "and so would the next"
     pair.end("large")
     pair.until(lambda: pair.ask("get_default_device_pinned_mem_limit 0") == "512M")
-    assert "allows 512 MiB" in pair.problem(need=MiB(8138))
+    assert "allows 512 MiB" in pair.problem(memory_limit=MiB(8138))
     assert pair.ask("get_default_device_pinned_mem_limit 0", 1) == "512M", "the other card is not meant"
 
 
@@ -30,16 +30,16 @@ def test_a_ceiling_that_a_server_does_not_take_is_never_claimed(node):
     node.bind("large", 0, 8138)
     node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G")
     node.pass_time(10.0)
-    assert "allows 512 MiB" in node.problem(need=MiB(8138))
+    assert "allows 512 MiB" in node.problem(memory_limit=MiB(8138))
     kept.unlink()
-    node.wait_ready(need=MiB(8138))
+    node.wait_ready(memory_limit=MiB(8138))
 
 
 def test_a_server_that_starts_while_the_ceiling_is_lowered_has_the_new_one(node, monkeypatch):
     """Before the daemon is told, so with the old one: a client may make it start a server at any time."""
     node.bind("large", 0, 8138)
     node.start()
-    node.wait_ready(need=MiB(8138))
+    node.wait_ready(memory_limit=MiB(8138))
     obey, started = double.Daemon.obey, []
 
     def told(daemon, line, uid):
@@ -70,15 +70,15 @@ def test_settings_that_somebody_changed_are_set_again(node):
 def test_a_manager_that_does_not_know_the_pods_keeps_the_ceilings_that_there_are(node):
     node.bind("pod", 0, 8138)
     node.start()
-    node.wait_ready(0, need=MiB(8138))
+    node.wait_ready(0, memory_limit=MiB(8138))
     node.crash()
     node.pods.synced = False
     node.start()
-    node.wait_ready(0, need=MiB(8138))
+    node.wait_ready(0, memory_limit=MiB(8138))
     assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
     node.daemon().kill()
     node.until(node.problem)
-    node.wait_ready(0, need=MiB(P100))
+    node.wait_ready(0, memory_limit=MiB(P100))
     node.pods.synced = True
     node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G", "once the pods are known")
 
@@ -95,7 +95,7 @@ def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node, 
         node.until(link.exists)
         assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
         assert [reached for said, reached in told if said == setting] == [False], told
-        node.wait_ready(need=MiB(8138))
+        node.wait_ready(memory_limit=MiB(8138))
         node.daemon().kill()
         node.until(lambda: not link.exists())
         told.clear()

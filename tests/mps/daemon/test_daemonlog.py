@@ -18,7 +18,7 @@ def output(tmp_path):
 
 def heard(output: Output) -> list[str]:
     with capture_logs() as told:
-        output.pump()
+        output.copy_lines()
     assert all(line["card"] == "GPU-1" for line in told)
     return [line["event"] for line in told]
 
@@ -42,7 +42,7 @@ def test_a_tenant_that_makes_it_talk_fills_nothing_and_stops_nobody(output, tmp_
     with pytest.raises(BlockingIOError):
         talk_without_end(daemon)
     told = heard(output)
-    assert (len(told), told[-1]) == (201, "more than is repeated")
+    assert (len(told), told[-1]) == (201, "dropped further lines of a daemon")
     os.write(daemon, b"still there\n")
     while told := heard(output):
         last = told
@@ -54,10 +54,10 @@ def test_the_next_manager_hears_what_was_said_while_there_was_none(output, tmp_p
     daemon = os.dup(output.open())
     output.close()
     os.write(daemon, b"nobody listens\n")
-    following = Output(tmp_path, "GPU-1")
-    following.open()
-    assert heard(following) == ["nobody listens"]
-    following.close()
+    watch_pods = Output(tmp_path, "GPU-1")
+    watch_pods.open()
+    assert heard(watch_pods) == ["nobody listens"]
+    watch_pods.close()
     os.close(daemon)
 
 

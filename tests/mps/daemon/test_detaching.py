@@ -48,7 +48,7 @@ def test_clients_of_a_pod_that_is_deleted_by_force_are_detached_at_once(node):
     node.end("forced")
     node.pass_time(1.0)
     assert terminated(node) == [str(mine.pid)]
-    node.until(lambda: not node.manager._terminations.vanished, "and it is done with")
+    node.until(lambda: not node.manager._terminations.force_deleted, "and it is done with")
     assert terminated(node) == [str(mine.pid)]
 
 
@@ -72,12 +72,12 @@ def test_a_client_that_has_just_ended_keeps_no_other_one_of_its_pod_on_the_serve
     monkeypatch.setattr(Control, "terminate", not_found)
     node.turn()
     node.end("forced")
-    node.manager.turn()
+    node.manager.reconcile()
     assert terminated(node) == [str(second.pid)]
-    assert node.manager._terminations.vanished, "it is asked once more whether the first one is gone"
+    assert node.manager._terminations.force_deleted, "it is asked once more whether the first one is gone"
     gone.kill()
-    node.manager.turn()
-    assert not node.manager._terminations.vanished
+    node.manager.reconcile()
+    assert not node.manager._terminations.force_deleted
 
 
 def test_a_pod_whose_daemon_is_silent_for_a_moment_is_not_forgotten(node):
@@ -86,10 +86,10 @@ def test_a_pod_whose_daemon_is_silent_for_a_moment_is_not_forgotten(node):
     daemon = node.daemon()
     daemon.signal(signal.SIGSTOP)
     node.end("forced")
-    node.manager.turn()
+    node.manager.reconcile()
     assert not terminated(node)
     daemon.signal(signal.SIGCONT)
-    node.manager.turn()
+    node.manager.reconcile()
     assert terminated(node) == [str(mine.pid)]
 
 
@@ -103,7 +103,7 @@ def test_a_frozen_daemon_takes_no_time_from_pods_on_other_cards(pair):
     pair.daemon(0).signal(signal.SIGSTOP)
     pair.end("ending")
     began = pair.clock.now()
-    pair.manager.turn()
+    pair.manager.reconcile()
     assert terminated(pair, 1) == [str(mine.pid)]
     assert pair.clock.now() == began, "it was not asked"
 
@@ -122,5 +122,5 @@ def test_one_that_does_not_answer_is_asked_last_and_once_however_many_pods_end_o
         pair.end(name)
     waits = []
     pair.clock.live = lambda: waits.append(terminated(pair, 1))
-    pair.manager.turn()
+    pair.manager.reconcile()
     assert waits == [[str(mine.pid)]]

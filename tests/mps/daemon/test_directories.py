@@ -32,7 +32,7 @@ def test_the_next_daemon_finds_its_folder_of_pipes_empty_and_in_order(folder):
     pipe.chmod(0o777)
     if os.geteuid() == 0:
         os.chown(pipe, 1000, 1000)
-    directories.renew(folder)
+    directories.reset(folder)
     assert not list(pipe.iterdir())
     found = pipe.stat()
     assert os.path.samestat(found, kept)
@@ -49,6 +49,6 @@ def test_what_a_share_agent_has_mounted_over_the_folder_of_pipes_stays_there(fol
     command = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout.readline() == "covered\n"
-        directories.renew(folder)
+        directories.reset(folder)
         (pipe / mps.CONTROL).touch()
         assert agent.communicate("\n")[0] == "", "it sees the next daemon's files"

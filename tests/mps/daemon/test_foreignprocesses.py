@@ -9,7 +9,7 @@ from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.events import ObjectRef
 from mps.audit.audit import AuditSettings
-from mps.daemon.strangers import WINDING_DOWN
+from mps.daemon.foreignprocesses import FORMER_CLIENT_SECONDS
 from mps.host.processes import SERVER
 from tests.mps.worlds import uuid_of
 
@@ -45,7 +45,7 @@ def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
     status = ready.status()
     assert status.state is MpsState.DOWN
     assert status.reason == (
-        f"process {thief.pid} (python) of pod default/thief on card {uuid_of(0)} has come past MPS: no server starts "
+        f"process {thief.pid} (python) of pod default/thief on card {uuid_of(0)} bypasses MPS: no server starts "
         "before it has ended"
     )
     assert ready.mode() == "ExclusiveProcess"
@@ -58,7 +58,7 @@ def test_nor_is_a_card_ready_whose_server_it_has_got_in_before(ready):
     (server,) = ready.servers()
     thief = ready.use(0, 300, "thief")
     server.kill()  # the daemon lives
-    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    ready.until(lambda: "bypasses MPS" in ready.status().reason)
     ready.pass_time(60.0)
     assert ready.status().state is not MpsState.READY
     assert not ready.servers()
@@ -74,13 +74,13 @@ def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
     for _ in range(3):
         ready.pass_time(10.0)
-        ready.manager._audit.look()
+        ready.manager._audit.audit_once()
     ((about, _, said, _),) = ready.events.of("PastMps")
     assert about == ObjectRef.pod("default", "thief", "uid-thief")
-    assert said.startswith(f"container main is on card {uuid_of(0)} past MPS")
+    assert said.startswith(f"container main uses card {uuid_of(0)} without MPS")
     assert not evicted
     ready.pass_time(300.0)
-    ready.manager._audit.look()
+    ready.manager._audit.audit_once()
     assert evicted == ["/api/v1/namespaces/default/pods/thief/eviction"]
 
 
@@ -134,16 +134,16 @@ def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
     began = ready.clock.now()
     die(ready)
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
-    while ready.clock.now() < began + WINDING_DOWN - 60.0:
+    while ready.clock.now() < began + FORMER_CLIENT_SECONDS - 60.0:
         ready.pass_time(10.0)
-        ready.manager._audit.look()
+        ready.manager._audit.audit_once()
     assert not ready.events.of("PastMps")
     # But who was a client once may be past MPS now: it has an end.
-    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    ready.until(lambda: "bypasses MPS" in ready.status().reason)
     assert not evicted
-    while ready.clock.now() < began + WINDING_DOWN + AUDIT.evict_after + 120.0:
+    while ready.clock.now() < began + FORMER_CLIENT_SECONDS + AUDIT.evict_after + 120.0:
         ready.pass_time(10.0)
-        ready.manager._audit.look()
+        ready.manager._audit.audit_once()
     assert len(ready.events.of("PastMps")) == 1
     assert evicted == ["/api/v1/namespaces/default/pods/neighbour/eviction"]
 
@@ -155,13 +155,13 @@ def test_who_came_past_mps_is_found_out_beside_former_clients(ready):
     die(ready)
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
     thief = ready.use(0, 300, "thief")
-    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    ready.until(lambda: "bypasses MPS" in ready.status().reason)
     assert ready.status().reason.startswith(f"process {thief.pid} (python) of pod default/thief on card")
-    assert {pid for daemon in ready.manager.daemons() for _, pid in daemon.past} == {thief.pid}
+    assert {pid for daemon in ready.manager.daemons() for _, pid in daemon.foreign_processes} == {thief.pid}
 
 
 def test_where_pods_do_without_mps_they_may_be_on_the_card(node):
-    node.bind("without", 0, 1000, off=True)
+    node.bind("without", 0, 1000, without_mps=True)
     node.start()
     node.until(lambda: node.status().state is MpsState.OFF)
     node.use(0, 300, "without")

@@ -16,14 +16,14 @@ from tests.mps.worlds import PACE
 def test_a_killed_or_frozen_daemon_is_replaced_and_its_neighbour_never_notices(pair, wound):
     pair.bind("pod", 0, 8138)
     pair.start()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     before, neighbour, orphan = pair.daemon(0), pair.daemon(1), pair.servers(0)[0]
     began = pair.clock.now()
     before.signal(wound)
     pair.until(lambda: pair.problem(0), "nothing starts there")
-    pair.until(lambda: not before.alive() and not orphan.alive(), "nothing of it is left")
-    pair.wait_ready(0, need=MiB(8138))
+    pair.until(lambda: not before.is_alive() and not orphan.is_alive(), "nothing of it is left")
+    pair.wait_ready(0, memory_limit=MiB(8138))
     assert pair.clock.now() - began < 30.0
     assert pair.daemon(0) != before
     assert pair.daemon(1) == neighbour
@@ -35,13 +35,13 @@ def test_a_frozen_server_under_a_daemon_that_answers_is_replaced_with_it(pair, m
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", "535")
     pair.bind("pod", 0, 8138)
     pair.start(driver="535.261.03")
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     daemon, neighbour, (server,) = pair.daemon(0), pair.daemon(1), pair.servers(0)
     server.signal(signal.SIGSTOP)
     pair.until(lambda: f"server {server.pid} is stopped" in pair.problem(0), "nothing starts there, and it is said why")
-    pair.until(lambda: not daemon.alive() and not server.alive(), "nothing of it is left")
-    pair.wait_ready(0, need=MiB(8138))
+    pair.until(lambda: not daemon.is_alive() and not server.is_alive(), "nothing of it is left")
+    pair.wait_ready(0, memory_limit=MiB(8138))
     assert (pair.daemon(1), pair.problem(1)) == (neighbour, "")
 
 
@@ -63,9 +63,9 @@ def test_clients_of_a_dead_daemons_server_have_time_to_end(node):
     (server,) = node.servers()
     node.daemon().kill()
     node.until(lambda: "still has 1 clients" in node.status().reason)
-    assert server.alive()
+    assert server.is_alive()
     seen = node.clock.now()
-    node.until(lambda: not server.alive(), "but not for ever")
+    node.until(lambda: not server.is_alive(), "but not for ever")
     assert node.clock.now() - seen == pytest.approx(PACE.orphan_grace, abs=1.0)
     node.wait_ready()
 
@@ -76,7 +76,7 @@ def test_an_orphaned_server_that_does_not_end_is_killed(node):
     node.wait_ready()
     (server,) = node.servers()
     node.daemon().kill()
-    node.until(lambda: not server.alive())
+    node.until(lambda: not server.is_alive())
     assert server.code == -signal.SIGKILL
     node.wait_ready()
 
@@ -87,7 +87,7 @@ def test_one_that_does_not_even_end_when_killed_is_told_and_waited_for(node):
     (server,) = node.servers()
     server.deaf = frozenset({signal.SIGTERM, signal.SIGKILL})
     node.daemon().kill()
-    node.until(lambda: f"server {server.pid} does not even end when killed" in node.status().reason)
+    node.until(lambda: f"server {server.pid} does not end when killed" in node.status().reason)
     assert not node.host.daemons(node.pipe()), "no daemon beside it"
     server.deaf = frozenset()
     node.wait_ready()
@@ -113,16 +113,16 @@ def test_a_fault_whose_clients_stay_is_ended_by_detaching_them(node):
     node.wait_ready()
     before, client = node.daemon(), node.add_client()
     node.say("fault")
-    node.until(lambda: not before.alive())
+    node.until(lambda: not before.is_alive())
     node.wait_ready()
     assert (node.log() / "terminated").read_text().split() == [str(client.pid)]
-    assert client.alive(), "it was detached, not killed"
+    assert client.is_alive(), "it was detached, not killed"
 
 
 def test_a_server_that_cannot_start_is_tried_again_and_said(node):
     failing = node.say("server-fails")
     node.start()
-    node.until(lambda: "its server is not there yet" in node.status().reason)
+    node.until(lambda: "its server has not started yet" in node.status().reason)
     assert node.problem()
     assert node.told()["state"] in ("Starting", "Down")
     failing.unlink()

@@ -18,8 +18,8 @@ def shared(make_node):
     node.bind("first", 0, 4096)
     node.bind("second", 1, 8138)
     node.start()
-    node.wait_ready(0, need=MiB(4096))
-    node.wait_ready(1, need=MiB(8138))
+    node.wait_ready(0, memory_limit=MiB(4096))
+    node.wait_ready(1, memory_limit=MiB(8138))
     return node
 
 
@@ -34,7 +34,7 @@ def test_and_is_started_again_after_it_died(shared):
     shared.lost.add(uuid_of(0))
     shared.daemon().kill()
     shared.until(lambda: shared.problem(1))
-    shared.wait_ready(1, need=MiB(8138))
+    shared.wait_ready(1, memory_limit=MiB(8138))
     assert shared.mode(1) == "ExclusiveProcess"
 
 
@@ -67,8 +67,8 @@ def test_the_other_card_is_opened_when_mps_is_off_and_this_one_when_it_answers(s
     shared.lost.add(uuid_of(0))
     for name, index in (("first", 0), ("second", 1)):
         shared.end(name)
-        shared.bind(f"{name}-plain", index, 4096, off=True)
-    shared.until(lambda: not shared.problem(1, wanted=MpsState.OFF))
+        shared.bind(f"{name}-plain", index, 4096, without_mps=True)
+    shared.until(lambda: not shared.problem(1, required_state=MpsState.OFF))
     assert (shared.mode(0), shared.mode(1)) == ("ExclusiveProcess", "Default")
     shared.lost.clear()
     shared.pass_time(5.0)
@@ -88,17 +88,17 @@ def test_the_next_manager_keeps_the_daemon_of_the_node_for_the_clients_of_the_ot
     shared.crash()
     shared.lost.add(uuid_of(0))
     shared.start()
-    shared.wait_ready(1, need=MiB(8138))
+    shared.wait_ready(1, memory_limit=MiB(8138))
     shared.pass_time(60.0)
     assert shared.ask("get_default_device_pinned_mem_limit 1") == "8G"
     shared.bind("third", 1, 9216)
-    shared.wait_ready(1, need=MiB(9216))
+    shared.wait_ready(1, memory_limit=MiB(9216))
     assert shared.ask("get_default_device_pinned_mem_limit 0") == "4G", "of the card that does not answer"
     shared.lost.clear()
     shared.pass_time(60.0)
-    shared.wait_ready(0, need=MiB(4096))
+    shared.wait_ready(0, memory_limit=MiB(4096))
     assert shared.daemon() == daemon
-    assert client.alive()
+    assert client.is_alive()
     assert not (shared.log() / "terminated").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_manager_that_stops_meanwhile_leaves_the_daemon_to_the_pods_of_that_ca
     shared.start()
     shared.wait_ready(1)
     shared.stop()
-    assert daemon.alive()
+    assert daemon.is_alive()
 
 
 def test_a_daemon_that_is_started_meanwhile_serves_the_cards_that_answer(shared):
@@ -122,18 +122,18 @@ def test_a_daemon_that_is_started_meanwhile_serves_the_cards_that_answer(shared)
         shared.daemon().kill()
         shared.until(lambda: shared.problem(1))
         shared.until(lambda: shared.status().uuids == (uuid_of(1),))
-        shared.wait_ready(1, need=MiB(8138))
+        shared.wait_ready(1, memory_limit=MiB(8138))
     (server,) = shared.servers()
     assert any(line["event"].endswith(f"fake server {server.pid} for devices {uuid_of(1)}") for line in told)
     shared.lost.clear()
-    shared.wait_ready(0, need=MiB(4096))
-    shared.wait_ready(1, need=MiB(8138))
+    shared.wait_ready(0, memory_limit=MiB(4096))
+    shared.wait_ready(1, memory_limit=MiB(8138))
 
 
 def test_the_next_manager_does_not_take_a_silent_card_for_one_that_is_not_served(pair):
     pair.bind("pod", 0, 8138)
     pair.start()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     daemon, (server,), client = pair.daemon(0), pair.servers(0), pair.add_client(0, "pod")
     pair.crash()
     pair.lost.add(uuid_of(0))
@@ -142,10 +142,10 @@ def test_the_next_manager_does_not_take_a_silent_card_for_one_that_is_not_served
     pair.pass_time(30.0)
     assert pair.mode(0) == "ExclusiveProcess"
     pair.lost.clear()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     assert pair.daemon(0) == daemon
     assert pair.servers(0) == [server]
-    assert client.alive()
+    assert client.is_alive()
 
 
 def test_what_is_not_served_is_ended_when_all_cards_have_answered(make_node):
@@ -158,9 +158,9 @@ def test_what_is_not_served_is_ended_when_all_cards_have_answered(make_node):
     node.lost.add(uuid_of(0))
     node.start(cards="0,2")
     node.pass_time(30.0)
-    assert left.alive(), "nobody knows yet which cards there are"
+    assert left.is_alive(), "nobody knows yet which cards there are"
     node.lost.clear()
-    node.until(lambda: not left.alive())
+    node.until(lambda: not left.is_alive())
     node.wait_ready(0)
     assert node.mode(1) == "Default"
 
@@ -183,5 +183,5 @@ def test_where_no_card_answers_at_the_start_the_daemon_of_the_node_goes_on(share
     shared.pass_time(30.0)
     assert shared.daemon() is before
     shared.lost.clear()
-    shared.wait_ready(1, need=MiB(8138))
+    shared.wait_ready(1, memory_limit=MiB(8138))
     assert shared.daemon() is before

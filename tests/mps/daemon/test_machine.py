@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.mps import MpsState
 from mps.daemon import machine
-from mps.daemon.machine import OK, Act, DaemonPace, DaemonPhase, Machine, Outcome, Result
+from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
 
 PACE = DaemonPace()
-GOOD = [Act.SWEEP, Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM]
+GOOD = [Act.SWEEP, Act.SPAWN, Act.CONTACT, Act.CONFIGURE, Act.WARM]
 
 
-def drive(subject: Machine, results: dict[Act, Result], until: float, now: float = 0.0) -> tuple[Machine, list[Act]]:
+def drive(subject: Machine, results: dict[Act, ActResult], until: float, now: float = 0.0) -> tuple[Machine, list[Act]]:
     """Plays acts with these results (OK where none is given) until a time; what was done."""
     done = []
     while now < until:
@@ -23,7 +23,7 @@ def drive(subject: Machine, results: dict[Act, Result], until: float, now: float
             now = max(now + 0.01, min(subject.due, until))
             continue
         done.append(act)
-        subject = machine.after(subject, results.get(act, OK), now, PACE)
+        subject = machine.transition(subject, results.get(act, OK), now, PACE)
         now += 0.01
     return subject, done
 
@@ -40,64 +40,64 @@ def test_nothing_is_ready_before_its_settings_and_its_server_are():
     for act in GOOD:
         assert machine.state_of(subject) is not MpsState.READY
         assert machine.plan(subject, now) is act
-        subject = machine.after(subject, OK, now, PACE)
+        subject = machine.transition(subject, OK, now, PACE)
     assert machine.state_of(subject) is MpsState.READY
 
 
-@pytest.mark.parametrize("act", [Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM])
+@pytest.mark.parametrize("act", [Act.SPAWN, Act.CONTACT, Act.CONFIGURE, Act.WARM])
 def test_what_never_succeeds_is_tried_at_growing_distances(act):
-    _, done = drive(Machine(), {act: Result(Outcome.FAILED, "no")}, 3600.0)
+    _, done = drive(Machine(), {act: ActResult(Outcome.FAILED, "no")}, 3600.0)
     attempts = done.count(Act.SPAWN)
     assert 20 < attempts < 70, "about once a minute in the end"
 
 
 def test_the_back_off_is_forgotten_after_a_stable_time():
-    subject = machine.after(ready(), Result(Outcome.DEAD), 2.0, PACE)
+    subject = machine.transition(ready(), ActResult(Outcome.DEAD), 2.0, PACE)
     assert (subject.failures, subject.due) == (1, 3.0)
     subject, _ = drive(subject, {}, 30.0, 2.0)
-    assert machine.after(subject, Result(Outcome.DEAD), 30.0, PACE).due == 32.0
+    assert machine.transition(subject, ActResult(Outcome.DEAD), 30.0, PACE).due == 32.0
     subject, _ = drive(subject, {}, 100.0, 30.0)
-    assert machine.after(subject, Result(Outcome.DEAD), 100.0, PACE).due == 101.0
+    assert machine.transition(subject, ActResult(Outcome.DEAD), 100.0, PACE).due == 101.0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
 def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
-    subject = machine.after(ready(), Result(outcome, "hm"), 2.0, PACE)
+    subject = machine.transition(ready(), ActResult(outcome, "hm"), 2.0, PACE)
     assert machine.state_of(subject) is MpsState.DOWN
     assert machine.plan(subject, 2.0) is Act.PROBE, "at once"
-    assert machine.after(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
-    assert machine.plan(machine.after(subject, Result(outcome), 2.0, PACE), 2.0) is Act.KILL
+    assert machine.transition(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
+    assert machine.plan(machine.transition(subject, ActResult(outcome), 2.0, PACE), 2.0) is Act.KILL
 
 
 def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
-    frozen = Result(Outcome.FROZEN, "server 7 is stopped")
-    subject = machine.after(ready(), frozen, 2.0, PACE)
+    frozen = ActResult(Outcome.FROZEN, "server 7 is stopped")
+    subject = machine.transition(ready(), frozen, 2.0, PACE)
     assert (machine.state_of(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
     subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
-    assert machine.after(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
-    assert machine.plan(machine.after(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
-    subject, _ = drive(machine.adopted(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
+    assert machine.transition(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
+    assert machine.plan(machine.transition(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
+    subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
-    silent = machine.after(ready(), Result(Outcome.SILENT), 2.0, PACE)
-    assert machine.plan(machine.after(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
+    silent = machine.transition(ready(), ActResult(Outcome.SILENT), 2.0, PACE)
+    assert machine.plan(machine.transition(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
 
 
 def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
     for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.SILENT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
-        subject, now = machine.after(ready(), Result(wound), 0.0, PACE), noticed
+        subject, now = machine.transition(ready(), ActResult(wound), 0.0, PACE), noticed
         if noticed:
-            subject = machine.after(subject, Result(wound), now, PACE)
+            subject = machine.transition(subject, ActResult(wound), now, PACE)
         orphans = now + PACE.backoff + PACE.orphan_grace
-        subject, _ = drive(subject, {Act.SWEEP: Result(Outcome.BUSY)}, orphans, now)
+        subject, _ = drive(subject, {Act.SWEEP: ActResult(Outcome.BUSY)}, orphans, now)
         subject, _ = drive(subject, {}, 28.0, orphans)
         assert subject.phase is DaemonPhase.READY
 
 
 def test_a_fault_waits_then_detaches_then_restarts():
-    subject, done = drive(ready(), {Act.PROBE: Result(Outcome.FAULT, "f")}, 2.0 + PACE.fault_grace, 1.0)
+    subject, done = drive(ready(), {Act.PROBE: ActResult(Outcome.FAULT, "f")}, 2.0 + PACE.fault_grace, 1.0)
     assert (subject.phase, set(done)) == (DaemonPhase.FAULT, {Act.PROBE})
-    subject, done = drive(subject, {Act.PROBE: Result(Outcome.FAULT)}, 26.0, 2.0 + PACE.fault_grace)
+    subject, done = drive(subject, {Act.PROBE: ActResult(Outcome.FAULT)}, 26.0, 2.0 + PACE.fault_grace)
     assert [act for act in done if act is not Act.PROBE][:2] == [Act.DETACH, Act.QUIT]
     subject, _ = drive(subject, {}, 40.0, 26.0)
     assert subject.phase is DaemonPhase.READY
@@ -105,45 +105,47 @@ def test_a_fault_waits_then_detaches_then_restarts():
 
 @pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
 def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
-    subject = machine.after(ready(), Result(Outcome.FAULT, "f"), 2.0, PACE)
-    subject = machine.after(subject, Result(outcome, "slow"), 4.0, PACE)
+    subject = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE)
+    subject = machine.transition(subject, ActResult(outcome, "slow"), 4.0, PACE)
     assert machine.plan(subject, 4.0) is Act.PROBE, "at once"
-    assert machine.plan(machine.after(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
-    assert machine.plan(machine.after(subject, Result(outcome), 4.0, PACE), 4.0) is Act.KILL
+    assert machine.plan(machine.transition(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
+    assert machine.plan(machine.transition(subject, ActResult(outcome), 4.0, PACE), 4.0) is Act.KILL
 
 
 @pytest.mark.parametrize("between", [Outcome.SILENT, Outcome.FROZEN, Outcome.LOST, Outcome.OK])
 def test_whatever_comes_between_a_faults_grace_is_given_once(between):
-    subject, now = machine.after(ready(), Result(Outcome.FAULT, "f"), 2.0, PACE), 2.0
+    subject, now = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE), 2.0
     while now < 2.0 + PACE.fault_grace - 1.0:
-        subject = machine.after(subject, Result(between), now, PACE)
-        subject = machine.after(subject, Result(Outcome.FAULT, "f"), now, PACE)
+        subject = machine.transition(subject, ActResult(between), now, PACE)
+        subject = machine.transition(subject, ActResult(Outcome.FAULT, "f"), now, PACE)
         assert subject.phase is DaemonPhase.FAULT
         now += 1.0
-    subject = machine.after(subject, Result(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
+    subject = machine.transition(subject, ActResult(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
     assert (subject.phase, subject.reason) == (DaemonPhase.DRAINING, "the fault did not heal by itself: f")
 
 
 def test_the_next_fault_has_a_grace_of_its_own():
-    subject = machine.after(ready(), Result(Outcome.FAULT), 2.0, PACE)
+    subject = machine.transition(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
     subject, _ = drive(subject, {}, 10.0, 2.0)
     assert subject.phase is DaemonPhase.READY
-    subject = machine.after(subject, Result(Outcome.FAULT), 100.0, PACE)
-    assert machine.after(subject, Result(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is DaemonPhase.FAULT
+    subject = machine.transition(subject, ActResult(Outcome.FAULT), 100.0, PACE)
+    assert (
+        machine.transition(subject, ActResult(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is DaemonPhase.FAULT
+    )
 
 
 def test_a_fault_that_heals_is_compared_before_it_is_ready():
-    subject = machine.after(ready(), Result(Outcome.FAULT), 2.0, PACE)
-    subject = machine.after(subject, OK, 4.0, PACE)
+    subject = machine.transition(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
+    subject = machine.transition(subject, OK, 4.0, PACE)
     assert machine.plan(subject, 4.0) is Act.CONFIGURE
 
 
 def test_off_is_reached_in_good_order_and_gives_the_cards_back():
-    subject = machine.want(ready(), False, 5.0, PACE, "no one wants it")
+    subject = machine.set_wanted(ready(), False, 5.0, PACE, "no one wants it")
     subject, done = drive(subject, {}, 20.0, 5.0)
     assert done == [Act.DETACH, Act.QUIT, Act.SWEEP, Act.RELEASE]
     assert machine.state_of(subject) is MpsState.OFF
-    subject, done = drive(machine.want(subject, True, 20.0, PACE), {}, 21.0, 20.0)
+    subject, done = drive(machine.set_wanted(subject, True, 20.0, PACE), {}, 21.0, 20.0)
     assert done == GOOD
 
 
@@ -151,12 +153,12 @@ def test_off_is_reached_in_good_order_and_gives_the_cards_back():
 def test_off_is_reached_from_wherever_a_start_is(acts):
     subject = Machine()
     for _ in range(acts):
-        subject = machine.after(subject, OK, 0.0, PACE)
-    subject, _ = drive(machine.want(subject, False, 0.0, PACE), {}, 20.0)
+        subject = machine.transition(subject, OK, 0.0, PACE)
+    subject, _ = drive(machine.set_wanted(subject, False, 0.0, PACE), {}, 20.0)
     assert machine.state_of(subject) is MpsState.OFF
 
 
-outcomes = st.builds(Result, st.sampled_from(list(Outcome)))
+outcomes = st.builds(ActResult, st.sampled_from(list(Outcome)))
 events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), st.sampled_from([None, None, None, True, False])))
 
 
@@ -164,23 +166,23 @@ events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), st.sampled_from([No
 @given(events)
 def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
     subject, now = Machine(), 0.0
-    for result, step, wanted in happened:
+    for result, step, card_status in happened:
         now += step
-        if wanted is not None:
-            subject = machine.want(subject, wanted, now, PACE)
+        if card_status is not None:
+            subject = machine.set_wanted(subject, card_status, now, PACE)
         act = machine.plan(subject, now)
         if act is Act.REST:
             if result.outcome is Outcome.DEAD:
-                subject = machine.after(subject, result, now, PACE)  # a death between two acts
+                subject = machine.transition(subject, result, now, PACE)  # a death between two acts
             continue
-        subject = machine.after(subject, result, now, PACE)
+        subject = machine.transition(subject, result, now, PACE)
         if machine.state_of(subject) is MpsState.READY:
             assert (act, result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
         assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
-    subject = machine.want(subject, True, now, PACE)
+    subject = machine.set_wanted(subject, True, now, PACE)
     subject, _ = drive(subject, {}, now + 200.0, now)
     assert subject.phase is DaemonPhase.READY
-    subject, _ = drive(machine.want(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
+    subject, _ = drive(machine.set_wanted(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
     assert subject.phase is DaemonPhase.OFF
 
 
@@ -188,10 +190,10 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
 @given(events)
 def test_nothing_is_spawned_while_a_daemon_may_live(happened):
     subject, now, lives = Machine(), 0.0, False
-    for result, step, wanted in happened:
+    for result, step, card_status in happened:
         now += step
-        if wanted is not None:
-            subject = machine.want(subject, wanted, now, PACE)
+        if card_status is not None:
+            subject = machine.set_wanted(subject, card_status, now, PACE)
         act = machine.plan(subject, now)
         if act is Act.REST:
             continue
@@ -202,6 +204,6 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
             act in (Act.QUIT, Act.KILL) and result.outcome is Outcome.OK
         ):
             lives = False
-        subject = machine.after(subject, result, now, PACE)
+        subject = machine.transition(subject, result, now, PACE)
         if subject.phase in (DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
             assert not lives

@@ -5,7 +5,7 @@ import pytest
 from mps.daemon.machine import OK, Outcome
 from mps.daemon.servers import Servers
 from mps.host.control import Control, FrontEnd
-from mps.host.processes import SERVER, Pulse
+from mps.host.processes import SERVER, ProcessActivity
 from tests.fakes.clock import FakeClock
 from tests.mps.hosts import FakeHost
 
@@ -16,7 +16,7 @@ class Daemon(FrontEnd):
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
-    def ask(self, command: str, timeout: float) -> str:
+    def send(self, command: str, timeout: float) -> str:
         return str(self._pid) if command == "get_server_list" else "ACTIVE"
 
 
@@ -25,36 +25,36 @@ def look(monkeypatch):
     """How it is a second later, where the kernel says this of the server."""
     clock = FakeClock()
     host = FakeHost(clock)
-    subject = Servers(Control(Daemon(host.add(SERVER).pid), 1.0), host, clock, tells_status=True)
+    subject = Servers(Control(Daemon(host.add(SERVER).pid), 1.0), host, clock, has_status_command=True)
 
-    def after(seconds: float, pulse: Pulse | None):
+    def after(seconds: float, activity: ProcessActivity | None):
         clock.advance(seconds)
-        monkeypatch.setattr(host, "pulse", lambda pid: pulse)
-        return subject.look()
+        monkeypatch.setattr(host, "activity", lambda pid: activity)
+        return subject.check()
 
     return after
 
 
 def test_one_that_waits_in_the_driver_for_moments_is_well(look):
     for switches in range(60):
-        assert look(1.0, Pulse("D", switches)) == OK, "it moves"
+        assert look(1.0, ProcessActivity("D", switches)) == OK, "it moves"
     for turn in range(60):
-        assert look(1.0, Pulse("DS"[turn % 2], 60)) == OK, "it is not always there"
+        assert look(1.0, ProcessActivity("DS"[turn % 2], 60)) == OK, "it is not always there"
 
 
 def test_one_that_does_not_move_there_is_not(look):
-    assert look(0.0, Pulse("D", 5)) == OK
-    assert look(9.0, Pulse("D", 5)) == OK
-    frozen = look(1.0, Pulse("D", 5))
+    assert look(0.0, ProcessActivity("D", 5)) == OK
+    assert look(9.0, ProcessActivity("D", 5)) == OK
+    frozen = look(1.0, ProcessActivity("D", 5))
     assert frozen.outcome is Outcome.FROZEN
     assert "hangs in the driver" in frozen.reason
-    assert look(1.0, Pulse("R", 6)) == OK
+    assert look(1.0, ProcessActivity("R", 6)) == OK
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_one_that_is_stopped_is_not_at_once(look, state):
-    assert look(0.0, Pulse("S", 5)) == OK
-    assert look(1.0, Pulse(state, 5)).outcome is Outcome.FROZEN
+    assert look(0.0, ProcessActivity("S", 5)) == OK
+    assert look(1.0, ProcessActivity(state, 5)).outcome is Outcome.FROZEN
 
 
 def test_one_that_has_ended_is_told_of_by_its_daemon(look):

@@ -13,22 +13,22 @@ from tests.mps.worlds import uuid_of
 def test_the_next_manager_takes_over_what_is_held_and_ends_what_is_not(pair):
     pair.bind("pod", 0, 8138)
     pair.start()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     held, idle = pair.daemon(0), pair.daemon(1)
     client = pair.add_client(0)
     manager = pair.manager
     pair.stop()
-    assert held.alive()
-    assert not idle.alive()
+    assert held.is_alive()
+    assert not idle.is_alive()
     assert (pair.mode(0), pair.mode(1)) == ("ExclusiveProcess", "Default")
     assert "no MPS manager runs" in pair.problem(0), "nothing starts in between"
     assert {status.state for status in manager.statuses().values()} == {"Down"}, "the cluster's last word"
     pair.start()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     assert pair.daemon(0) == held
-    assert client.alive()
+    assert client.is_alive()
     assert not (pair.log() / "terminated").exists()
 
 
@@ -40,11 +40,11 @@ def test_on_request_all_daemons_end_with_the_manager_or_none(pair):
     daemons = [pair.daemon(0), pair.daemon(1)]
     client = pair.add_client(0)
     pair.stop()
-    assert all(daemon.alive() for daemon in daemons)
+    assert all(daemon.is_alive() for daemon in daemons)
     pair.start(stop_daemons="always")
     pair.wait_ready(0)
     pair.stop()
-    assert not any(daemon.alive() for daemon in daemons)
+    assert not any(daemon.is_alive() for daemon in daemons)
     assert (pair.log() / "terminated").read_text().split() == [str(client.pid)]
     assert (pair.mode(0), pair.mode(1)) == ("Default", "Default")
 
@@ -55,13 +55,13 @@ def test_without_knowing_the_pods_none_ends_with_the_manager(node):
     node.wait_ready()
     daemon = node.daemon()
     node.stop()
-    assert daemon.alive()
+    assert daemon.is_alive()
 
 
 def test_after_a_crash_cards_are_taken_over_or_opened_again(pair):
     pair.bind("pod", 0, 8138)
     pair.start()
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     held = pair.daemon(0)
     left = pair.daemon(1)
@@ -69,9 +69,9 @@ def test_after_a_crash_cards_are_taken_over_or_opened_again(pair):
     assert "no MPS manager runs" in pair.problem(0)
     assert pair.mode(1) == "ExclusiveProcess"
     pair.start(cards="0")
-    assert not left.alive(), "its card is not served any more"
+    assert not left.is_alive(), "its card is not served any more"
     assert pair.mode(1) == "Default"
-    pair.wait_ready(0, need=MiB(8138))
+    pair.wait_ready(0, memory_limit=MiB(8138))
     assert pair.daemon(0) == held
 
 
@@ -81,8 +81,8 @@ def test_a_daemon_of_an_open_card_that_is_not_served_any_more_is_ended_too(pair)
     left, servers = pair.daemon(1), pair.servers(1)
     pair.crash()
     pair.start(cards="0")
-    assert not left.alive()
-    assert not any(server.alive() for server in servers)
+    assert not left.is_alive()
+    assert not any(server.is_alive() for server in servers)
     assert pair.mode(1) == "Default"
 
 
@@ -112,22 +112,22 @@ def test_a_daemon_that_sees_other_cards_is_replaced(node):
     left.environment = {**left.environment, "CUDA_VISIBLE_DEVICES": "GPU-other"}
     node.crash()
     node.start()
-    node.until(lambda: not left.alive())
+    node.until(lambda: not left.is_alive())
     node.wait_ready()
 
 
 def test_a_daemon_whose_folder_was_removed_is_replaced(node):
     node.bind("pod", 0, 8138)
     node.start()
-    node.wait_ready(need=MiB(8138))
+    node.wait_ready(memory_limit=MiB(8138))
     left = node.daemon()
     shutil.rmtree(node.root)
     assert "no MPS manager runs" in node.problem()
     node.crash()
     began = node.clock.now()
     node.start()
-    node.wait_ready(need=MiB(8138))
-    assert not left.alive()
+    node.wait_ready(memory_limit=MiB(8138))
+    assert not left.is_alive()
     assert node.daemon() != left
     assert node.clock.now() - began < 5.0, "nobody can ask it, so nothing is waited for"
 
@@ -150,5 +150,5 @@ def test_a_tenants_process_is_no_daemon_and_no_server_whatever_it_calls_itself(n
     node.daemon().kill()
     node.until(node.problem)
     node.wait_ready()
-    assert server.alive()
-    assert daemon.alive(), "it is not for us to end them"
+    assert server.is_alive()
+    assert daemon.is_alive(), "it is not for us to end them"

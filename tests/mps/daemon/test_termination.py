@@ -19,7 +19,7 @@ def without(uid: str, **more) -> PodView:
 
 
 def ending(ends: float, grace: float) -> PodView:
-    return pod(ends=ends, grace=grace)
+    return pod(ends_at=ends, grace=grace)
 
 
 def due(terminations: Terminations, one: PodView, wall: float, mono: float):
@@ -55,19 +55,19 @@ def test_a_short_grace_is_halved_and_none_is_now(terminations):
 
 
 def test_who_is_not_deleted_or_holds_nothing_is_left_alone(terminations):
-    others = [pod("a"), without("b", ends=0.0), pod("c", finished=True, ends=0.0, deadline=0.0)]
+    others = [pod("a"), without("b", ends_at=0.0), pod("c", finished=True, ends_at=0.0, deadline=0.0)]
     assert terminations.due(others, 1000.0, 0.0) == ([], None)
 
 
 def test_a_pods_own_deadline_is_an_end_as_well(terminations):
-    one = pod(deadline=1000.0, patience=30.0)
+    one = pod(deadline=1000.0, spec_grace=30.0)
     assert due(terminations, one, 900.0, 0.0) == (False, 127.0)
     assert due(terminations, one, 1026.0, 126.0) == (False, 1.0)
     assert due(terminations, one, 1027.0, 127.0) == (True, None)
 
 
 def test_a_pod_that_is_deleted_before_its_deadline_ends_as_it_was_told(terminations):
-    one = pod(deadline=1000.0, patience=30.0, ends=1300.0, grace=300.0)
+    one = pod(deadline=1000.0, spec_grace=30.0, ends_at=1300.0, grace=300.0)
     assert due(terminations, one, 1100.0, 0.0) == (False, 197.0)
 
 
@@ -76,10 +76,10 @@ def test_a_pod_that_vanishes_is_due_at_once_until_it_has_no_clients(terminations
     assert terminations.due([one, other], 1000.0, 0.0) == ([], None)
     for _ in range(2):
         assert terminations.due([other], 1001.0, 1.0) == ([one], None)
-        assert terminations.vanished == [one]
-    terminations.over("forced")
+        assert terminations.force_deleted == [one]
+    terminations.mark_detached("forced")
     assert terminations.due([other], 1002.0, 2.0) == ([], None)
-    assert terminations.vanished == []
+    assert terminations.force_deleted == []
 
 
 def test_who_had_finished_and_a_mirror_that_goes_leave_nobody_to_detach(terminations):

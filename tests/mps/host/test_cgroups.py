@@ -103,14 +103,14 @@ def test_what_is_no_pod(content):
 def test_a_process_that_has_ended_is_of_no_pod():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert cgroups.of(ended.pid) == ()
+    assert cgroups.read_memberships(ended.pid) == ()
 
 
 def test_a_tenants_is_what_is_in_another_pod_or_container_than_we_are(monkeypatch):
     of_container, other = CgroupMembership("", "a" * 64), CgroupMembership("", "b" * 64)
     pod, beside, below = CgroupMembership("u1", "x"), CgroupMembership("u1", "y"), CgroupMembership("u2", "z")
     memberships = {}
-    monkeypatch.setattr(cgroups, "of", lambda pid: memberships[pid])
+    monkeypatch.setattr(cgroups, "read_memberships", lambda pid: memberships[pid])
     for own, its, tenants in [
         ((), (), False),
         ((), (pod,), True),
@@ -124,7 +124,7 @@ def test_a_tenants_is_what_is_in_another_pod_or_container_than_we_are(monkeypatc
         ((of_container,), (other,), True),
     ]:
         memberships.update({os.getpid(): own, 1: its})
-        assert cgroups.is_tenants(1) is tenants, (own, its)
+        assert cgroups.is_tenant_process(1) is tenants, (own, its)
 
 
 def fake_hierarchy(folder: Path, *files: str) -> Path:
@@ -141,7 +141,7 @@ def test_a_daemon_is_put_into_a_group_of_its_own_in_version_2(tmp_path):
 
 
 def test_a_folder_without_any_hierarchy_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(InvalidRequest, match=r"is no cgroup file system.*mount the node's /sys/fs/cgroup there"):
+    with pytest.raises(InvalidRequest, match=r"is not a cgroup file system.*mount the node's /sys/fs/cgroup there"):
         cgroups.check_root(tmp_path)
     fake_hierarchy(tmp_path / "memory", "cgroup.procs")
     cgroups.check_root(tmp_path)

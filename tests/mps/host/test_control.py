@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps.host.control import Client, Control, NoDaemon, Program
+from mps.host.control import Client, Control, ControlProgram, NoDaemon
 
 SECONDS = 60.0
 
@@ -11,11 +11,11 @@ SECONDS = 60.0
 def program(tmp_path):
     """A front end that says this."""
 
-    def says(script: str) -> Program:
+    def says(script: str) -> ControlProgram:
         path = tmp_path / "control"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        return Program(path, {"PATH": "/usr/bin:/bin"})
+        return ControlProgram(path, {"PATH": "/usr/bin:/bin"})
 
     return says
 
@@ -23,7 +23,7 @@ def program(tmp_path):
 def test_a_daemon_that_is_going_down_is_none(program):
     front = program("echo Cannot send command to MPS control daemon process >&2; exit 1")
     with pytest.raises(NoDaemon, match="Cannot send command"):
-        front.ask("get_server_list", SECONDS)
+        front.send("get_server_list", SECONDS)
 
 
 def test_clients_of_another_pid_namespace_are_nobody(program):

@@ -23,15 +23,15 @@ def test_demands_of_cards():
         [
             pod("a", ("GPU-0", 5), ("GPU-0", 7)),
             pod("b", ("GPU-0", 9), finished=True),
-            pod("c", ("GPU-1", 3), off=True),
-            pod("d", ("GPU-0", 8), ends=1.0),  # it is being deleted, and its programs run
+            pod("c", ("GPU-1", 3), without_mps=True),
+            pod("d", ("GPU-0", 8), ends_at=1.0),  # it is being deleted, and its programs run
         ],
         CARDS,
     )
-    assert found == {"GPU-0": Demand((5, 7, 8), off=False), "GPU-1": Demand((3,), off=True)}
-    mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), off=True)], CARDS)
-    assert not mixed["GPU-0"].off, "who wants limits gets them"
-    assert mixed["GPU-1"] == Demand((), off=False), "an empty card is on"
+    assert found == {"GPU-0": Demand((5, 7, 8), without_mps=False), "GPU-1": Demand((3,), without_mps=True)}
+    mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
+    assert not mixed["GPU-0"].without_mps, "who wants limits gets them"
+    assert mixed["GPU-1"] == Demand((), without_mps=False), "an empty card is on"
 
 
 def test_a_pod_of_gpushare_is_known_by_the_cards_index():
@@ -44,13 +44,15 @@ def test_a_pod_of_gpushare_is_known_by_the_cards_index():
         },
         "status": {"phase": "Running"},
     }
-    assert pods.demands([pods.view(json.dumps(wire).encode())], CARDS)["GPU-1"] == Demand((700,), off=False)
+    assert pods.demands([pods.parse_pod(json.dumps(wire).encode())], CARDS)["GPU-1"] == Demand(
+        (700,), without_mps=False
+    )
 
 
 def test_a_pod_that_cannot_be_read_holds_nothing():
     wire = {"metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", mps.MODE: "off"}}}
-    seen = pods.view(json.dumps(wire).encode())
-    assert (seen.assignment.shares(), seen.off, seen.ends) == ([], True, None)
+    seen = pods.parse_pod(json.dumps(wire).encode())
+    assert (seen.assignment.shares(), seen.without_mps, seen.ends_at) == ([], True, None)
 
 
 def test_containers_have_their_keys_and_what_the_runtime_calls_them():
@@ -62,7 +64,7 @@ def test_containers_have_their_keys_and_what_the_runtime_calls_them():
             "containerStatuses": [{"name": "b", "containerID": "containerd://c2"}, {"name": "a"}],
         },
     }
-    seen = pods.view(json.dumps(wire).encode())
+    seen = pods.parse_pod(json.dumps(wire).encode())
     assert [(one.key, one.name, one.runtime_id) for one in seen.containers] == [
         ("init-0", "i", ""),
         ("init-1", "side", "c1"),
@@ -78,16 +80,16 @@ def test_when_the_kubelet_ends_it_by_itself():
         "spec": {"activeDeadlineSeconds": 90, "terminationGracePeriodSeconds": 5},
         "status": {"startTime": "1970-01-01T00:01:00Z"},
     }
-    seen = pods.view(json.dumps(wire).encode())
-    assert (seen.deadline, seen.patience, seen.ends) == (150.0, 5.0, None)
+    seen = pods.parse_pod(json.dumps(wire).encode())
+    assert (seen.deadline, seen.spec_grace, seen.ends_at) == (150.0, 5.0, None)
     for missing in ("spec", "status"):
-        assert pods.view(json.dumps(wire | {missing: {}}).encode()).deadline is None
-    assert pods.view(json.dumps(wire | {"spec": {}}).encode()).patience == 30.0
+        assert pods.parse_pod(json.dumps(wire | {missing: {}}).encode()).deadline is None
+    assert pods.parse_pod(json.dumps(wire | {"spec": {}}).encode()).spec_grace == 30.0
 
 
 def test_a_static_pods_groups_have_another_name():
     wire = {"metadata": {"uid": "mirror", "name": "p", "annotations": {"kubernetes.io/config.mirror": "5ad0"}}}
-    assert pods.view(json.dumps(wire).encode()).cgroup_uid == "5ad0"
+    assert pods.parse_pod(json.dumps(wire).encode()).cgroup_uid == "5ad0"
 
 
 @pytest.mark.parametrize(
@@ -105,16 +107,16 @@ def test_a_static_pods_groups_have_another_name():
     ],
 )
 def test_what_drivers_can(version, multi_user, server_status, most):
-    found = drivers.of_version(version)
+    found = drivers.capabilities_of(version)
     assert (found.multi_user, found.server_status) == (multi_user, server_status)
-    assert found.most_clients(CARDS[0]) == most
+    assert found.max_clients(CARDS[0]) == most
     old = GpuCard(index=0, uuid="g", model="P100", memory=MiB(1), devices=(), properties={"computeCapability": "6.0"})
-    assert found.most_clients(old) == 16
+    assert found.max_clients(old) == 16
 
 
 def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():
-    assert drivers.of_version("550.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
-    assert drivers.of_version("470.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert drivers.capabilities_of("550.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert drivers.capabilities_of("470.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 @pytest.mark.parametrize(("driver", "has"), [("580", True), ("550", False)])
@@ -122,6 +124,6 @@ def test_multi_user_mode_is_used_where_the_program_has_it_and_we_may(monkeypatch
     from tests.mps.worlds import DOUBLE
 
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
-    table = drivers.of_version("580.1")
-    assert drivers.probed(table, DOUBLE, root=True).multi_user is has
-    assert not drivers.probed(table, DOUBLE, root=False).multi_user
+    table = drivers.capabilities_of("580.1")
+    assert drivers.probe(table, DOUBLE, root=True).multi_user is has
+    assert not drivers.probe(table, DOUBLE, root=False).multi_user

@@ -51,7 +51,7 @@ def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
     running(CONTROL)  # its front end
     running(CONTROL, FOREGROUND, pipe="other")
     (found,) = LOCAL.daemons(folder / "pipe")
-    assert (found.pid, found.alive()) == (daemon.pid, True)
+    assert (found.pid, found.is_alive()) == (daemon.pid, True)
     assert [one.pid for one in LOCAL.servers(folder / "pipe")] == [server.pid]
     assert LOCAL.is_server(server.pid)
     assert not LOCAL.is_server(daemon.pid)
@@ -61,9 +61,9 @@ def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
 
 def test_those_of_tenants_are_neither(folder, running, monkeypatch):
     theirs = [running(CONTROL, FOREGROUND).pid, running(SERVER).pid]
-    real = cgroups.of
+    real = cgroups.read_memberships
     monkeypatch.setattr(
-        cgroups, "of", lambda pid: (CgroupMembership("uid-tenant", "c"),) if pid in theirs else real(pid)
+        cgroups, "read_memberships", lambda pid: (CgroupMembership("uid-tenant", "c"),) if pid in theirs else real(pid)
     )
     assert not LOCAL.daemons(folder / "pipe")
     assert not LOCAL.servers(folder / "pipe")
@@ -82,7 +82,7 @@ def test_one_that_has_ended_is_signalled_no_more(folder, running):
     (found,) = LOCAL.daemons(folder / "pipe")
     found.signal(signal.SIGKILL)
     assert daemon.wait(SECONDS) == -signal.SIGKILL
-    assert not found.alive()
+    assert not found.is_alive()
     found.signal(signal.SIGKILL)
     assert LOCAL.environment(found.pid) == {}
     assert LOCAL.name(NOBODYS) == ""
@@ -93,21 +93,21 @@ def test_a_number_that_another_process_has_now_is_not_it(folder, running):
     running(CONTROL, FOREGROUND)
     (found,) = LOCAL.daemons(folder / "pipe")
     former = type(found)(found.pid, found.started - 1)
-    assert not former.alive()
+    assert not former.is_alive()
     former.signal(signal.SIGKILL)
-    assert found.alive()
+    assert found.is_alive()
 
 
 def test_a_child_says_how_it_ended_and_leaves_no_zombie(output, monkeypatch):
     child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, output)
-    assert child.alive()
+    assert child.is_alive()
     assert child.code is None
-    assert LOCAL.pulse(child.pid).state in "RSD"
+    assert LOCAL.activity(child.pid).state in "RSD"
     monkeypatch.setattr(subprocess.Popen, "poll", lambda popen: popen.returncode)  # always a moment too early
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert LOCAL.pulse(child.pid) is None
-    assert not child.alive()
+    assert LOCAL.activity(child.pid) is None
+    assert not child.is_alive()
     assert child.code == -signal.SIGKILL
     assert not Path(f"/proc/{child.pid}").exists(), "reaped"
 
@@ -116,7 +116,7 @@ def test_a_child_has_a_session_of_its_own_and_its_words_go_to_the_output(output)
     code = "import os, sys; print(os.getsid(0) == os.getpid(), os.getcwd()); sys.exit(3)"
     child = LOCAL.start([sys.executable, "-IS", "-c", code], {}, output)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not child.alive()
+    assert not child.is_alive()
     assert child.code == 3
     os.lseek(output, 0, os.SEEK_SET)
     assert os.read(output, 1000) == b"True /\n"
@@ -124,7 +124,7 @@ def test_a_child_has_a_session_of_its_own_and_its_words_go_to_the_output(output)
 
 def test_one_that_is_left_goes_on_and_nobody_waits_for_it(output):
     child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, output)
-    child.leave()
+    child.abandon()
     try:
         os.kill(child.pid, 0)
     finally:
