@@ -21,7 +21,7 @@ from deviceplugin.grants.access import Access, Delivery
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait
-from deviceplugin.grants.prestart import Active, PreStart, StartRefused
+from deviceplugin.grants.prestart import IsActive, PreStart, StartRefused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
@@ -120,8 +120,8 @@ class NodeAgent:
             pods=self.pods,
             access=lambda: self._access,
             health=self._health,
-            held=self._releaser.held,
-            granted=self.grants.held,
+            held=self._releaser.held_shares,
+            granted=self.grants.held_mib,
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
             split=settings.cards is not None,
@@ -139,7 +139,7 @@ class NodeAgent:
             health=self._health,
             mps_wait=mps_wait,
             release=self._releaser.free,
-            granted=self._marker.mark,
+            on_granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,
             clock=clock,
         )
@@ -167,7 +167,7 @@ class NodeAgent:
         """Connect the metrics, and report problems of the state on disk and of --cards."""
         metrics.observe(
             lambda: len(self.grants.all()),
-            lambda: sum(map(len, (self._releaser.held() or {}).values())),
+            lambda: sum(map(len, (self._releaser.held_shares() or {}).values())),
             len(self.grants.unreadable),
             self.levels,
         )
@@ -204,7 +204,7 @@ class NodeAgent:
 
     def problems(self) -> Sequence[str]:
         """Why the plugin is not ready, one line each."""
-        problems = [self._registration.problem, self._releaser.silent, self._write_problem]
+        problems = [self._registration.problem, self._releaser.problem, self._write_problem]
         if self._access is None:
             problems.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
         if not self._inventory.is_published:
@@ -227,7 +227,7 @@ class NodeAgent:
         return cardlevels.levels(cards, self._health_of_cards(cards), self.pods.all(), self.grants.all())
 
     def _hardware(self) -> Hardware:
-        return Hardware.look(self._gpus, self._devices)
+        return Hardware.read(self._gpus, self._devices)
 
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
@@ -237,7 +237,7 @@ class NodeAgent:
         another plugin serves them.
         """
         problems = {
-            device.uuid: self._write_problem or card_access.device_trouble(device, self._access) for device in devices
+            device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
         }
         return self._health_of_cards(cards) | {
             uuid: Health(healthy=not problem, reason=problem) for uuid, problem in problems.items()
@@ -280,11 +280,11 @@ class NodeAgent:
             self._restored = True
         return self._access
 
-    def _timed_prestart(self, slots: Sequence[str], active: Active) -> Grant:
+    def _timed_prestart(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         started = self._clock.now()
         outcome = "failed"
         try:
-            grant = self._prestart(slots, active)
+            grant = self._prestart(slots, is_active)
             outcome = "granted"
         except StartRefused:
             outcome = "refused"
@@ -294,14 +294,14 @@ class NodeAgent:
         return grant
 
     def _maintain_grants(self) -> None:
-        self.grants.mend()
+        self.grants.restore_files()
         self._report_unwritable()
         if self.pods.synced and not self._adopted:
             self._adopt_running_containers()
         self._releaser.sweep(complete=self._adopted)
 
     def _report_unwritable(self) -> None:
-        cdi_problem = self._delivery.trouble() if self._access is Access.CDI else ""
+        cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
         previous, self._write_problem = self._write_problem, self.grants.problem or cdi_problem
         if previous == self._write_problem:
             return

@@ -1,7 +1,7 @@
-"""The CDI spec of a slot: the device nodes and the environment of the container that has it now.
+"""The CDI spec of a slot: the device nodes and the environment of the container that has the slot now.
 
 Written when the container is about to start and read by the runtime right after; the folder is often a tmpfs, so
-specs are made from the grants again whenever they are missing. On real cards the edits are those of the node's own
+specs are recreated from the grants when they are missing. On real cards the edits are those of the node's own
 nvidia.com/gpu spec for that card (device nodes, driver libraries, hooks), made by `nvidia-ctk cdi generate`.
 The format: SPEC.md of github.com/cncf-tags/container-device-interface.
 """
@@ -30,20 +30,20 @@ CDI_VERSION = "0.6.0"
 _NVIDIA_KIND = "nvidia.com/gpu"
 _CARD_NODE = re.compile(r"nvidia\d+")
 _REMEDY = (
-    "make the spec anew on the node with "
+    "create the spec again on the node with "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
 )
 _KERNEL_LIMIT_SINCE = 615
-_TAME = ("nosuid", "nodev", "noexec")
+_SAFE_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec")
 _LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
 class NoDevice(Exception):
-    """A card or device that cannot be given to a container; the message says why and what to do."""
+    """No container can get the card or device; the message names the reason and the remedy."""
 
 
 def device_name(slot: str) -> str:
-    """What Allocate answers."""
+    """The CDI device name of a slot, as Allocate returns it."""
     return f"{names.CDI_KIND}={slot}"
 
 
@@ -52,42 +52,50 @@ def spec_path(folder: Path, slot: str) -> Path:
 
 
 def plain_edits(card: GpuCard) -> Edits:
-    """The card's device nodes as this machine has them. Raises NoDevice."""
-    what = f"card {card.index} ({card.uuid})"
-    return {"deviceNodes": [_device_node(what, node.host, node.container) for node in card.devices]}
+    """The edits for the card's device nodes of this machine. Raises NoDevice."""
+    card_text = f"card {card.index} ({card.uuid})"
+    return {"deviceNodes": [_device_node(card_text, node.host, node.container) for node in card.devices]}
 
 
 def device_edits(device: OtherDevice) -> Edits:
-    """The device's own nodes and those that it shares with others. Raises NoDevice."""
-    what = f"{device.kind} {device.index} ({device.uuid})"
+    """The edits for the device's own nodes and those that it shares with others. Raises NoDevice."""
+    device_text = f"{device.kind} {device.index} ({device.uuid})"
     nodes = (*device.nodes, *device.common)
-    return {"deviceNodes": [_device_node(what, node.host, node.container) for node in nodes]}
+    return {"deviceNodes": [_device_node(device_text, node.host, node.container) for node in nodes]}
 
 
 def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
-    """The way to the daemon of the grant's cards; for the share agent, what says how that daemon is.
+    """The edits that mount the MPS daemon of the grant's cards; for the share agent, the folders with its state.
 
-    `cards` are those of the grant. A container sees the daemon's socket and nothing else of it. Of an agent's folder
-    the log is covered, since it names neighbours, and so are the files that the daemon locks and writes.
+    `cards` are those of the grant. A container sees only the daemon's socket. In an agent's folders the log is covered,
+    since it names other pods, and so are the files that the daemon locks and writes.
     """
     if grant.is_agent:
-        homes = [(home, f"{shareagent.MPS_ROOT}/{Path(home).name}") for home in grant.mps]
+        folders = [(folder, f"{shareagent.MPS_ROOT}/{Path(folder).name}") for folder in grant.mps]
         mounts = []
-        for home, inside in homes:
-            mounts += [_bind(home, inside, "ro"), *(_cover(f"{inside}/{name}") for name in (mps.LOG, mps.PIPE))]
+        for folder, container_folder in folders:
+            mounts += [
+                _bind(folder, container_folder, "ro"),
+                *(_cover(f"{container_folder}/{name}") for name in (mps.LOG, mps.PIPE)),
+            ]
         return {"mounts": mounts}
-    edits: Edits = {"mounts": [_bind(f"{home}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for home in grant.mps]}
+    edits: Edits = {"mounts": [_bind(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
     if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _limits_in_the_kernel(cards[0]):
         edits["env"] = [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]
     return edits
 
 
 def _bind(host: str, container: str, access: str) -> dict[str, Any]:
-    return {"hostPath": host, "containerPath": container, "options": ["bind", access, *_TAME]}
+    return {"hostPath": host, "containerPath": container, "options": ["bind", access, *_SAFE_MOUNT_OPTIONS]}
 
 
 def _cover(path: str) -> dict[str, Any]:
-    return {"hostPath": "tmpfs", "containerPath": path, "type": "tmpfs", "options": ["ro", "size=4k", *_TAME]}
+    return {
+        "hostPath": "tmpfs",
+        "containerPath": path,
+        "type": "tmpfs",
+        "options": ["ro", "size=4k", *_SAFE_MOUNT_OPTIONS],
+    }
 
 
 def _limits_in_the_kernel(card: GpuCard) -> bool:
@@ -96,19 +104,19 @@ def _limits_in_the_kernel(card: GpuCard) -> bool:
     return major.isdigit() and int(major) >= _KERNEL_LIMIT_SINCE
 
 
-def _device_node(what: str, host: str, container: str) -> dict[str, Any]:
+def _device_node(device_text: str, host: str, container: str) -> dict[str, Any]:
     try:
-        found = Path(host).stat()
+        status = Path(host).stat()
     except OSError as error:
-        raise NoDevice(f"{what}: {host}: {error.strerror}") from error
-    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
-        raise NoDevice(f"{what}: {host} is no device node; make one with mknod")
+        raise NoDevice(f"{device_text}: {host}: {error.strerror}") from error
+    if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+        raise NoDevice(f"{device_text}: {host} is not a device node; create one with mknod")
     return {
         "path": container,
         "hostPath": host,
-        "type": "b" if stat.S_ISBLK(found.st_mode) else "c",
-        "major": os.major(found.st_rdev),
-        "minor": os.minor(found.st_rdev),
+        "type": "b" if stat.S_ISBLK(status.st_mode) else "c",
+        "major": os.major(status.st_rdev),
+        "minor": os.minor(status.st_rdev),
         "permissions": "rw",
     }
 
@@ -116,49 +124,56 @@ def _device_node(what: str, host: str, container: str) -> dict[str, Any]:
 class NvidiaSpecs:
     """The node's own CDI specs of NVIDIA's cards, read again when they change.
 
-    They say a card's name and what it comes with; which card it is, the driver says: its own device node, and no other
-    card's, must be among the edits. A spec that is older than the machine's cards names others by the same numbers.
+    A card's edits must contain its own device node, as reported by the driver, and no other card's: a spec that is
+    older than the present hardware may use the same numbers for other cards.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """`paths` are files, or folders whose *.json and *.yaml are looked through; as in CDI, the later ones win."""
+        """`paths`: files, or folders whose *.json and *.yaml are read. As in CDI, later paths take precedence."""
         self._paths = tuple(paths)
         self._cache: dict[Path, tuple[tuple[int, int], dict[str, Any] | None]] = {}
 
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version they need. Raises NoDevice."""
-        file, spec, device = self._find(card)
-        edits = merged([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
-        given = {Path(str(node.get("hostPath") or node.get("path"))).name for node in edits.get("deviceNodes") or ()}
-        given = {name for name in given if _CARD_NODE.fullmatch(name)}
-        own = {Path(node.host).name for node in card.devices}
-        if given != own:
+        file, spec, device = self._find_device(card)
+        edits = merge([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
+        given_nodes = {
+            Path(str(node.get("hostPath") or node.get("path"))).name for node in edits.get("deviceNodes") or ()
+        }
+        given_nodes = {name for name in given_nodes if _CARD_NODE.fullmatch(name)}
+        own_nodes = {Path(node.host).name for node in card.devices}
+        if given_nodes != own_nodes:
             raise NoDevice(
-                f"card {card.index} ({card.uuid}) is {_listed(own)}, {file} gives {_listed(given)} for it; {_REMEDY}"
+                f"card {card.index} ({card.uuid}) is {_comma_list(own_nodes)}, but {file} has "
+                f"{_comma_list(given_nodes)} for it; {_REMEDY}"
             )
         return edits, str(spec["cdiVersion"])
 
-    def _find(self, card: GpuCard) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-        """The device of the card, the spec that it is in, and where that is."""
-        what = f"card {card.index} ({card.uuid})"
-        for wanted in (card.uuid, str(card.index)):
+    def _find_device(self, card: GpuCard) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+        """The file and spec that contain the card, and its device entry. Raises NoDevice."""
+        card_text = f"card {card.index} ({card.uuid})"
+        for name in (card.uuid, str(card.index)):
             for path in reversed(self._paths):
-                found = [
+                matches = [
                     (file, spec, device)
                     for file, spec in self._specs(path)
                     for device in spec.get("devices") or ()
-                    if str(device.get("name")) == wanted
+                    if str(device.get("name")) == name
                 ]
-                if len(found) > 1:
-                    both = " and ".join(str(file) for file, _, _ in found)
-                    raise NoDevice(f"{what}: {_NVIDIA_KIND}={wanted} is in {both}; remove one, since CDI takes neither")
-                if found:
-                    return found[0]
-        raise NoDevice(f"{what} is in no {_NVIDIA_KIND} CDI spec below {_listed(map(str, self._paths))}; {_REMEDY}")
+                if len(matches) > 1:
+                    files = " and ".join(str(file) for file, _, _ in matches)
+                    raise NoDevice(
+                        f"{card_text}: {_NVIDIA_KIND}={name} is in {files}; remove one, since CDI accepts neither"
+                    )
+                if matches:
+                    return matches[0]
+        raise NoDevice(
+            f"{card_text} is in no {_NVIDIA_KIND} CDI spec below {_comma_list(map(str, self._paths))}; {_REMEDY}"
+        )
 
     def _specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
         files = path.iterdir() if path.is_dir() else [path]
-        # Our own are many, and none of them is NVIDIA's.
+        # Skip our own specs: they are many, and none is NVIDIA's.
         for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
             if file.suffix in {".json", ".yaml", ".yml"}:
                 spec = self._read(file)
@@ -167,8 +182,8 @@ class NvidiaSpecs:
 
     def _read(self, file: Path) -> dict[str, Any] | None:
         try:
-            found = file.stat()
-            stamp = found.st_mtime_ns, found.st_size
+            status = file.stat()
+            stamp = status.st_mtime_ns, status.st_size
             if file in self._cache and self._cache[file][0] == stamp:
                 return self._cache[file][1]
             spec = yaml.safe_load(file.read_text())  # JSON is YAML
@@ -182,33 +197,33 @@ class NvidiaSpecs:
 _OWN_PREFIX = names.CDI_KIND.replace("/", "-") + "-"
 
 
-def _listed(texts: Iterable[str]) -> str:
+def _comma_list(texts: Iterable[str]) -> str:
     return ", ".join(sorted(texts)) or "none"
 
 
-def merged(all_edits: Iterable[Edits]) -> Edits:
-    """Edits one after the other, each device node, mount and hook once."""
-    result: Edits = {}
+def merge(all_edits: Iterable[Edits]) -> Edits:
+    """Merge edits in order, with each device node, mount and hook once."""
+    merged_edits: Edits = {}
     for edits in all_edits:
-        for key, value in edits.items():
+        for key, entries in edits.items():
             if key in _LISTS or key == "env":
-                result.setdefault(key, [])
-                result[key] += [entry for entry in value or () if entry not in result[key]]
+                merged_edits.setdefault(key, [])
+                merged_edits[key] += [entry for entry in entries or () if entry not in merged_edits[key]]
             else:
-                result[key] = value
-    return result
+                merged_edits[key] = entries
+    return merged_edits
 
 
 def spec(
     slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION, devices: Sequence[OtherDevice] = ()
 ) -> dict[str, Any]:
-    """The spec of one slot. What Cardwise owns in the environment replaces what `edits` set.
+    """The CDI spec of one slot. Variables that Cardwise owns replace those of `edits`.
 
     `devices` are those of the grant, in its order.
     """
-    ours = environment.of(grant, devices)
-    theirs = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in ours]
-    env = [*theirs, *(f"{key}={value}" for key, value in ours.items())]
+    own_env = environment.container_env(grant, devices)
+    other_env = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in own_env]
+    env = [*other_env, *(f"{key}={setting}" for key, setting in own_env.items())]
     return {
         "cdiVersion": max(version, CDI_VERSION, key=_version_number),
         "kind": names.CDI_KIND,
@@ -217,41 +232,41 @@ def spec(
 
 
 def write(folder: Path, slot: str, content: dict[str, Any]) -> None:
-    """In one step: the runtime reads a whole spec or none. Raises OSError."""
+    """Write the spec atomically: the runtime never reads a part of it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     replacing.replace(spec_path(folder, slot), msgspec.json.encode(content))
 
 
-def trouble(folder: Path) -> str:
-    """Why no spec can be written at present, "" when one can.
+def write_problem(folder: Path) -> str:
+    """Why no spec can be written at present, "" if one can.
 
-    It looks and does not try: the runtime reads all specs anew when something in the folder has changed.
+    Reads the file system's state and writes nothing: the runtime reads all specs again when the folder changes.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = os.statvfs(folder)
+        file_system = os.statvfs(folder)
     except OSError as error:
-        why = error.strerror or str(error)
+        reason = error.strerror or str(error)
     else:
-        # Some file systems count no files, and say that they have none.
-        full = not found.f_bfree or (found.f_files and not found.f_ffree)
-        code = errno.EROFS if found.f_flag & os.ST_RDONLY else errno.ENOSPC if full else 0
-        why = os.strerror(code) if code else ""
-    return why and f"CDI specs cannot be written to {folder}: {why}"
+        # Some file systems do not count files, and report none.
+        full = not file_system.f_bfree or (file_system.f_files and not file_system.f_ffree)
+        code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.ENOSPC if full else 0
+        reason = os.strerror(code) if code else ""
+    return reason and f"CDI specs cannot be written to {folder}: {reason}"
 
 
 def remove(folder: Path, slot: str) -> None:
-    """Raises OSError."""
+    """Remove the spec of a slot. Raises OSError."""
     spec_path(folder, slot).unlink(missing_ok=True)
 
 
-def stale(folder: Path, living: set[str]) -> list[Path]:
-    """Specs and unfinished files of ours that belong to none of the `living` slots."""
+def stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:
+    """Our specs and unfinished files that belong to none of the `live_slots`."""
     if not folder.is_dir():
         return []
-    kept = {spec_path(folder, slot).name for slot in living}
+    names_in_use = {spec_path(folder, slot).name for slot in live_slots}
     pattern = re.compile(rf"\.?{re.escape(_OWN_PREFIX)}.*\.json.*")
-    return [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.name not in kept]
+    return [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.name not in names_in_use]
 
 
 def _version_number(version: str) -> tuple[int, ...]:

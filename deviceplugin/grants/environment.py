@@ -1,6 +1,6 @@
-"""The environment of a container with a share: one table, for the CDI spec.
+"""The environment of a container with a share, for its CDI spec.
 
-Values come from the grant and this machine alone, so that a container is restarted with the same ones while the API
+The values depend only on the grant and this machine, so that a container is restarted with the same ones while the API
 server is away.
 """
 
@@ -18,22 +18,22 @@ from deviceplugin.grants.grants import Grant
 _BYTES = 1024 * 1024
 
 
-def of(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
-    """What Cardwise owns in the container; `devices` are those of the grant, in its order.
+def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
+    """The variables that Cardwise owns in the container. `devices` are those of the grant, in its order.
 
     XLA_*_MEM_FRACTION is not here: a pod may set it itself.
     """
     return {
-        # The devices come by CDI; this keeps NVIDIA's own runtime, where it is the default, from adding cards, also to
-        # a container that has none.
+        # Devices come by CDI. If NVIDIA's runtime is the default, this keeps it from adding cards, also to a container
+        # without any.
         names.ENV_VISIBLE_DEVICES: names.NO_CARDS,
-        **(_of_cards(grant) if grant.shares else {}),
-        **(_of_agent(grant) if grant.is_agent else {}),
-        **_of_devices(grant, devices),
+        **(_card_env(grant) if grant.shares else {}),
+        **(_agent_env(grant) if grant.is_agent else {}),
+        **_device_env(grant, devices),
     }
 
 
-def _of_cards(grant: Grant) -> dict[str, str]:
+def _card_env(grant: Grant) -> dict[str, str]:
     shares = grant.shares
     limit, part = per_card_limit(shares)
     return {
@@ -50,23 +50,23 @@ def _of_cards(grant: Grant) -> dict[str, str]:
 
 
 def _percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
-    """One number for all cards of a process: that of the tightest."""
-    found = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
-    return min((each for each in found if each is not None), default=None)
+    """The percentage of SMs for the container's processes: the lowest of its cards."""
+    percentages = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
+    return min((percent for percent in percentages if percent is not None), default=None)
 
 
-def _of_agent(grant: Grant) -> dict[str, str]:
+def _agent_env(grant: Grant) -> dict[str, str]:
     return {
         shareagent.ASSIGNMENT_ENV: codec.encode(grant.assignment(), assume_time_ns=0)[names.ASSIGNMENT],
         shareagent.WAIT_ENV: str(MpsState.READY) if grant.mps else "",
     }
 
 
-def _of_devices(grant: Grant, devices: Sequence[OtherDevice]) -> dict[str, str]:
+def _device_env(grant: Grant, devices: Sequence[OtherDevice]) -> dict[str, str]:
     addresses: dict[str, list[str]] = defaultdict(list)
-    for given, device in zip(grant.devices, devices, strict=True):
+    for share, device in zip(grant.devices, devices, strict=True):
         if device.pci_address:
-            addresses[given.resource_class].append(device.pci_address)
-    env = {names.pci_devices_env(name): ",".join(of_class) for name, of_class in addresses.items()}
+            addresses[share.resource_class].append(device.pci_address)
+    env = {names.pci_devices_env(name): ",".join(class_addresses) for name, class_addresses in addresses.items()}
     rdma = [device.name for device in devices if device.name]
     return env | ({names.ENV_RDMA_DEVICES: ",".join(rdma)} if rdma else {})

@@ -1,8 +1,14 @@
-"""The store of grants on this node's disk: one file for each container that was given a share.
+"""The store of grants on this node's disk: one file for each container with a share.
 
-The second truth beside the pods' annotations, and the only one about containers: it restarts containers while the API
-server is away, it refuses a card that is still in use by a pod that the API server has forgotten, and it outlives any
-crash. A grant is in memory before it is on disk, and on disk before its container may start.
+Beside the pods' annotations it is the second source of truth, and the only one about containers: with it, containers
+restart while the API server is away, a card is refused that a deleted pod still uses, and nothing is lost in a crash.
+
+Theory of operation. A grant is added in memory under the lock, after the check that its card has space; then it is
+written to disk, and only then its container may start. The pod holds all its shares from its first grant on: else
+another pod could take what its second container, or its first after a restart, will need.
+
+Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first one starts, the card counts
+12288 MiB for A, so pod B with 8192 MiB is refused even before A's second container starts.
 """
 
 import contextlib
@@ -29,24 +35,24 @@ _log = structlog.get_logger(__name__)
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _SUFFIX = ".json"
 _STRIPES = 64
-_PROBE_BYTES = 4096  # a full disk has no room for a block
+_PROBE_BYTES = 4096  # a full disk cannot take a block
 _VERSION = 1
 _WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
 _KNOWN = (_VERSION, _WITH_DEVICES)
 
 
 class UnsafeName(ValueError):
-    """A pod UID or container name that may not become a file name."""
+    """A pod UID or container name that must not become a file name."""
 
 
 class GrantedDevice(Struct, frozen=True, rename="camel"):
-    """A device that is no GPU, as in the assignment; it is given whole."""
+    """A device other than a GPU, as in the assignment."""
 
     resource_class: str = field(name="deviceClass")  # as grants on disk have it
     uuid: str
 
     @classmethod
-    def of(cls, share: DeviceShare) -> "GrantedDevice":
+    def from_share(cls, share: DeviceShare) -> "GrantedDevice":
         return cls(share.resource_class, share.uuid)
 
 
@@ -88,8 +94,8 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     granted_ns: int = 0
 
     @classmethod
-    def of(cls, pod_uid: str, namespace: str, name: str, container: str, assignment: Assignment) -> "Grant":
-        """What the pod holds; nothing of it is the container's."""
+    def for_pod(cls, pod_uid: str, namespace: str, name: str, container: str, assignment: Assignment) -> "Grant":
+        """A grant of all that the pod holds, without shares of the container itself."""
         return cls(
             pod_uid=pod_uid,
             namespace=namespace,
@@ -97,7 +103,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             container=container,
             pod_shares=tuple(assignment.shares()),
             pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
-            pod_devices=tuple(GrantedDevice.of(share) for share in assignment.device_shares()),
+            pod_devices=tuple(GrantedDevice.from_share(share) for share in assignment.device_shares()),
             pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
         )
 
@@ -107,7 +113,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def pod_mem(self) -> int:
-        """MiB of the whole pod on all cards."""
+        """The MiB of the whole pod on all cards."""
         return sum(share.mem for share in self.pod_shares)
 
     @property
@@ -117,15 +123,15 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it is the share agent's, which has no share and is told of all of its pod's."""
+        """Whether the grant is of the share agent, which has no share itself and receives those of its pod."""
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
     def assignment(self) -> Assignment:
         """The assignment of the whole pod, cards only; empty in a grant of an older version."""
-        found: dict[str, tuple[CardShare, ...]] = {}
+        containers: dict[str, tuple[CardShare, ...]] = {}
         for key, share in zip(self.pod_keys, self.pod_shares, strict=False):
-            found[key] = (*found.get(key, ()), share)
-        return Assignment(found)
+            containers[key] = (*containers.get(key, ()), share)
+        return Assignment(containers)
 
 
 def by_pod(grants: Iterable[Grant]) -> dict[str, Grant]:
@@ -143,11 +149,11 @@ def _pods(grants: Iterable[Grant]) -> str:
 
 
 class CardFull(Struct, frozen=True):
-    """A card that cannot take a grant beside what others hold there: MiB (or percent of cores, if `cores`)."""
+    """The card has too little space for a grant. Amounts are MiB, or percent of cores if `cores`."""
 
     index: int
     uuid: str
-    asked: int
+    requested: int
     held: int
     total: int
     cores: bool
@@ -157,12 +163,12 @@ class CardFull(Struct, frozen=True):
         unit = "% of cores" if self.cores else "MiB"
         return (
             f"card {self.index} ({self.uuid}): {self.held} of {self.total} {unit} are still held by "
-            f"{_pods(self.holders)}; {self.asked} {unit} more do not fit"
+            f"{_pods(self.holders)}; {self.requested} {unit} more do not fit"
         )
 
 
 class DeviceTaken(Struct, frozen=True):
-    """A device that somebody else holds."""
+    """Another pod holds the device."""
 
     uuid: str
     holders: tuple[Grant, ...]
@@ -174,27 +180,27 @@ class DeviceTaken(Struct, frozen=True):
 GrantConflict = CardFull | DeviceTaken
 
 
-class Claim(Struct, frozen=True):
-    """A grant that was entered, and the container's one before it."""
+class AddedGrant(Struct, frozen=True):
+    """A grant that was added, and the container's previous one."""
 
     grant: Grant
-    before: Grant | None
+    previous: Grant | None
 
 
 class GrantStore:
-    """All grants of this node. Thread-safe; the lock is held for the check and the entry in memory, not for disk."""
+    """All grants of this node. Thread-safe; the lock is held for the check and the change in memory, not for disk."""
 
     def __init__(self, folder: Path, core: int = FULL_CORE, clock: Clock = SYSTEM) -> None:
         """Reads what is on disk; see `unreadable` for what could not be read. `core`: percent given of each card."""
         self._folder = folder
         self._core = core
         self._clock = clock
-        self._aside = folder.with_name(folder.name + "-unreadable")
+        self._unreadable_folder = folder.with_name(folder.name + "-unreadable")
         self._lock = threading.Lock()
         self._grants: dict[tuple[str, str], Grant] = {}
-        self._stamps: dict[tuple[str, str], int] = {}
+        self._epochs: dict[tuple[str, str], int] = {}
         self._epoch = 0
-        self._disk = [threading.Lock() for _ in range(_STRIPES)]
+        self._disk_locks = [threading.Lock() for _ in range(_STRIPES)]
         self.unreadable: list[str] = []
         self.problem = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -208,35 +214,38 @@ class GrantStore:
         with self._lock:
             return self._grants.get((pod_uid, container))
 
-    def of_pod(self, pod_uid: str) -> list[Grant]:
+    def grants_of_pod(self, pod_uid: str) -> list[Grant]:
         with self._lock:
             return [grant for (uid, _), grant in self._grants.items() if uid == pod_uid]
 
     def owner(self, slot: str) -> Grant | None:
-        """The latest grant of a slot: the kubelet hands a slot out again when its pod has ended."""
+        """The latest grant of a slot: the kubelet allocates a slot again when its pod has ended."""
         with self._lock:
-            found = [grant for grant in self._grants.values() if slot in grant.slots]
-        return max(found, key=lambda grant: grant.granted_ns, default=None)
+            grants = [grant for grant in self._grants.values() if slot in grant.slots]
+        return max(grants, key=lambda grant: grant.granted_ns, default=None)
 
-    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Claim | GrantConflict:
-        """Enter the grant, or say which card is over-full or which device taken; `totals` are the MiB of this node's
-        cards by UUID.
+    def add(self, grant: Grant, totals: Mapping[str, int]) -> AddedGrant | GrantConflict:
+        """Add the grant unless a card is full or a device taken.
 
-        The grant is on disk when this returns a Claim. Raises OSError; it then stays in memory, where the next try and
-        `drop` find it.
+        totals: the MiB of this node's cards, by UUID.
+
+        The grant is on disk when this returns an AddedGrant. Raises OSError; the grant then stays in memory, where the
+        next try and `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), self._latest_ns)
+        return self._add(
+            grant, lambda: self._card_conflict(grant, totals) or self._device_conflict(grant), self._latest_ns
+        )
 
     def adopt(self, grant: Grant) -> None:
-        """Enter a grant whose container runs already, whatever the card has. Raises OSError.
+        """Add the grant of a running container without checking the card. Raises OSError.
 
-        It counts as the oldest of its slots: what is known of it may be older than the slot's next grant.
+        It counts as the oldest of its slots: the slot may have a newer grant already.
         """
-        self._enter(grant, lambda: None, lambda: 0)
+        self._add(grant, lambda: None, lambda: 0)
 
-    def mend(self) -> None:
-        """Puts back what somebody has removed from the disk. `problem` says afterwards why nothing can be written there
-        at present, "" when it can.
+    def restore_files(self) -> None:
+        """Write grants again whose files were removed. Afterwards `problem` is why no grant can be written, "" if one
+        can.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         try:
@@ -245,26 +254,26 @@ class GrantStore:
             probe.unlink()
             for grant in self.all():
                 if not self._path(grant).exists():
-                    self._put_back(grant)
+                    self._restore_file(grant)
         except OSError as error:
             self.problem = f"grants cannot be written to {self._folder}: {error.strerror}"
         else:
             self.problem = ""
 
     def epoch(self) -> int:
-        """A mark in time for `drop`: what is granted from now on is later."""
+        """The present epoch, for `drop`: later grants have a higher one."""
         with self._lock:
             return self._epoch
 
     def drop(self, pod_uid: str, epoch: int) -> list[Grant]:
-        """Forget all grants of a pod, on disk first, unless one was given (again) after `epoch`: then none.
+        """Remove all grants of a pod, on disk first; none if one was added after `epoch`. Returns the removed grants.
 
-        The proof that a pod's containers are gone must have been sought after `epoch` was taken. Raises OSError.
+        The check that the pod's containers are gone must begin after `epoch` was read. Raises OSError.
         """
-        with self._disk_of(pod_uid):
+        with self._disk_lock(pod_uid):
             with self._lock:
-                found = {key: grant for key, grant in self._grants.items() if key[0] == pod_uid}
-                if any(self._stamps[key] > epoch for key in found):
+                grants = {key: grant for key, grant in self._grants.items() if key[0] == pod_uid}
+                if any(self._epochs[key] > epoch for key in grants):
                     return []
             folder = self._folder / pod_uid
             if folder.is_dir():
@@ -273,22 +282,22 @@ class GrantStore:
                 folder.rmdir()
                 _sync(self._folder)
             with self._lock:
-                for key, grant in found.items():
+                for key, grant in grants.items():
                     if self._grants.get(key) is grant:
-                        del self._grants[key], self._stamps[key]
-        return list(found.values())
+                        del self._grants[key], self._epochs[key]
+        return list(grants.values())
 
-    def take_back(self, claim: Claim) -> None:
+    def undo_add(self, added: AddedGrant) -> None:
         """Undo a claim that nothing was delivered for, unless its container was granted anew since. Raises OSError.
 
         A container that starts again keeps the grant that it had: it may start without the API server by that.
         """
-        grant, before = claim.grant, claim.before
-        with self._disk_of(grant.pod_uid):
+        grant, previous = added.grant, added.previous
+        with self._disk_lock(grant.pod_uid):
             if self.get(grant.pod_uid, grant.container) is not grant:
                 return
-            if before is not None:
-                self._write(before)
+            if previous is not None:
+                self._write(previous)
             else:
                 path = self._path(grant)
                 path.unlink(missing_ok=True)
@@ -299,13 +308,13 @@ class GrantStore:
                 key = (grant.pod_uid, grant.container)
                 if self._grants.get(key) is not grant:
                     return
-                if before is not None:
-                    self._grants[key] = before
+                if previous is not None:
+                    self._grants[key] = previous
                 else:
-                    del self._grants[key], self._stamps[key]
+                    del self._grants[key], self._epochs[key]
 
-    def held(self) -> dict[str, int]:
-        """MiB held by UUID, for devices that are no GPUs 0."""
+    def held_mib(self) -> dict[str, int]:
+        """The granted MiB by UUID; 0 for devices other than GPUs."""
         sums: dict[str, int] = defaultdict(int)
         for grant in by_pod(self.all()).values():
             for share in grant.pod_shares:
@@ -314,48 +323,48 @@ class GrantStore:
                 sums[device.uuid] += 0
         return dict(sums)
 
-    def _overfull(self, mine: Grant, totals: Mapping[str, int]) -> CardFull | None:
+    def _card_conflict(self, new_grant: Grant, totals: Mapping[str, int]) -> CardFull | None:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
         pods = by_pod(self._grants.values())
-        for share in mine.pod_shares:
+        for share in new_grant.pod_shares:
             mem[share.uuid] += share.mem
             core[share.uuid] += share.core
             indices[share.uuid] = share.index
-        for uuid, asked in mem.items():
+        for uuid, requested in mem.items():
             others = [
                 (grant, share)
                 for uid, grant in pods.items()
-                if uid != mine.pod_uid
+                if uid != new_grant.pod_uid
                 for share in grant.pod_shares
                 if share.uuid == uuid
             ]
             holders = tuple(grant for grant, _ in others)
             held, total = sum(share.mem for _, share in others), totals[uuid]
-            if held + asked > total:
-                return CardFull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
+            if held + requested > total:
+                return CardFull(indices[uuid], uuid, requested, held, total, cores=False, holders=holders)
             cores = sum(share.core for _, share in others)
             if cores + core[uuid] > self._core and core[uuid]:
                 return CardFull(indices[uuid], uuid, core[uuid], cores, self._core, cores=True, holders=holders)
         return None
 
-    def _taken(self, mine: Grant) -> DeviceTaken | None:
-        others = [grant for uid, grant in by_pod(self._grants.values()).items() if uid != mine.pod_uid]
-        for device in mine.pod_devices:
-            holders = [one for one in others if any(theirs.uuid == device.uuid for theirs in one.pod_devices)]
+    def _device_conflict(self, new_grant: Grant) -> DeviceTaken | None:
+        others = [grant for uid, grant in by_pod(self._grants.values()).items() if uid != new_grant.pod_uid]
+        for device in new_grant.pod_devices:
+            holders = [grant for grant in others if any(theirs.uuid == device.uuid for theirs in grant.pod_devices)]
             if holders:
                 return DeviceTaken(device.uuid, tuple(holders))
         return None
 
     def _latest_ns(self) -> int:
-        """Later than all grants that there are, also where the time of day was set back."""
-        return max(self._clock.wall_ns(), 1 + max((one.granted_ns for one in self._grants.values()), default=0))
+        """A time later than that of all grants, even if the clock was set back."""
+        return max(self._clock.wall_ns(), 1 + max((grant.granted_ns for grant in self._grants.values()), default=0))
 
-    def _enter(
+    def _add(
         self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
-    ) -> Claim | GrantConflict:
-        _checked(grant)
+    ) -> AddedGrant | GrantConflict:
+        _check_names(grant)
         version = _WITH_DEVICES if grant.pod_devices else _VERSION
         key = (grant.pod_uid, grant.container)
         with self._lock:
@@ -364,20 +373,18 @@ class GrantStore:
                 return conflict
             grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns())
             self._epoch += 1
-            claim = Claim(grant, self._grants.get(key))
-            self._grants[key], self._stamps[key] = grant, self._epoch
-        with self._disk_of(grant.pod_uid):
-            if self.get(grant.pod_uid, grant.container) is grant:  # not given anew, and not freed
+            added = AddedGrant(grant, self._grants.get(key))
+            self._grants[key], self._epochs[key] = grant, self._epoch
+        with self._disk_lock(grant.pod_uid):
+            if self.get(grant.pod_uid, grant.container) is grant:  # neither replaced nor removed
                 self._write(grant)
-        return claim
+        return added
 
-    def _put_back(self, grant: Grant) -> None:
-        with self._disk_of(grant.pod_uid):
-            if self.get(grant.pod_uid, grant.container) is grant:  # not freed meanwhile
+    def _restore_file(self, grant: Grant) -> None:
+        with self._disk_lock(grant.pod_uid):
+            if self.get(grant.pod_uid, grant.container) is grant:  # not removed meanwhile
                 self._write(grant)
-                _log.warning(
-                    "a grant had vanished from the disk and was written again", pod=grant.pod, uid=grant.pod_uid
-                )
+                _log.warning("wrote a grant again whose file was removed", pod=grant.pod, uid=grant.pod_uid)
 
     def _path(self, grant: Grant) -> Path:
         return self._folder / grant.pod_uid / (grant.container + _SUFFIX)
@@ -395,17 +402,17 @@ class GrantStore:
         temporary.replace(path)
         _sync(path.parent)
 
-    def _disk_of(self, pod_uid: str) -> threading.Lock:
-        return self._disk[hash(pod_uid) % _STRIPES]
+    def _disk_lock(self, pod_uid: str) -> threading.Lock:
+        return self._disk_locks[hash(pod_uid) % _STRIPES]
 
     def _load(self) -> None:
         for folder in sorted(self._folder.iterdir()):
             if not folder.is_dir():
-                self._move_aside(folder, "is no folder of a pod")
+                self._move_aside(folder, "is not a folder of a pod")
                 continue
             for path in sorted(folder.iterdir()):
                 if path.name.startswith("."):
-                    path.unlink()  # never finished, so its container never started
+                    path.unlink()  # unfinished, so its container never started
                     continue
                 try:
                     grant = _read(path)
@@ -413,16 +420,16 @@ class GrantStore:
                     self._move_aside(path, str(error))
                     continue
                 self._grants[grant.pod_uid, grant.container] = grant
-                self._stamps[grant.pod_uid, grant.container] = 0
+                self._epochs[grant.pod_uid, grant.container] = 0
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
-    def _move_aside(self, path: Path, why: str) -> None:
-        self._aside.mkdir(parents=True, exist_ok=True, mode=0o700)
-        target = self._aside / f"{path.parent.name}.{path.name}.{self._clock.wall_ns()}"
+    def _move_aside(self, path: Path, reason: str) -> None:
+        self._unreadable_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        target = self._unreadable_folder / f"{path.parent.name}.{path.name}.{self._clock.wall_ns()}"
         path.rename(target)
-        self.unreadable.append(f"{path}: {why}; moved to {target}")
-        _log.error("a grant on disk is unreadable and was moved aside", path=str(path), to=str(target), error=why)
+        self.unreadable.append(f"{path}: {reason}; moved to {target}")
+        _log.error("moved an unreadable grant aside", path=str(path), to=str(target), error=reason)
 
 
 def _read(path: Path) -> Grant:
@@ -437,14 +444,14 @@ def _read(path: Path) -> Grant:
     grant = msgspec.json.decode(text, type=Grant)
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
         raise ValueError("it does not say what its name says")
-    _checked(grant)
+    _check_names(grant)
     return grant
 
 
-def _checked(grant: Grant) -> None:
+def _check_names(grant: Grant) -> None:
     for name in (grant.pod_uid, grant.container):
         if not _SAFE.fullmatch(name) or ".." in name:
-            raise UnsafeName(f"{quoted(name)} is no pod UID or container name")
+            raise UnsafeName(f"{quoted(name)} is not a pod UID or container name")
 
 
 def _sync(folder: Path) -> None:

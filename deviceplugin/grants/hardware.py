@@ -1,4 +1,4 @@
-"""The cards and devices of this machine at one moment, by UUID: grants are compared with them, specs made from them."""
+"""The cards and devices of this machine at one moment, by UUID. Grants are compared with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from cardwise.gpus.protocol import GpuCard, Gpus
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Its cards, and its devices that are no GPUs."""
+    """The cards, and the devices other than GPUs."""
 
     cards: Mapping[str, GpuCard]
     devices: Mapping[str, OtherDevice]
 
     @classmethod
-    def look(cls, gpus: Gpus, devices: Devices) -> Self:
+    def read(cls, gpus: Gpus, devices: Devices) -> Self:
         return cls({card.uuid: card for card in gpus.cards()}, {device.uuid: device for device in devices.devices()})

@@ -1,7 +1,7 @@
-"""Waits until MPS is ready on a container's card before the container starts, and says which daemon it connects to.
+"""Waits until MPS is ready on a container's card before the container starts, and returns its MPS daemons.
 
-The rules are those of docs/design/0005-mps.md; what makes them true is read from the node's own files at each start, so
-nothing here needs the API server, and nothing is remembered but that this node has a manager at all.
+The rules are those of docs/design/0005-mps.md. They are checked by the node's own files at each start, so nothing here
+needs the API server. Only one fact is remembered: that this node has an MPS manager.
 """
 
 import contextlib
@@ -19,161 +19,165 @@ from cardwise.core.values.wording import quoted
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
-SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
+MAX_WAIT_SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
 _PAUSE = 0.2
 _SEEN = "mps-manager-seen"
-_CHANGED = "MPS has changed on its card in this moment"
+_CHANGED = "the MPS daemon of its card has just changed"
 
 
-class NotYet(Exception):
-    """The container may not start now; the message is for the pod's events."""
+class MpsNotReady(Exception):
+    """The container cannot start now; the message is for the pod's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`problem`: why not now, "" if it may start. `homes`: the folders of the daemons that it is given."""
+    """`problem`: why not now, "" if it may start. `folders`: the folders of the daemons that it is given."""
 
     problem: str = ""
-    homes: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 class MpsWait:
-    """`wait` before a container starts, `confirm` right before its grant is delivered."""
+    """Waits for MPS: call `wait` before a container starts, and `confirm` right before its grant is delivered."""
 
     def __init__(
         self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
     ) -> None:
-        """`state_dir` must survive reboots; `mps_clock` is the manager's. Raises OSError."""
+        """`state_dir` must survive reboots. `mps_clock` is the clock of the manager. Raises OSError."""
         self._setting = setting
         self._root = root
-        self._seen = state_dir / _SEEN
-        self._managed = False
+        self._seen_file = state_dir / _SEEN
+        self._has_manager = False
         self._clock = clock
         self._mps_clock = mps_clock
         if setting is Mode.OFF:
-            self._seen.unlink(missing_ok=True)
-        self.has_manager()  # also where nothing starts before the next reboot
+            self._seen_file.unlink(missing_ok=True)
+        self.has_manager()  # remember it even if no container starts before the next reboot
 
     def wait(
-        self, grant: Grant, seat: Callable[[], bool], leave: Callable[[], None], active: Callable[[], bool]
+        self, grant: Grant, try_reserve: Callable[[], bool], release: Callable[[], None], is_active: Callable[[], bool]
     ) -> Grant:
-        """The grant with the daemons that its container is given. Raises NotYet.
+        """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        `seat` says whether one more call may wait; `leave` gives that back. `active`: somebody waits for the answer.
+        try_reserve: reserves one of the waiting places, False if none is free; `release` gives it back.
+        is_active: whether the kubelet still waits for the answer.
         """
-        wanted = self._wanted(grant)
-        readiness = self._look(grant, wanted)
-        if readiness.problem and seat():
+        required_state = self._required_state(grant)
+        readiness = self._check(grant, required_state)
+        if readiness.problem and try_reserve():
             try:
-                readiness = self._in_time(grant, wanted, readiness, active)
+                readiness = self._wait_ready(grant, required_state, readiness, is_active)
             finally:
-                leave()
+                release()
         if readiness.problem:
-            raise NotYet(readiness.problem)
-        return msgspec.structs.replace(grant, mps=readiness.homes)
+            raise MpsNotReady(readiness.problem)
+        return msgspec.structs.replace(grant, mps=readiness.folders)
 
     def confirm(self, grant: Grant) -> None:
-        """Whether it still holds. Raises NotYet."""
-        readiness = self._look(grant, self._wanted(grant))
-        if readiness.problem or readiness.homes != grant.mps:
-            raise NotYet(readiness.problem or _CHANGED)
+        """Check once more. Raises MpsNotReady."""
+        readiness = self._check(grant, self._required_state(grant))
+        if readiness.problem or readiness.folders != grant.mps:
+            raise MpsNotReady(readiness.problem or _CHANGED)
 
-    def _in_time(
-        self, grant: Grant, wanted: MpsState | None, readiness: Readiness, active: Callable[[], bool]
+    def _wait_ready(
+        self, grant: Grant, required_state: MpsState | None, readiness: Readiness, is_active: Callable[[], bool]
     ) -> Readiness:
-        deadline = self._clock.now() + SECONDS
-        while readiness.problem and self._clock.now() < deadline and active():
+        deadline = self._clock.now() + MAX_WAIT_SECONDS
+        while readiness.problem and self._clock.now() < deadline and is_active():
             self._clock.sleep(_PAUSE)
-            readiness = self._look(grant, wanted)
+            readiness = self._check(grant, required_state)
         return readiness
 
-    def _wanted(self, grant: Grant) -> MpsState | None:
-        """The state to wait for; None where MPS is not in play. Raises NotYet."""
+    def _required_state(self, grant: Grant) -> MpsState | None:
+        """The MPS state to wait for; None if MPS does not matter. Raises MpsNotReady."""
         if not grant.pod_shares:
             return None
         mode = _mode(grant.mps_mode, self._setting)
-        here = self.has_manager()
-        if mode is Mode.REQUIRED and not here:
-            why = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
-            raise NotYet(
-                f"pod {grant.pod} requires MPS ({mps.MODE}), which this node does not have: {why}; create it again "
-                f"without, or on a node where cardwise-mps runs"
+        has_manager = self.has_manager()
+        if mode is Mode.REQUIRED and not has_manager:
+            reason = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
+            raise MpsNotReady(
+                f"pod {grant.pod} requires MPS ({mps.MODE}), which this node does not have: {reason}; create it again "
+                f"without the annotation, or on a node where cardwise-mps runs"
             )
-        if not here:
+        if not has_manager:
             return None
         return MpsState.OFF if mode is Mode.OFF else MpsState.READY
 
     def has_manager(self) -> bool:
-        """Whether this node has an MPS manager, running or not. After a reboot a container may start before it, and
-        would run without MPS if only one that runs counted.
+        """Whether this node has an MPS manager, running or not.
+
+        After a reboot a container may start before the manager; it must not run without MPS then.
         """
         if self._setting is not Mode.PREFERRED:
             return self._setting is Mode.REQUIRED
-        on_disk = self._seen.exists()
-        self._managed = self._managed or on_disk or (self._root / mps.LOCK).exists()
-        if self._managed and not on_disk:
-            with contextlib.suppress(OSError):  # then the next reboot does not know, but this process does
-                self._seen.touch()
-        return self._managed
+        on_disk = self._seen_file.exists()
+        self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
+        if self._has_manager and not on_disk:
+            with contextlib.suppress(OSError):  # then it is forgotten at the next reboot only
+                self._seen_file.touch()
+        return self._has_manager
 
-    def _look(self, grant: Grant, wanted: MpsState | None) -> Readiness:
-        if wanted is None:
+    def _check(self, grant: Grant, required_state: MpsState | None) -> Readiness:
+        if required_state is None:
             closed = any(mpsfiles.is_left_closed(self._root, share.uuid) for share in grant.shares)
             return Readiness(mps.LEFT_CLOSED if closed and not grant.is_agent else "")
         if grant.is_agent:
-            return self._look_for_agent(grant, wanted)
-        if wanted is MpsState.OFF:
+            return self._check_for_agent(grant, required_state)
+        if required_state is MpsState.OFF:
             return Readiness(self._problem(grant.shares, MpsState.OFF))
-        homes = self._homes(grant.shares)
-        if None in homes:
+        folders = self._daemon_folders(grant.shares)
+        if None in folders:
             return Readiness(self._problem(grant.shares, MpsState.READY) or _CHANGED)
-        if len(homes) > 1:
-            return self._look_at_several(grant)
-        return Readiness(self._problem(grant.shares, MpsState.READY), tuple(map(str, homes)))
+        if len(folders) > 1:
+            return self._check_several_cards(grant)
+        return Readiness(self._problem(grant.shares, MpsState.READY), tuple(map(str, folders)))
 
-    def _look_at_several(self, grant: Grant) -> Readiness:
-        """Each card has a daemon of its own, and a process can go through one only."""
-        what = (
+    def _check_several_cards(self, grant: Grant) -> Readiness:
+        """A container with cards of several daemons: a process can use only one."""
+        reason = (
             f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
         if _mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
-            return Readiness(what)
-        why = self._problem(grant.shares, MpsState.OFF)
-        return Readiness(f"{what}; it starts without MPS once it is off on all of them: {why}" if why else "")
+            return Readiness(reason)
+        off_problem = self._problem(grant.shares, MpsState.OFF)
+        return Readiness(
+            f"{reason}; it starts without MPS once it is off on all of them: {off_problem}" if off_problem else ""
+        )
 
-    def _look_for_agent(self, grant: Grant, wanted: MpsState) -> Readiness:
-        """It waits by itself; it only needs something to look at."""
-        if wanted is MpsState.OFF:
+    def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:
+        """The share agent waits by itself; it only needs the daemons' folders."""
+        if required_state is MpsState.OFF:
             return Readiness()
         by_container = grant.assignment().containers.values()
-        if any(len(homes := self._homes(shares)) > 1 and None not in homes for shares in by_container):
+        if any(len(folders := self._daemon_folders(shares)) > 1 and None not in folders for shares in by_container):
             return Readiness()  # such a container can only start without MPS
-        homes = self._homes(grant.pod_shares)
-        if None in homes:
-            return Readiness(self._problem(grant.pod_shares, wanted) or _CHANGED)
-        return Readiness(homes=tuple(map(str, homes)))
+        folders = self._daemon_folders(grant.pod_shares)
+        if None in folders:
+            return Readiness(self._problem(grant.pod_shares, required_state) or _CHANGED)
+        return Readiness(folders=tuple(map(str, folders)))
 
-    def _homes(self, shares: Sequence[CardShare]) -> list[Path | None]:
-        """The folders of the daemons that serve these cards, each once."""
+    def _daemon_folders(self, shares: Sequence[CardShare]) -> list[Path | None]:
+        """The folders of the daemons that serve these cards, each once; None for a card without daemon."""
         return list(dict.fromkeys(mpsfiles.find_daemon_state(self._root, share.uuid)[0] for share in shares))
 
-    def _problem(self, shares: Sequence[CardShare], wanted: MpsState) -> str:
+    def _problem(self, shares: Sequence[CardShare], required_state: MpsState) -> str:
         problems = (
             mpsfiles.unready_reason(
-                self._root, share.uuid, required_state=wanted, memory_limit=share.mem, clock=self._mps_clock
+                self._root, share.uuid, required_state=required_state, memory_limit=share.mem, clock=self._mps_clock
             )
             for share in shares
         )
         return next(filter(None, problems), "")
 
 
-def _mode(said: str, setting: Mode) -> Mode:
-    """What holds for a pod: its own word, else the node's. Raises NotYet."""
+def _mode(mode: str, setting: Mode) -> Mode:
+    """The mode of a pod: its own, else the node's. Raises MpsNotReady."""
     try:
-        return Mode(said) if said else setting
+        return Mode(mode) if mode else setting
     except ValueError as error:
         modes = ", ".join(Mode)
-        raise NotYet(
-            f"annotation {mps.MODE}: {quoted(said)} is no mode of MPS; create the pod again with one of {modes}"
+        raise MpsNotReady(
+            f"annotation {mps.MODE}: {quoted(mode)} is not an MPS mode; create the pod again with one of {modes}"
         ) from error

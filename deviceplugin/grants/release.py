@@ -1,10 +1,11 @@
-"""Frees a grant when the API server says that the pod has ended, and the runtime has none of its containers.
+"""Releases the grants of a pod once the API server reports that it has ended and the runtime has no container of it.
 
-A pod that is bound to another node has ended here, too: this machine had that node's name before (docs/design/0031).
+A pod that is bound to another node has ended here too: this machine had that node's name before (docs/design/0031).
 
-Both are needed. The API server alone forgets a force-deleted pod while its containers still use the card; the runtime
-alone cannot tell a container between two restarts from one that will never come back. And both together always free:
-also a pod whose containers never started. A share whose pod is gone but whose containers run is published as `held`.
+Both conditions are needed. The API server alone forgets a force-deleted pod while its containers still use the card;
+the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
+suffice, also for a pod whose containers never started. Shares of a terminating pod, whose object is gone but whose
+containers run, are published as `held`.
 """
 
 import threading
@@ -26,23 +27,26 @@ _log = structlog.get_logger(__name__)
 
 
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
-    """What pods without an object hold, by UUID of card or device; one entry for each container. Pure.
+    """The shares of these grants, by UUID of card or device; one entry for each container. Pure.
 
-    Not summed by pod: containers count one by one in quotas and on cards, and two halves are no whole card.
+    Not summed by pod: quotas and cards count containers, and two halves are not a whole card.
     """
     held: dict[str, list[HeldShare]] = defaultdict(list)
     for uid, pod in sorted(by_pod(grants).items()):
-        whose = HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name)
+        holder = HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
-            theirs = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
-            held[share.uuid].append(msgspec.structs.replace(whose, container=key, **theirs))
+            amounts = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
+            held[share.uuid].append(msgspec.structs.replace(holder, container=key, **amounts))
         for device, key in zip(pod.pod_devices, pod.pod_device_keys, strict=True):
-            held[device.uuid].append(msgspec.structs.replace(whose, container=key, whole=True))
+            held[device.uuid].append(msgspec.structs.replace(holder, container=key, whole=True))
     return dict(held)
 
 
 class Releaser:
-    """`sweep` again and again; `free` may also be called by who needs room now. `on_change`: held shares changed."""
+    """Releases grants: `sweep` is called in a loop, `free` also when a start needs space.
+
+    on_change: called when the held shares have changed.
+    """
 
     def __init__(
         self,
@@ -60,109 +64,112 @@ class Releaser:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._held: dict[str, list[HeldShare]] | None = None
-        # Written by the threads of PreStart as well.
-        self._ended: dict[str, int] = {}  # pod UID -> rounds that it has been ended but not gone
-        self._silent = ""
+        # Also written by the threads of PreStart.
+        self._ended_rounds: dict[str, int] = {}  # pod UID -> passes in which it had ended and had live containers
+        self._runtime_problem = ""
 
-    def held(self) -> Mapping[str, list[HeldShare]] | None:
-        """The shares, by UUID, of pods that have ended for the API server and live for the runtime. None until both
-        have been asked about all of them: nobody knows then what a former process has found.
+    def held_shares(self) -> Mapping[str, list[HeldShare]] | None:
+        """The shares, by UUID, of pods whose end the API server reports and that have live containers.
+
+        None until both have answered for all pods.
         """
         with self._lock:
             return None if self._held is None else dict(self._held)
 
     @property
-    def silent(self) -> str:
-        """Why shares cannot be freed at present, "" when they can."""
-        return self._silent
+    def problem(self) -> str:
+        """Why shares cannot be freed at present, "" if they can."""
+        return self._runtime_problem
 
     def free(self, pod_uids: set[str]) -> bool:
-        """Free what can be freed of these pods' grants. Returns whether API server and runtime have both answered."""
-        # The mark comes first: a grant given while we ask is not covered by the answers.
+        """Release the grants of these pods if they have ended. Returns whether API server and runtime answered."""
+        # The epoch comes first: the answers do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
-        said = {uid: self._ended_by_api(uid) for uid in pod_uids}
-        ended = {uid for uid, has_ended in said.items() if has_ended}
-        answered = None not in said.values()
+        ended_by_uid = {uid: self._ended_by_api(uid) for uid in pod_uids}
+        ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
+        all_answered = None not in ended_by_uid.values()
         if not ended:
-            return answered
+            return all_answered
         try:
             alive = self._containers.live_containers(ended)
         except RuntimeUnavailable as error:
-            if not self._silent:
-                _log.error("shares of ended pods stay held: the container runtime is silent", error=str(error))
-            self._silent = str(error)
+            if not self._runtime_problem:
+                _log.error(
+                    "failed to free the shares of ended pods: the container runtime does not answer", error=str(error)
+                )
+            self._runtime_problem = str(error)
             return False
-        self._silent = ""
+        self._runtime_problem = ""
         for uid in ended:
             if uid in alive:
-                self._keep(uid, alive[uid])
+                self._mark_ended(uid, alive[uid])
             else:
-                self._drop(uid, epoch)
-        return answered
+                self._drop_grants(uid, epoch)
+        return all_answered
 
     def sweep(self, *, complete: bool = True) -> None:
-        """One round over all grants. `complete`: there is one for each container that runs."""
+        """One pass over all grants. `complete`: each running container has a grant."""
         uids = {grant.pod_uid for grant in self._grants.all()}
         whole = self.free(uids)
         granted = {grant.pod_uid for grant in self._grants.all()}
         with self._lock:
-            self._ended = {uid: rounds for uid, rounds in self._ended.items() if uid in granted}
-        self._publish(whole=whole and complete)
+            self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
+        self._publish_held_shares(complete=whole and complete)
 
     def _ended_by_api(self, uid: str) -> bool | None:
-        """Whether the pod has finished or is gone, for certain; None where the API server does not say."""
+        """Whether the pod has certainly finished or is gone; None if the API server does not answer."""
         known = self._pods.known(uid)
         if known is not None:
             return known.finished
         if not self._pods.synced:
             return None
-        grants = self._grants.of_pod(uid)
+        grants = self._grants.grants_of_pod(uid)
         if not grants:
             return False
         with self._lock:
-            if uid in self._ended:
-                return True  # an object that is gone never comes back under its UID
+            if uid in self._ended_rounds:
+                return True  # a deleted object never comes back with the same UID
         try:
-            # Not in the reflector can also mean: not yet. The kubelet may know a pod before we do.
-            found = self._pods.fetch_pod(grants[0].namespace, grants[0].name, uid)
+            # The reflector may not have seen the pod yet: the kubelet may know it earlier.
+            pod = self._pods.fetch_pod(grants[0].namespace, grants[0].name, uid)
         except errors.KubeError as error:
-            _log.warning("is the pod gone? the API server does not say", pod=grants[0].pod, uid=uid, error=str(error))
+            _log.warning("failed to check whether a pod is gone", pod=grants[0].pod, uid=uid, error=str(error))
             return None
-        return found is None or found.finished or self._pods.has_left(found)
+        return pod is None or pod.finished or self._pods.has_left(pod)
 
-    def _keep(self, uid: str, alive: set[str]) -> None:
-        # A ready sandbox without containers is mostly about to end, so it is told of only if it is still there at the
-        # second look. At the first look after our start it is told of at once.
+    def _mark_ended(self, uid: str, alive: set[str]) -> None:
+        # A ready sandbox without containers is usually about to end, so it is published only if it is still there in
+        # the second pass. In the first pass after the start it is published at once.
         with self._lock:
-            rounds = self._ended.get(uid, 0) + 1
+            rounds = self._ended_rounds.get(uid, 0) + 1
             if (any(alive) or self._held is None) and rounds < 2:
                 rounds = 2
-            self._ended[uid] = rounds
+            self._ended_rounds[uid] = rounds
         if rounds == 2:
-            pod = next(iter(self._grants.of_pod(uid)), None)
-            what = sorted(name or "(sandbox)" for name in alive)
-            _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=what)
+            pod = next(iter(self._grants.grants_of_pod(uid)), None)
+            container_names = sorted(name or "(sandbox)" for name in alive)
+            _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=container_names)
 
-    def _drop(self, uid: str, epoch: int) -> None:
-        who = next((grant.pod for grant in self._grants.of_pod(uid)), "")
+    def _drop_grants(self, uid: str, epoch: int) -> None:
+        pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
         try:
             dropped = self._grants.drop(uid, epoch)
             for slot in {slot for grant in dropped for slot in grant.slots}:
-                # The kubelet may have given the slot to the next container by now.
+                # The kubelet may have allocated the slot to the next container by now.
                 self._delivery.withdraw(slot, lambda slot=slot: self._grants.owner(slot) is None)  # type: ignore[misc]
         except OSError as error:
-            _log.error("a grant could not be removed; it is tried again", pod=who, uid=uid, error=str(error))
+            _log.error("failed to remove a grant; trying again", pod=pod_name, uid=uid, error=str(error))
             return
         if dropped:
             with self._lock:
-                self._ended.pop(uid, None)
-            _log.info("freed", pod=who, uid=uid, containers=[grant.container for grant in dropped])
+                self._ended_rounds.pop(uid, None)
+            _log.info("freed", pod=pod_name, uid=uid, containers=[grant.container for grant in dropped])
 
-    def _publish(self, *, whole: bool) -> None:
+    def _publish_held_shares(self, *, complete: bool) -> None:
         with self._lock:
-            if self._held is None and not whole:
+            if self._held is None and not complete:
                 return
-            ended = {uid for uid, rounds in self._ended.items() if rounds >= 2}
+            ended = {uid for uid, rounds in self._ended_rounds.items() if rounds >= 2}
         held = held_shares(grant for grant in self._grants.all() if grant.pod_uid in ended)
         with self._lock:
             changed = held != self._held

@@ -18,7 +18,7 @@ from cardwise.core.values.wording import message, quoted
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Active, StartRefused
+from deviceplugin.grants.prestart import IsActive, StartRefused
 from deviceplugin.plugin import slots
 from deviceplugin.sources.calls import CHANNEL_OPTIONS
 
@@ -40,7 +40,7 @@ class PluginServer:
         *,
         slot_ids: Sequence[str],
         access: Access,
-        prestart: Callable[[Sequence[str], Active], object],
+        prestart: Callable[[Sequence[str], IsActive], object],
     ) -> None:
         self.socket = socket
         self._device_list = slots.device_list(slot_ids)
@@ -78,7 +78,7 @@ class PluginServer:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # Requests are decoded here, not by gRPC, which would log a traceback for every malformed one.
-        def unary(method: Callable[[Any, Active], Any], request_type: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+        def unary(method: Callable[[Any, IsActive], Any], request_type: Any) -> "grpc.RpcMethodHandler[Any, Any]":
             def handle(body: bytes, context: grpc.ServicerContext) -> Any:
                 return _handle_call(method, request_type, body, context)
 
@@ -109,7 +109,7 @@ class PluginServer:
             with self._lock:
                 self._streams.discard(end_event)
 
-    def _allocate(self, request: wire.AllocateRequest, _: Active) -> wire.AllocateResponse:
+    def _allocate(self, request: wire.AllocateRequest, _: IsActive) -> wire.AllocateResponse:
         response = wire.AllocateResponse()
         for container in request.container_requests:
             unknown = [slot for slot in container.devices_ids if slot not in self._slot_ids]
@@ -122,12 +122,12 @@ class PluginServer:
         return response
 
     def _pre_start_container(
-        self, request: wire.PreStartContainerRequest, active: Active
+        self, request: wire.PreStartContainerRequest, is_active: IsActive
     ) -> wire.PreStartContainerResponse:
         unknown = [slot for slot in request.devices_ids if slot not in self._slot_ids]
         if unknown or not request.devices_ids:
             raise _InvalidRequest(f"no such share slot: {quoted(unknown)}" if unknown else "no share slot was named")
-        self._prestart(tuple(request.devices_ids), active)
+        self._prestart(tuple(request.devices_ids), is_active)
         return wire.PreStartContainerResponse()
 
 
@@ -136,7 +136,7 @@ class _InvalidRequest(Exception):
 
 
 def _handle_call(
-    method: Callable[[Any, Active], Any], request_type: Any, body: bytes, context: grpc.ServicerContext
+    method: Callable[[Any, IsActive], Any], request_type: Any, body: bytes, context: grpc.ServicerContext
 ) -> Any:
     code, reason = grpc.StatusCode.INTERNAL, ""
     structlog.contextvars.clear_contextvars()  # the thread's last call was about another pod

@@ -74,7 +74,7 @@ class Rig:
         )
         self.kubelet = FakeKubelet(folder / "kubelet")
         self.runtime = FakeRuntime()
-        self.told = Events()
+        self.recorder = Events()
         self.gpus: SimulatedGpus | None = None
         self.agent: NodeAgent | None = None
         self.client: KubeClient | None = None
@@ -116,7 +116,7 @@ class Rig:
             devices=self.devices or NoDevices(self.clock),
             kubelet=kubelet,
             containers=containers,
-            events=self.told,
+            events=self.recorder,
             clock=self.clock,
             mps_clock=self.mps_clock,
         )
@@ -126,7 +126,7 @@ class Rig:
         agent = self.make(SeenKubelet(self.kubelet, self.clock), SeenRuntime(self.runtime))
         agent._report_start_problems()
         inventory = agent._inventory
-        self.reflectors = [each._reflector for each in (agent.pods, inventory.node, inventory._classes)]
+        self.reflectors = [watcher._reflector for watcher in (agent.pods, inventory.node, inventory._classes)]
         self.reflectors.append(inventory._resources)
         self.seen: object = None
         self.kubelet.plugin = Plugin(agent._create_server(self.folder / "plugin.sock"))
@@ -196,8 +196,10 @@ class Rig:
             },
             "spec": {
                 "nodeName": NODE,
-                "initContainers": [_container(*one) | {"restartPolicy": "Always"} for one in (sidecars or {}).items()],
-                "containers": [_container(*one) for one in limits.items()],
+                "initContainers": [
+                    _container(*limit) | {"restartPolicy": "Always"} for limit in (sidecars or {}).items()
+                ],
+                "containers": [_container(*limit) for limit in limits.items()],
             },
             "status": {"phase": "Pending"},
         }
@@ -205,8 +207,8 @@ class Rig:
 
     def bind(self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",)) -> dict:
         """A bound pod: `shares` are (card index, MiB) of each of its containers."""
-        given = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
-        assignment = Assignment({str(position): given for position in range(len(containers))})
+        shares_held = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
+        assignment = Assignment({str(position): shares_held for position in range(len(containers))})
         limits = {names.GPU_MEM: str(sum(mib for _, mib in shares)), names.SHARE: "1"}
         return self.put_pod(name, assignment, dict.fromkeys(containers, limits))
 
@@ -261,11 +263,11 @@ class Rig:
 
     def writes(self) -> list[Request]:
         """What the agent has sent to the API server that was no question."""
-        return [one for one in self.api.sent() if one.verb not in ("get", "list", "watch")]
+        return [limit for limit in self.api.sent() if limit.verb not in ("get", "list", "watch")]
 
     def events(self, reason: str) -> list[str]:
         """The messages of events of this reason."""
-        return self.told.messages(reason)
+        return self.recorder.messages(reason)
 
     def held_on_disk(self, index: int) -> int:
         total = 0
@@ -291,18 +293,18 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def rig(folder: Path) -> Iterator[Rig]:
-    made = Rig(folder)
-    made.start()
-    yield made
-    made.close()
+    rig = Rig(folder)
+    rig.start()
+    yield rig
+    rig.close()
 
 
 @pytest.fixture
 def idle_rig(folder: Path) -> Iterator[Rig]:
     """Not started yet."""
-    made = Rig(folder)
-    yield made
-    made.close()
+    rig = Rig(folder)
+    yield rig
+    rig.close()
 
 
 def offers(rig: Rig, resource: str, amount: str | None) -> None:
@@ -317,7 +319,7 @@ def health(rig: Rig) -> list[str | None]:
 def told_of(rig, index: int) -> list[list[str]]:
     """The names of the pods that hold the card, by each status of it that was ever written."""
     path = f"{RESOURCES}/{card_uuid(index).lower()}/status"
-    return [[held["name"] for held in one.body["status"]["held"]] for one in rig.api.sent("patch", path)]
+    return [[held["name"] for held in limit.body["status"]["held"]] for limit in rig.api.sent("patch", path)]
 
 
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:

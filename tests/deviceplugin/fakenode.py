@@ -88,7 +88,7 @@ class FakeKubelet:
         """Admission: a free slot, Allocate, the checkpoint."""
         metadata = pod["metadata"]
         with self.lock:
-            slot = slot or next(one for one in self.devices if one not in self.holders)
+            slot = slot or next(device for device in self.devices if device not in self.holders)
             self.holders.setdefault(slot, []).append(
                 (metadata["namespace"], metadata["name"], metadata["uid"], container)
             )
@@ -103,9 +103,9 @@ class FakeKubelet:
         """The pod has ended for the kubelet: its slots are free again."""
         with self.lock:
             for slot, holders in list(self.holders.items()):
-                left = [holder for holder in holders if holder[2] != pod_uid]
-                if left:
-                    self.holders[slot] = left
+                remaining = [holder for holder in holders if holder[2] != pod_uid]
+                if remaining:
+                    self.holders[slot] = remaining
                 else:
                     del self.holders[slot]
             self.write_checkpoint()
@@ -170,10 +170,10 @@ class FakeRuntime:
         answer = cri.ListPodSandboxResponse()
         for uid, pod in list(self.sandboxes.items()):
             metadata = pod["metadata"]
-            one = answer.items.add(id=uid, state=cri.SANDBOX_READY, labels={"io.kubernetes.pod.uid": uid})
-            one.metadata.uid = uid
-            one.metadata.namespace, one.metadata.name = metadata.get("namespace", ""), metadata.get("name", "")
-            one.annotations.update(metadata.get("annotations", {}))
+            sandbox = answer.items.add(id=uid, state=cri.SANDBOX_READY, labels={"io.kubernetes.pod.uid": uid})
+            sandbox.metadata.uid = uid
+            sandbox.metadata.namespace, sandbox.metadata.name = metadata.get("namespace", ""), metadata.get("name", "")
+            sandbox.annotations.update(metadata.get("annotations", {}))
         return answer
 
     def ListContainers(self, request, context):

@@ -35,19 +35,19 @@ class ServedRig(Rig):
     def see(self) -> None:
         """The watches of the agent run by themselves."""
 
-    def until(self, ready: Callable[[], object], what: str = "") -> None:
+    def until(self, ready: Callable[[], object], description: str = "") -> None:
         """Lets time pass, whenever all threads of the agent have nothing to do, until `ready` holds."""
         deadline = time.monotonic() + PATIENCE
         while not ready():
-            assert time.monotonic() < deadline, what or "it did not come true"
+            assert time.monotonic() < deadline, description or "it did not come true"
             self.clock.step(_THREADS)
 
     def until_registered(self, count: int) -> None:
         self.until(lambda: len(self.kubelet.registered) >= count, f"{count} registrations")
 
     def results(self, futures: list[Future[T]]) -> list[T]:
-        self.until(lambda: all(one.done() for one in futures))
-        return [one.result() for one in futures]
+        self.until(lambda: all(future.done() for future in futures))
+        return [future.result() for future in futures]
 
     def close(self) -> None:
         self.stop()

@@ -23,9 +23,9 @@ def test_a_restart_of_a_container_needs_no_api_server(rig):
     (rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json").unlink()
     rig.kubelet.pre_start(slot)
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
-    code, why = refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))
+    code, message = refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "the API server does not answer" in why
+    assert "the API server does not answer" in message
 
 
 def test_without_the_api_server_the_kubelets_two_records_must_name_the_pod_of_the_grant(rig):
@@ -37,9 +37,9 @@ def test_without_the_api_server_the_kubelets_two_records_must_name_the_pod_of_th
     uid = pod["metadata"]["uid"]
     rig.kubelet.holders[slot] = [("default", "b", uid, "main")]
     rig.kubelet.write_checkpoint()
-    code, why = refusal(lambda: rig.kubelet.pre_start(slot))
+    code, message = refusal(lambda: rig.kubelet.pre_start(slot))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "the assignment of pod default/b is not known here" in why
+    assert "the assignment of pod default/b is not known here" in message
 
 
 def test_a_container_that_restarts_in_another_slot_without_the_api_server_has_its_card_there(rig):
@@ -48,7 +48,7 @@ def test_a_container_that_restarts_in_another_slot_without_the_api_server_has_it
     rig.stop()
     rig.api.down = True
     rig.start()
-    other = next(each for each in rig.kubelet.devices if each != slot)
+    other = next(device for device in rig.kubelet.devices if device != slot)
     rig.kubelet.holders = {other: rig.kubelet.holders[slot]}
     rig.kubelet.write_checkpoint()
     rig.kubelet.pre_start(other)

@@ -15,9 +15,9 @@ from tests.deviceplugin.served import LOOPS, ServedRig
 
 @pytest.fixture
 def rig(folder) -> Iterator[ServedRig]:
-    made = ServedRig(folder).start()
-    yield made
-    made.close()
+    rig = ServedRig(folder).start()
+    yield rig
+    rig.close()
 
 
 def test_each_change_is_told_and_nobody_has_to_ask(rig):
@@ -77,10 +77,10 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
         sizes = [dice.choice([2000, 5000, 9000, P100]) for _ in range(4)]
         pods = [rig.bind(f"p{step}-{i}", [(i % 2, size)]) for i, size in enumerate(sizes)]
         with ThreadPoolExecutor(4) as threads:
-            whys = rig.results([threads.submit(refused, partial(rig.run, pod)) for pod in pods])
-        for pod, why in zip(pods, whys, strict=True):
-            if why:
-                assert "still held by" in why
+            messages = rig.results([threads.submit(refused, partial(rig.run, pod)) for pod in pods])
+        for pod, message in zip(pods, messages, strict=True):
+            if message:
+                assert "still held by" in message
                 rig.end(pod)
             else:
                 running.append(pod)

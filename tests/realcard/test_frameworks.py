@@ -87,7 +87,7 @@ def container(machine, folder: Path, *, through: bool) -> Container:
     made = Container(folder, PYTHON)
     made.path = [made.mount]
     kept = {name: value for name, value in made.env.items() if not name.startswith(("CUDA_", "XLA_"))}
-    made.env = kept | environment.of(grant) | machine.visible(through=through)
+    made.env = kept | environment.container_env(grant) | machine.visible(through=through)
     return made
 
 

@@ -34,7 +34,7 @@ def test_a_pod_that_was_bound_for_cdi_is_not_started_without_its_card(idle_rig):
     pod = idle_rig.bind("a", [(1, 8138)])
     idle_rig.access = Access.ENV
     idle_rig.start()
-    assert "was bound while this node gave cards by CDI" in refusal(lambda: idle_rig.run(pod))[1]
+    assert "was bound while this node had CDI" in refusal(lambda: idle_rig.run(pod))[1]
     assert idle_rig.held_on_disk(1) == 0
 
 

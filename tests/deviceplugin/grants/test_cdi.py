@@ -104,7 +104,7 @@ class TestNvidiaSpecs:
             cdi.NvidiaSpecs([tmp_path]).edits(self.card(0))
 
     @pytest.mark.parametrize(
-        ("nodes", "given"),
+        ("nodes", "node_names"),
         [
             (["nvidia1", "nvidiactl"], "nvidia1"),
             (["nvidia0", "nvidia1"], "nvidia0, nvidia1"),
@@ -113,12 +113,15 @@ class TestNvidiaSpecs:
         ids=["another card's node", "one more card", "no card"],
     )
     @pytest.mark.parametrize("name", ["GPU_0", "index_0"])
-    def test_the_cards_own_node_and_no_other_cards_must_be_given(self, tmp_path, name, nodes, given):
+    def test_the_cards_own_node_and_no_other_cards_must_be_given(self, tmp_path, name, nodes, node_names):
         """As after a card was taken out: the driver counts anew, and the spec has the old numbers."""
         (tmp_path / "nvidia.yaml").write_text(self.spec(**{name: nodes}))
         delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path]))
-        why = delivery.undeliverable([self.card(0)])["GPU-0"]
-        assert f"card 0 (GPU-0) is nvidia0, {tmp_path}/nvidia.yaml gives {given} for it; make the spec anew" in why
+        reason = delivery.undeliverable([self.card(0)])["GPU-0"]
+        assert (
+            f"card 0 (GPU-0) is nvidia0, but {tmp_path}/nvidia.yaml has {node_names} for it; create the spec again"
+            in reason
+        )
 
     def test_a_card_is_told_by_its_minor_number_whatever_its_index(self, tmp_path):
         (tmp_path / "nvidia.yaml").write_text(self.spec(index_0=["nvidia3"]))
@@ -142,11 +145,11 @@ class TestNvidiaSpecs:
     def test_our_environment_replaces_theirs(self, tmp_path):
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
         edits, version = cdi.NvidiaSpecs([tmp_path]).edits(self.card(1))
-        made = cdi.spec("s001", grant(), edits | {"env": ["NVIDIA_VISIBLE_DEVICES=all", "KEPT=1"]}, version)
-        env = made["devices"][0]["containerEdits"]["env"]
+        spec = cdi.spec("s001", grant(), edits | {"env": ["NVIDIA_VISIBLE_DEVICES=all", "KEPT=1"]}, version)
+        env = spec["devices"][0]["containerEdits"]["env"]
         assert "KEPT=1" in env
         assert [entry for entry in env if entry.startswith("NVIDIA_VISIBLE")] == ["NVIDIA_VISIBLE_DEVICES=void"]
-        assert made["cdiVersion"] == "0.7.0"
+        assert spec["cdiVersion"] == "0.7.0"
         assert cdi.spec("s001", grant(), {}, "0.3.0")["cdiVersion"] == "0.6.0"
 
     def test_a_changed_spec_is_read_again(self, tmp_path):
@@ -168,11 +171,11 @@ class TestNvidiaSpecs:
 
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
-        both = [self.card(1), self.card(7)]
-        assert list(delivery.undeliverable(both)) == ["GPU-1", "GPU-7"]
+        cards = [self.card(1), self.card(7)]
+        assert list(delivery.undeliverable(cards)) == ["GPU-1", "GPU-7"]
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
-        assert list(delivery.undeliverable(both)) == ["GPU-7"]
-        assert "nvidia-ctk cdi generate" in delivery.undeliverable(both)["GPU-7"]
+        assert list(delivery.undeliverable(cards)) == ["GPU-7"]
+        assert "nvidia-ctk cdi generate" in delivery.undeliverable(cards)["GPU-7"]
 
 
 def test_a_simulated_card_must_be_a_device_node(tmp_path):
@@ -187,7 +190,7 @@ def test_a_simulated_card_must_be_a_device_node(tmp_path):
 
 def test_the_fraction_is_of_the_tightest_card():
     two = (CardShare(0, "GPU-0", 4000, 0, 16000), CardShare(1, "GPU-1", 4000, 0, 80000))
-    env = environment.of(grant("u", *two))
+    env = environment.container_env(grant("u", *two))
     assert env["CARDWISE_MEM_FRACTION"] == "0.0500"
     assert env["CARDWISE_MEM_LIMIT_MIB"] == "4000"
     assert env["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
@@ -199,7 +202,7 @@ def test_specs_of_no_living_slot_are_found(tmp_path):
         cdi.write(tmp_path, slot, {"a": 1})
     (tmp_path / ".cardwise.dev-share-s003.json.1.ab").write_text("")
     (tmp_path / "nvidia.yaml").write_text("")
-    assert {path.name for path in cdi.stale(tmp_path, {"s001"})} == {
+    assert {path.name for path in cdi.stale_specs(tmp_path, {"s001"})} == {
         "cardwise.dev-share-s002.json",
         ".cardwise.dev-share-s003.json.1.ab",
     }

@@ -19,7 +19,7 @@ def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
     rig.force_delete(pod)
     rig.settle()
     held = rig.status(0).get("held")
-    assert [(one["container"], one["memoryMiB"]) for one in held] == [("0", P100 // 2), ("1", P100 // 2)]
+    assert [(share["container"], share["memoryMiB"]) for share in held] == [("0", P100 // 2), ("1", P100 // 2)]
 
 
 def test_a_pod_holds_what_its_latest_grant_says_whichever_is_named_first():
@@ -34,7 +34,7 @@ def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
     rig.end(first)
     rig.run(rig.bind("second", [(0, P100)]))
     assert rig.held_on_disk(0) == P100
-    assert not any((one.body.get("status") or {}).get("held") for one in rig.api.sent("patch"))
+    assert not any((share.body.get("status") or {}).get("held") for share in rig.api.sent("patch"))
     assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0", "the slot went to the second pod"
 
 
@@ -76,7 +76,7 @@ def test_a_pod_of_the_former_name_of_the_node_holds_its_card_until_its_container
     rig.run(first)
     rig.api.edit(f"{PODS_HERE}/first", spec={"nodeName": "former"})
     rig.settle()
-    assert [one["name"] for one in rig.status(0)["held"]] == ["first"]
+    assert [share["name"] for share in rig.status(0)["held"]] == ["first"]
     second = rig.bind("second", [(0, P100)])
     assert "first" in refusal(lambda: rig.run(second))[1]
     rig.runtime.kill(first["metadata"]["uid"])
@@ -173,30 +173,30 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
     running: dict[str, dict] = {}
     lingering: list[str] = []
     for step in range(60):
-        what = dice.choices(["start", "end", "force", "die", "restart", "time"], [12, 5, 4, 4, 1, 4])[0]
-        if what == "start":
+        action = dice.choices(["start", "end", "force", "die", "restart", "time"], [12, 5, 4, 4, 1, 4])[0]
+        if action == "start":
             pod = rig.bind(f"p{step}", [(dice.randrange(2), dice.choice([2000, 5000, 9000, P100]))])
-            if why := refused(lambda pod=pod: rig.run(pod)):
-                assert "still held by" in why
+            if message := refused(lambda pod=pod: rig.run(pod)):
+                assert "still held by" in message
                 rig.end(pod)
             else:
                 running[pod["metadata"]["uid"]] = pod
-        elif what in {"end", "force"} and running:
+        elif action in {"end", "force"} and running:
             uid = dice.choice(sorted(running))
             pod = running.pop(uid)
-            if what == "end":
+            if action == "end":
                 rig.end(pod)
             else:
                 rig.force_delete(pod)
                 lingering.append(uid)
-        elif what == "die" and lingering:
+        elif action == "die" and lingering:
             uid = lingering.pop()
             rig.runtime.kill(uid)
             rig.kubelet.forget(uid)
-        elif what == "restart":
+        elif action == "restart":
             rig.stop()
             rig.start()
-        elif what == "time":
+        elif action == "time":
             rig.pass_second()
         assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
         assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.all()}

@@ -70,17 +70,17 @@ def test_a_pod_of_gpushare_is_refused_in_its_name():
 def test_the_grant_is_what_the_annotations_order():
     shares = build.shares(8138, 1)
     pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
-    made = grant_of(pod, "main", ["s001"])
-    assert made.shares == (shares[0],)
-    assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
-    assert (made.mps_mode, made.sm_percent) == ("", "")
+    grant = grant_of(pod, "main", ["s001"])
+    assert grant.shares == (shares[0],)
+    assert (grant.pod_mem, grant.indices, grant.slots) == (8138, [1], ("s001",))
+    assert (grant.mps_mode, grant.sm_percent) == ("", "")
 
 
 def test_the_grant_knows_whose_each_share_of_the_pod_is():
     containers = {"0": build.shares(100, 1), "1": build.shares(50, 1)}
     pod = pod_view(annotations=codec.encode(codec.Assignment(containers), assume_time_ns=1))
-    made = grant_of(pod, "main", ["s001"])
-    assert [(key, share.mem) for key, share in zip(made.pod_keys, made.pod_shares, strict=True)] == [
+    grant = grant_of(pod, "main", ["s001"])
+    assert [(key, share.mem) for key, share in zip(grant.pod_keys, grant.pod_shares, strict=True)] == [
         ("0", 100),
         ("1", 50),
     ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from cardwise.core.api.assignment import CardShare
-from deviceplugin.grants.grants import Claim, Grant, GrantStore, by_pod
+from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore, by_pod
 from tests.deviceplugin import records
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
@@ -45,7 +45,7 @@ class Disk(RuleBasedStateMachine):
         self.ended: set[str] = set()
 
     def teardown(self) -> None:
-        for uid in {one.pod_uid for one in self.store.all()}:
+        for uid in {grant.pod_uid for grant in self.store.all()}:
             self.store.drop(uid, self.store.epoch())
         assert self.store.all() == []
         assert list((self.folder / "grants").iterdir()) == []
@@ -63,8 +63,8 @@ class Disk(RuleBasedStateMachine):
             return
         mine = grant(uid, container, card, mem // 2, core // 2)
         before = self.store.get(uid, container)
-        entered = isinstance(self.store.claim(mine, TOTALS), Claim)
-        if before is not None or self.store.of_pod(uid):
+        entered = isinstance(self.store.add(mine, TOTALS), AddedGrant)
+        if before is not None or self.store.grants_of_pod(uid):
             assert entered, "a pod that has begun may always go on, and a container restart"
         if entered:
             self.started.add((uid, container))
@@ -75,9 +75,9 @@ class Disk(RuleBasedStateMachine):
         before = self.store.all()
         if uid in self.ended:
             return
-        claim = self.store.claim(grant(uid, container, card, mem // 2, core // 2), TOTALS)
-        if isinstance(claim, Claim):
-            self.store.take_back(claim)
+        claim = self.store.add(grant(uid, container, card, mem // 2, core // 2), TOTALS)
+        if isinstance(claim, AddedGrant):
+            self.store.undo_add(claim)
         assert self.store.all() == before
 
     @rule(pod=pods)
@@ -87,7 +87,7 @@ class Disk(RuleBasedStateMachine):
         self.ended.add(uid)
         self.started -= {(uid, "a"), (uid, "b")}
         self.store.drop(uid, epoch)
-        assert self.store.of_pod(uid) == []
+        assert self.store.grants_of_pod(uid) == []
 
     @rule(pod=pods)
     def an_old_proof_frees_nothing_newer(self, pod):
@@ -95,7 +95,7 @@ class Disk(RuleBasedStateMachine):
         epoch = self.store.epoch()
         if uid not in self.ended and self.store.get(uid, "a") is not None:
             mine = grant(uid, "a", card, mem // 2, core // 2)
-            assert isinstance(self.store.claim(mine, TOTALS), Claim)
+            assert isinstance(self.store.add(mine, TOTALS), AddedGrant)
             assert self.store.drop(uid, epoch) == []
             assert self.store.get(uid, "a") is not None
 
@@ -112,13 +112,13 @@ class Disk(RuleBasedStateMachine):
         on_disk = GrantStore(self.folder / "grants")
         for store in (self.store, on_disk):
             for card in CARDS:
-                shares = [s for one in by_pod(store.all()).values() for s in one.pod_shares if s.uuid == card]
+                shares = [s for grant in by_pod(store.all()).values() for s in grant.pod_shares if s.uuid == card]
                 assert sum(share.mem for share in shares) <= TOTAL
                 assert sum(share.core for share in shares) <= 100
 
     @invariant()
     def what_started_is_granted_and_nothing_else(self):
-        assert {(one.pod_uid, one.container) for one in self.store.all()} == self.started
+        assert {(grant.pod_uid, grant.container) for grant in self.store.all()} == self.started
 
 
 TestDisk = Disk.TestCase
@@ -128,8 +128,8 @@ TestDisk.settings = settings(max_examples=examples(30, soak=600), stateful_step_
 @pytest.mark.parametrize(("mib", "percent", "fits"), [(200, 100, True), (199, 100, False), (200, 99, False)])
 def test_a_card_is_given_to_its_last_mib_and_percent_and_no_further(tmp_path, mib, percent, fits):
     store = GrantStore(tmp_path / "grants", core=percent)
-    assert isinstance(store.claim(grant("first", "a", 0, 40, 10), {"GPU-0": mib}), Claim)
-    assert isinstance(store.claim(grant("second", "a", 0, 60, 40), {"GPU-0": mib}), Claim) is fits
+    assert isinstance(store.add(grant("first", "a", 0, 40, 10), {"GPU-0": mib}), AddedGrant)
+    assert isinstance(store.add(grant("second", "a", 0, 60, 40), {"GPU-0": mib}), AddedGrant) is fits
 
 
 def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):
@@ -138,14 +138,14 @@ def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_
     for number, day in enumerate((20, 10, 1)):
         clock.set_wall(datetime(2026, 1, day, tzinfo=UTC))
         mine = msgspec.structs.replace(grant(f"u{number}", "a", 0, 10), slots=("s001",))
-        assert isinstance(store.claim(mine, TOTALS), Claim)
+        assert isinstance(store.add(mine, TOTALS), AddedGrant)
         assert store.owner("s001").pod_uid == f"u{number}"
         store = GrantStore(tmp_path / "grants", clock=clock)
         assert store.owner("s001").pod_uid == f"u{number}"
 
 
 def test_a_share_is_on_the_disk_under_the_names_that_former_versions_read(tmp_path):
-    GrantStore(tmp_path / "grants").claim(grant("u1", "a", 0, 10), TOTALS)
+    GrantStore(tmp_path / "grants").add(grant("u1", "a", 0, 10), TOTALS)
     written = json.loads((tmp_path / "grants" / "u1" / "a.json").read_text())
     share = {"index": 0, "uuid": "GPU-0", "mem": 10, "core": 0, "total": TOTAL, "whole": False}
     assert (written["shares"], written["podShares"]) == ([share], [share, share])
@@ -153,7 +153,7 @@ def test_a_share_is_on_the_disk_under_the_names_that_former_versions_read(tmp_pa
 
 def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
     store = GrantStore(tmp_path / "grants")
-    store.claim(grant("u1", "a", 0, 10), TOTALS)
+    store.add(grant("u1", "a", 0, 10), TOTALS)
     path = tmp_path / "grants" / "u1" / "a.json"
     for bad in ("", "{", '{"version": 9}', path.read_text().replace('"u1"', '"u2"')):
         path.parent.mkdir(exist_ok=True)
@@ -180,11 +180,11 @@ def test_a_grant_of_a_newer_device_plugin_is_kept_aside_with_what_to_do(tmp_path
     """A downgrade. Whatever the file has, its version is looked at first; the other grants are read as always."""
     store = GrantStore(tmp_path / "grants")
     for pod, card in (("u1", 0), ("u2", 1)):
-        store.claim(grant(pod, "a", card, 10), TOTALS)
+        store.add(grant(pod, "a", card, 10), TOTALS)
     path = tmp_path / "grants" / "u1" / "a.json"
     path.write_text(json.dumps(newer))
     again = GrantStore(tmp_path / "grants")
-    assert [each.pod_uid for each in again.all()] == ["u2"]
+    assert [grant.pod_uid for grant in again.all()] == ["u2"]
     (problem,) = again.unreadable
     assert str(path) in problem
     assert "another version of the device plugin" in problem

@@ -35,8 +35,11 @@ def kubelets(draw):
     those that had a slot before some whom PodResources still lists, or whom the checkpoint still has. And who is known
     to the API server.
     """
-    made = st.tuples(st.sampled_from(["web-0", "web-1"]), st.sampled_from(["main", "side"]))
-    everybody = [Container(f"uid-{i}", *names) for i, names in enumerate(draw(st.lists(made, min_size=1, max_size=5)))]
+    pod_and_container = st.tuples(st.sampled_from(["web-0", "web-1"]), st.sampled_from(["main", "side"]))
+    everybody = [
+        Container(f"uid-{i}", *names)
+        for i, names in enumerate(draw(st.lists(pod_and_container, min_size=1, max_size=5)))
+    ]
     starting, former = everybody[-1], everybody[:-1]
     slots = draw(st.lists(st.sampled_from(SLOTS), min_size=1, max_size=3, unique=True))
     named: dict[str, list[PodResourcesContainer]] = {}
@@ -44,10 +47,10 @@ def kubelets(draw):
     for slot in SLOTS:
         before = draw(st.lists(st.sampled_from(former), unique=True)) if former else []
         listed = draw(st.lists(st.sampled_from(before), unique=True)) if before else []
-        named[slot] = [one.named for one in listed] + [starting.named] * (slot in slots)
-        known[slot] = [one.known for one in before] + [starting.known] * (slot in slots)
+        named[slot] = [holder.named for holder in listed] + [starting.named] * (slot in slots)
+        known[slot] = [holder.known for holder in before] + [starting.known] * (slot in slots)
     gone = draw(st.sets(st.sampled_from(everybody)))
-    pods = {one.uid: f"default/{one.pod}" for one in everybody if one not in gone}
+    pods = {holder.uid: f"default/{holder.pod}" for holder in everybody if holder not in gone}
     return starting, slots, Holders(pod_resources=named, checkpoint=known), pods
 
 

@@ -12,7 +12,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Claim, Grant, GrantStore
+from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.release import Releaser
 from deviceplugin.sources.containers import RuntimeUnavailable
@@ -44,9 +44,9 @@ class Node:
         self.folder = folder / "cdi"
         self.delivery = Delivery(self.folder, None)
 
-    def prestart(self, made: Grant) -> None:
-        assert isinstance(self.grants.claim(made, TOTALS), Claim)
-        self.delivery.deliver(made, HERE)
+    def prestart(self, grant: Grant) -> None:
+        assert isinstance(self.grants.add(grant, TOTALS), AddedGrant)
+        self.delivery.deliver(grant, HERE)
 
     def device(self, slot: str) -> str:
         spec = json.loads(cdi.spec_path(self.folder, slot).read_text())
@@ -75,7 +75,7 @@ class ToldLock:
 
 
 @pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
-@pytest.mark.parametrize("moment", ["stale", "write"])
+@pytest.mark.parametrize("moment", ["stale_specs", "write"])
 def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
     node.prestart(grant("old", "s001", 0))
     on_its_way = threading.Event()  # the other has come to the lock, or has ended
@@ -123,10 +123,10 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     """The answers are from before: they say nothing of the container that starts now."""
     node.prestart(grant("u1", "s001", 0))
 
-    def ask(*_: object) -> None:
+    def start_meanwhile(*_: object) -> None:
         node.prestart(grant("u1", "s001", 0))  # and so the pod is gone for the API server, but not for the kubelet
 
-    pods = SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=ask)
+    pods = SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=start_meanwhile)
     containers = SimpleNamespace(live_containers=lambda uids: {})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
@@ -161,31 +161,33 @@ def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spe
     assert node.device("s001") == "/dev/nvidia1"
 
 
-@pytest.mark.parametrize(("left", "told"), [("main", [True, True]), ("", [False, True])])
-def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it_stays(node, left, told):
+@pytest.mark.parametrize(("container_name", "held_names"), [("main", [True, True]), ("", [False, True])])
+def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it_stays(
+    node, container_name, held_names
+):
     node.prestart(grant("u1", "s001", 0))
     pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, fetch_pod=lambda *_: None)
-    containers = SimpleNamespace(live_containers=lambda uids: {uid: {left} for uid in uids})
+    containers = SimpleNamespace(live_containers=lambda uids: {uid: {container_name} for uid in uids})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
     releaser.sweep()
-    assert releaser.held() == {}
+    assert releaser.held_shares() == {}
     pods.known = lambda uid: None  # force-deleted
     seen = []
-    for _ in told:
+    for _ in held_names:
         releaser.sweep()
-        seen.append("GPU-0" in releaser.held())
-    assert seen == told
+        seen.append("GPU-0" in releaser.held_shares())
+    assert seen == held_names
 
 
 def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
     node.prestart(grant("u1", "s001", 0))
 
-    def silent(_: object) -> None:
+    def raise_unavailable(_: object) -> None:
         raise RuntimeUnavailable("no answer")
 
-    containers = SimpleNamespace(live_containers=silent)
+    containers = SimpleNamespace(live_containers=raise_unavailable)
     releaser = Releaser(
         pods=SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=lambda *_: None),
         containers=containers,
@@ -194,10 +196,10 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
         on_change=lambda: None,
     )
     releaser.sweep()
-    assert (releaser.held(), releaser.silent) == (None, "no answer")
+    assert (releaser.held_shares(), releaser.problem) == (None, "no answer")
     containers.live_containers = lambda uids: {uid: {"main"} for uid in uids}
     releaser.sweep()
-    assert (list(releaser.held()), releaser.silent) == (["GPU-0"], "")
+    assert (list(releaser.held_shares()), releaser.problem) == (["GPU-0"], "")
 
 
 def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
@@ -209,7 +211,7 @@ def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node)
         containers=SimpleNamespace(live_containers=lambda uids: {uid: {"main"} for uid in uids}),
         grants=node.grants,
         delivery=node.delivery,
-        on_change=lambda: calls.append(list(releaser.held())),
+        on_change=lambda: calls.append(list(releaser.held_shares())),
     )
     for round_ in range(4):
         if round_ == 2:
@@ -229,9 +231,9 @@ def test_a_round_goes_on_while_a_start_frees(node):
     def starts() -> None:
         while not done.is_set():
             for uid in uids:
-                releaser._keep(uid, {""})
+                releaser._mark_ended(uid, {""})
             with releaser._lock:
-                releaser._ended.clear()
+                releaser._ended_rounds.clear()
             rounds.append(len(uids))
 
     thread = threading.Thread(target=starts)
@@ -241,7 +243,7 @@ def test_a_round_goes_on_while_a_start_frees(node):
     try:
         published = 0
         while published < 200 or not rounds:
-            releaser._publish(whole=True)
+            releaser._publish_held_shares(complete=True)
             published += 1
     finally:
         done.set()
@@ -250,16 +252,16 @@ def test_a_round_goes_on_while_a_start_frees(node):
 
 
 def test_a_claim_whose_file_somebody_has_removed_is_taken_back_all_the_same(node, tmp_path):
-    claim = node.grants.claim(grant("a", "s001", 0), TOTALS)
+    claim = node.grants.add(grant("a", "s001", 0), TOTALS)
     (tmp_path / "grants" / "a" / "main.json").unlink()
-    node.grants.take_back(claim)
+    node.grants.undo_add(claim)
     assert node.grants.all() == []
 
 
 @pytest.mark.parametrize("then", ["is given again", "is dropped"])
 def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatch, then):
     """Between the decision and the write another thread decides: the kubelet has given the first call up."""
-    disk_of, others = node.grants._disk_of, [grant("a", "s002", 0)]
+    disk_of, others = node.grants._disk_lock, [grant("a", "s002", 0)]
 
     def between(pod_uid):
         while others:
@@ -267,26 +269,26 @@ def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatc
             if then == "is dropped":
                 node.grants.drop("a", node.grants.epoch())
             else:
-                assert isinstance(node.grants.claim(other, TOTALS), Claim)
+                assert isinstance(node.grants.add(other, TOTALS), AddedGrant)
         return disk_of(pod_uid)
 
-    monkeypatch.setattr(node.grants, "_disk_of", between)
-    assert isinstance(node.grants.claim(grant("a", "s001", 0), TOTALS), Claim)
-    on_disk = [one.slots for one in GrantStore(tmp_path / "grants").all()]
-    assert on_disk == [one.slots for one in node.grants.all()]
+    monkeypatch.setattr(node.grants, "_disk_lock", between)
+    assert isinstance(node.grants.add(grant("a", "s001", 0), TOTALS), AddedGrant)
+    on_disk = [grant.slots for grant in GrantStore(tmp_path / "grants").all()]
+    assert on_disk == [grant.slots for grant in node.grants.all()]
 
 
 def test_only_what_the_claim_itself_has_entered_is_taken_back(node, tmp_path):
     """The kubelet has given the first call up, and its next call comes before that one's end."""
-    first, second = (node.grants.claim(grant("a", slot, 0), TOTALS) for slot in ("s001", "s002"))
+    first, second = (node.grants.add(grant("a", slot, 0), TOTALS) for slot in ("s001", "s002"))
 
     def on_disk() -> list[Grant]:
         return GrantStore(tmp_path / "grants").all()
 
-    node.grants.take_back(first)
+    node.grants.undo_add(first)
     assert node.grants.all() == on_disk() == [second.grant]
-    node.grants.take_back(second)
+    node.grants.undo_add(second)
     assert node.grants.all() == on_disk() == [first.grant]
-    node.grants.take_back(first)
+    node.grants.undo_add(first)
     assert node.grants.all() == on_disk() == []
     assert list((tmp_path / "grants").iterdir()) == []

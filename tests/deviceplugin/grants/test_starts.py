@@ -47,10 +47,10 @@ def test_another_pod_under_the_name_is_not_marked(rig):
     rig.run(pod)
     rig.force_delete(pod)
     rig.bind("a", [(0, 100)])
-    with capture_logs() as said:
+    with capture_logs() as logs:
         rig.settle()
     assert rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"][names.ASSIGNED] == "false"
-    assert not any("not marked" in line["event"] for line in said), "nobody need hear of it"
+    assert not any("not marked" in line["event"] for line in logs), "nobody need hear of it"
 
 
 def test_several_cards_of_one_container_all_come(rig):
@@ -72,11 +72,11 @@ def test_containers_of_one_pod_share_its_card(rig):
 def test_no_container_of_a_pod_starts_while_a_card_of_another_is_not_here(rig):
     pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
     here, gone = (CardShare(index, card_uuid(index), 1000, 0, P100) for index in (0, 7))
-    given = codec.encode(Assignment({"0": (here,), "1": (gone,)}), assume_time_ns=1)
-    pod = rig.api.edit(f"{PODS_HERE}/a", metadata={"annotations": given})
-    code, why = refusal(lambda: rig.run(pod, "one"))
+    annotations = codec.encode(Assignment({"0": (here,), "1": (gone,)}), assume_time_ns=1)
+    pod = rig.api.edit(f"{PODS_HERE}/a", metadata={"annotations": annotations})
+    code, message = refusal(lambda: rig.run(pod, "one"))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert f"card 7 ({card_uuid(7)}) is not on this node" in why
+    assert f"card 7 ({card_uuid(7)}) is not on this node" in message
     assert rig.held_on_disk(0) == 0
 
 
@@ -84,8 +84,8 @@ def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monke
     monkeypatch.setattr(prestart, "_MAX_WAITING", 0)
     rig = idle_rig.start()
     rig.run(rig.bind("first", [(0, P100)]))
-    why = refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
-    assert f"card 0 ({card_uuid(0)}): {P100} of {P100} MiB are still held by default/first" in why
+    message = refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
+    assert f"card 0 ({card_uuid(0)}): {P100} of {P100} MiB are still held by default/first" in message
 
 
 def test_who_has_waited_in_vain_leaves_the_place_to_the_next(idle_rig, monkeypatch):
@@ -116,7 +116,7 @@ def test_who_is_deleted_while_it_waits_for_the_card_is_not_given_it(idle_rig):
         rig.kubelet.plugin.active = False
         rig.end(first)
         rig.clock.step()
-        assert "has given up" in waiting.result()
+        assert "has abandoned" in waiting.result()
     assert rig.spec(slot) is None
 
 
@@ -133,7 +133,7 @@ def test_who_is_deleted_while_room_is_made_is_not_given_it(rig, monkeypatch):
         rig.kubelet.plugin.active = False
 
     monkeypatch.setattr(prestart, "_release", slowly)
-    assert "has given up" in refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
+    assert "has abandoned" in refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
     assert rig.agent.grants.all() == []
 
 
@@ -151,16 +151,16 @@ def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypa
     monkeypatch.setattr(wait, "confirm", confirm)
     delivery = rig.agent._prestart._delivery
     monkeypatch.setattr(delivery, "deliver", lambda *_: pytest.fail("nobody waits for it"))
-    assert "has given up" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
+    assert "has abandoned" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
     assert rig.agent.grants.all() == before
     assert rig.held_on_disk(0) == (2000 if again else 0)
 
 
 def test_a_card_that_others_hold_is_refused_by_name(rig):
     rig.run(rig.bind("first", [(0, 10000)]))
-    code, why = refusal(lambda: rig.run(rig.bind("second", [(0, 10000)])))
+    code, message = refusal(lambda: rig.run(rig.bind("second", [(0, 10000)])))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "10000 of 16276 MiB are still held by default/first" in why
+    assert "10000 of 16276 MiB are still held by default/first" in message
     assert rig.held_on_disk(0) == 10000
 
 
@@ -197,17 +197,17 @@ def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
     pod = rig.bind("a", [(0, 100)])
     break_it(pod)
     pod = rig.api.put(PODS, pod)
-    code, why = refusal(lambda: rig.run(pod))
+    code, message = refusal(lambda: rig.run(pod))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert says in why
+    assert says in message
     assert not rig.agent.grants.all()
 
 
 def test_one_slot_at_two_pods_is_refused(rig):
     slot = rig.run(rig.bind("a", [(0, 100)]))
-    code, why = refusal(lambda: rig.run(rig.bind("b", [(1, 100)]), slot=slot))
+    code, message = refusal(lambda: rig.run(rig.bind("b", [(1, 100)]), slot=slot))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "default/a (container main) and default/b (container main)" in why
+    assert "default/a (container main) and default/b (container main)" in message
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0"
 
 
@@ -237,6 +237,6 @@ def test_a_slots_new_pod_does_not_get_the_card_of_the_one_before(rig):
     after = rig.bind("b", [(1, 100)])["metadata"]
     rig.see()
     rig.kubelet.holders[slot] = [("default", "b", after["uid"], "main")]  # as PodResources says; not written yet
-    code, why = refusal(lambda: rig.kubelet.pre_start(slot))
+    code, message = refusal(lambda: rig.kubelet.pre_start(slot))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert f"default/b (uid {before['metadata']['uid']}) does not exist any more" in why
+    assert f"default/b (uid {before['metadata']['uid']}) does not exist any more" in message

@@ -10,7 +10,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants import cdi
-from deviceplugin.grants.grants import Claim, GrantedDevice, GrantStore, UnsafeName
+from deviceplugin.grants.grants import AddedGrant, GrantedDevice, GrantStore, UnsafeName
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
 from tests.deviceplugin.records import grant
@@ -60,11 +60,11 @@ def test_what_was_freed_does_not_come_back(rig):
 
 def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     store = GrantStore(tmp_path / "grants")
-    made = grant()
-    assert isinstance(store.claim(made, {"GPU-1": P100}), Claim)
+    new_grant = grant()
+    assert isinstance(store.add(new_grant, {"GPU-1": P100}), AddedGrant)
     (known,) = store.all()
-    store.drop(made.pod_uid, store.epoch())
-    store._put_back(known)
+    store.drop(new_grant.pod_uid, store.epoch())
+    store._restore_file(known)
     assert list((tmp_path / "grants").iterdir()) == []
 
 
@@ -72,9 +72,13 @@ def test_what_pods_hold_on_a_card_is_summed_once_a_pod_and_a_device_is_held_with
     store = GrantStore(tmp_path / "grants")
     two = tuple(CardShare(1, "GPU-1", mem, 0, P100) for mem in (100, 200))
     device = GrantedDevice("rdma", "RDMA-1")
-    for made in (grant("u1", *two), grant("u1", *two, container="side"), grant("u2", two[0], pod_devices=(device,))):
-        assert isinstance(store.claim(made, {"GPU-1": P100}), Claim)
-    assert store.held() == {"GPU-1": 400, "RDMA-1": 0}
+    for new_grant in (
+        grant("u1", *two),
+        grant("u1", *two, container="side"),
+        grant("u2", two[0], pod_devices=(device,)),
+    ):
+        assert isinstance(store.add(new_grant, {"GPU-1": P100}), AddedGrant)
+    assert store.held_mib() == {"GPU-1": 400, "RDMA-1": 0}
 
 
 def test_the_folder_is_closed_to_others_from_the_first_start(tmp_path):
@@ -85,8 +89,8 @@ def test_the_folder_is_closed_to_others_from_the_first_start(tmp_path):
 def test_what_is_unreadable_unfinished_or_in_the_way_costs_no_other_grant(tmp_path):
     folder = tmp_path / "grants"
     store = GrantStore(folder)
-    for made in (grant("u1", container="b"), grant("u1", container="c"), grant("u2")):
-        assert isinstance(store.claim(made, {"GPU-1": 3 * P100}), Claim)
+    for new_grant in (grant("u1", container="b"), grant("u1", container="c"), grant("u2")):
+        assert isinstance(store.add(new_grant, {"GPU-1": 3 * P100}), AddedGrant)
     known = store.all()
     (folder / "0-stray").write_text("")
     (folder / "u1" / ".b.tmp").write_text("{")
@@ -100,9 +104,9 @@ def test_what_is_unreadable_unfinished_or_in_the_way_costs_no_other_grant(tmp_pa
 
 def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
     store = GrantStore(tmp_path / "grants")
-    assert isinstance(store.claim(grant(), {"GPU-1": P100}), Claim)
+    assert isinstance(store.add(grant(), {"GPU-1": P100}), AddedGrant)
     shutil.rmtree(tmp_path / "grants")
-    store.mend()
+    store.restore_files()
     assert [path.name for path in (tmp_path / "grants").iterdir()] == ["u1"]
     assert (tmp_path / "grants").stat().st_mode & 0o777 == 0o700
 
@@ -110,9 +114,9 @@ def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
 @pytest.mark.parametrize("name", ["a/b", "a..b", "..", "", "/etc"])
 def test_no_name_leads_out_of_the_folder(tmp_path, name):
     store = GrantStore(tmp_path / "grants")
-    for made in (grant(uid=name), grant(container=name)):
+    for new_grant in (grant(uid=name), grant(container=name)):
         with pytest.raises(UnsafeName):
-            store.claim(made, {"GPU-1": P100})
+            store.add(new_grant, {"GPU-1": P100})
     assert list((tmp_path / "grants").iterdir()) == []
 
 
@@ -120,7 +124,7 @@ def test_a_grant_is_on_the_disk_itself_before_its_container_may_start(tmp_path, 
     """Not in the machine's memory only: after a power failure it would be a name without content, or no name."""
     store, synced = GrantStore(tmp_path / "grants"), []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
-    assert isinstance(store.claim(grant(), {"GPU-1": P100}), Claim)
+    assert isinstance(store.add(grant(), {"GPU-1": P100}), AddedGrant)
     assert synced == ["grants", ".main.tmp", "u1"]
 
 
@@ -128,14 +132,14 @@ def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
     slot = rig.run(rig.bind("a", [(1, 1000)]))
     in_the_way(rig)
     rig.settle()
-    why = f"grants cannot be written to {rig.folder}/state/grants: File exists"
-    assert rig.problems() == [why]
+    problem = f"grants cannot be written to {rig.folder}/state/grants: File exists"
+    assert rig.problems() == [problem]
     assert health(rig) == ["Unhealthy", "Unhealthy"]
-    assert rig.status(0)["reason"] == why
+    assert rig.status(0)["reason"] == problem
     assert rig.events("StateUnwritable") == [
-        f"{why}: no container with a share can start on this node; free disk space, or make it writable"
+        f"{problem}: no container with a share can start on this node; free disk space, or make it writable"
     ]
-    assert why in refusal(lambda: rig.run(rig.bind("b", [(0, 1000)])))[1]
+    assert problem in refusal(lambda: rig.run(rig.bind("b", [(0, 1000)])))[1]
     assert rig.spec(slot), "what runs goes on"
     (rig.folder / "state" / "grants").unlink()
     rig.settle()
@@ -151,9 +155,9 @@ def test_a_folder_for_cdi_that_cannot_be_written_is_told_likewise(rig):
     kept = (rig.folder / "cdi").rename(rig.folder / "kept")
     (rig.folder / "cdi").write_text("")
     rig.settle()
-    why = f"CDI specs cannot be written to {rig.folder}/cdi: File exists"
-    assert rig.problems() == [why]
-    assert (health(rig), rig.status(0)["reason"]) == (["Unhealthy", "Unhealthy"], why)
+    problem = f"CDI specs cannot be written to {rig.folder}/cdi: File exists"
+    assert rig.problems() == [problem]
+    assert (health(rig), rig.status(0)["reason"]) == (["Unhealthy", "Unhealthy"], problem)
     assert len(rig.events("StateUnwritable")) == 1
     (rig.folder / "cdi").unlink()
     kept.rename(rig.folder / "cdi")
@@ -164,7 +168,7 @@ def test_a_folder_for_cdi_that_cannot_be_written_is_told_likewise(rig):
 
 
 @pytest.mark.parametrize(
-    ("left", "why"),
+    ("changes", "problem"),
     [
         ({}, ""),
         ({"f_bfree": 0}, "No space left on device"),
@@ -173,10 +177,10 @@ def test_a_folder_for_cdi_that_cannot_be_written_is_told_likewise(rig):
         ({"f_flag": os.ST_RDONLY}, "Read-only file system"),
     ],
 )
-def test_a_folder_for_cdi_without_room_is_none(monkeypatch, tmp_path, left, why):
-    found = {"f_bfree": 1, "f_files": 10, "f_ffree": 1, "f_flag": 0} | left
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**found))
-    assert cdi.trouble(tmp_path / "cdi").rpartition(": ")[2] == why
+def test_a_folder_for_cdi_without_room_is_none(monkeypatch, tmp_path, changes, problem):
+    file_system = {"f_bfree": 1, "f_files": 10, "f_ffree": 1, "f_flag": 0} | changes
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**file_system))
+    assert cdi.write_problem(tmp_path / "cdi").rpartition(": ")[2] == problem
 
 
 def test_a_full_disk_is_no_place_for_grants(rig):

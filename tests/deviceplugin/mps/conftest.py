@@ -5,6 +5,6 @@ from tests.deviceplugin.mps.worlds import World
 
 @pytest.fixture
 def world(idle_rig):
-    made = World(idle_rig)
-    yield made
-    made.close()
+    world = World(idle_rig)
+    yield world
+    world.close()

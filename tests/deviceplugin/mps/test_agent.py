@@ -6,7 +6,7 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.mps import Mode, MpsState
 from mps.agent import podshares
 from tests.deviceplugin.conftest import PODS, refused
-from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_not
+from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, refusal_message, start
 
 
 def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
@@ -25,10 +25,10 @@ def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
     env = rig.env(slot)
     assert env.keys().isdisjoint(OURS)
     assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
-    told = podshares.parse_settings(env)
-    assert told.waits
-    assert {key: shares[0].mem for key, shares in told.shares.items()} == {"0": 1000, "1": 3000}
-    assert told.shares["0"][0].core == 20
+    settings = podshares.parse_settings(env)
+    assert settings.waits
+    assert {key: shares[0].mem for key, shares in settings.shares.items()} == {"0": 1000, "1": 3000}
+    assert settings.shares["0"][0].core == 20
 
 
 def test_the_agent_beside_shares_of_two_cards(world):
@@ -44,9 +44,9 @@ def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, mode)
     rig = world.rig.start()
     slot = start(rig, bound(rig, mode=mode, agent=True), shareagent.CONTAINER)
     assert pipes(rig, slot) == {}
-    told = podshares.parse_settings(rig.env(slot))
-    assert not told.waits
-    assert told.shares["0"][0].mem == HALF
+    settings = podshares.parse_settings(rig.env(slot))
+    assert not settings.waits
+    assert settings.shares["0"][0].mem == HALF
 
 
 def test_the_agent_beside_a_container_that_can_only_go_without(world):
@@ -62,8 +62,8 @@ def test_the_agent_beside_a_container_that_can_only_go_without(world):
 def test_an_agent_is_refused_while_there_is_nothing_to_look_at(world):
     rig = world.rig.start()
     (world.cards[0].home / mps.READY).unlink()
-    _, why = why_not(rig, bound(rig, agent=True), shareagent.CONTAINER)
-    assert "does not serve card" in why
+    _, message = refusal_message(rig, bound(rig, agent=True), shareagent.CONTAINER)
+    assert "does not serve card" in message
 
 
 def test_the_agent_restarts_without_the_api_server(world):

@@ -6,7 +6,7 @@ from cardwise.core.api import mps, names
 from cardwise.core.api.mps import MpsState
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, refused
-from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, start, why_not
+from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, refusal_message, start
 
 
 def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world):
@@ -38,11 +38,11 @@ def test_a_whole_card_goes_through_mps_too(world):
 
 def test_shares_of_several_cards_and_a_daemon_for_each(world):
     rig = world.rig.start()
-    _, why = why_not(rig, bound(rig, "a", [(0, 100), (1, 100)], mode="required"))
-    assert "a process can use one (cardwise-mps --scope=node has one for all)" in why
+    _, message = refusal_message(rig, bound(rig, "a", [(0, 100), (1, 100)], mode="required"))
+    assert "a process can use one (cardwise-mps --scope=node has one for all)" in message
     pod = bound(rig, "b", [(0, 100), (1, 100)])
-    slot, why = why_not(rig, pod)
-    assert "it starts without MPS once it is off on all of them" in why
+    slot, message = refusal_message(rig, pod)
+    assert "it starts without MPS once it is off on all of them" in message
     world.cards[0].says(state=MpsState.OFF)
     assert "is Ready, not Off" in refused(lambda: rig.kubelet.pre_start(slot))
     world.cards[1].says(state=MpsState.OFF)
@@ -84,8 +84,8 @@ def test_cores_are_given_as_often_as_the_setting_says(world):
     rig = world.rig.start()
     for name in "ab":
         start(rig, bound(rig, name, [(1, 100)], core=60))
-    _, why = why_not(rig, bound(rig, "c", [(1, 100)], core=1))
-    assert "120 of 120 % of cores are still held" in why
+    _, message = refusal_message(rig, bound(rig, "c", [(1, 100)], core=1))
+    assert "120 of 120 % of cores are still held" in message
     assert rig.capacity(names.GPU_CORE) == "240"
 
 
@@ -118,8 +118,8 @@ def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole
 def test_without_cdi_there_is_no_way_to_the_daemon(world):
     world.rig.access = Access.ENV
     rig = world.rig.start()
-    _, why = why_not(rig, bound(rig))
-    assert "by CDI only" in why
-    assert 'cardwise.dev/mps: "off"' in why
+    _, message = refusal_message(rig, bound(rig))
+    assert "MPS needs CDI" in message
+    assert 'cardwise.dev/mps: "off"' in message
     world.cards[0].says(state=MpsState.OFF)
     start(rig, bound(rig, "b", [(0, 100)], mode="off"))

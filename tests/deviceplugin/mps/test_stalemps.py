@@ -21,74 +21,74 @@ class Seen:
 
     def __init__(self, root, setting=Mode.PREFERRED, *, managed=False) -> None:
         self.clock, self.mps_clock = FakeClock(), FakeClock()
-        self.said = StaleMpsStatus(setting, root, lambda: managed, self.clock, self.mps_clock)
+        self.stale_status = StaleMpsStatus(setting, root, lambda: managed, self.clock, self.mps_clock)
 
-    def after(self, seconds, state="Ready", *, index=0, reason=""):
+    def patch_after(self, seconds, state="Ready", *, index=0, reason=""):
         self.clock.advance(seconds)
-        told = wire.MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
+        mps_status = wire.MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
         uuid = card_uuid(index)
-        found = wire.ExtendedResource(
+        resource = wire.ExtendedResource(
             wire.OwnedMeta(name=uuid.lower()),
             wire.ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
-            wire.ExtendedResourceStatus(mps=told),
+            wire.ExtendedResourceStatus(mps=mps_status),
         )
-        return self.said.correction(found).get("mps", "stays")
+        return self.stale_status.correction(resource).get("mps", "stays")
 
 
 def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
     seen = Seen(world.root)
-    assert seen.after(0) == "stays"
+    assert seen.patch_after(0) == "stays"
     world.end()
-    assert seen.after(0) == seen.after(stalemps.GRACE_SECONDS - 1) == "stays"
+    assert seen.patch_after(0) == seen.patch_after(stalemps.GRACE_SECONDS - 1) == "stays"
     world.begin()
-    assert seen.after(2) == "stays"
+    assert seen.patch_after(2) == "stays"
     world.end()
-    assert seen.after(2) == "stays", "the time begins anew"
-    told = seen.after(stalemps.GRACE_SECONDS)
-    assert (told["state"], told["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
-    assert set(told) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
-    assert seen.after(60, "Down") == "stays", "once"
+    assert seen.patch_after(2) == "stays", "the time begins anew"
+    mps_status = seen.patch_after(stalemps.GRACE_SECONDS)
+    assert (mps_status["state"], mps_status["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
+    assert set(mps_status) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
+    assert seen.patch_after(60, "Down") == "stays", "once"
 
 
 @pytest.mark.parametrize("state", [MpsState.READY, MpsState.OFF])
 def test_a_manager_that_hangs_is_told(world, state):
     seen = Seen(world.root)
     world.cards[0].says(state=state, checked=seen.mps_clock.now() - AGES)
-    seen.after(0, state)
-    seen.after(0, state, index=1)
-    assert seen.after(stalemps.GRACE_SECONDS, state)["state"] == "Down"
-    assert seen.after(0, index=1) == "stays", "the other is looked at"
+    seen.patch_after(0, state)
+    seen.patch_after(0, state, index=1)
+    assert seen.patch_after(stalemps.GRACE_SECONDS, state)["state"] == "Down"
+    assert seen.patch_after(0, index=1) == "stays", "the other is looked at"
 
 
 @pytest.mark.parametrize("state", [MpsState.STARTING, MpsState.FAULT, MpsState.DRAINING])
 def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
     seen = Seen(world.root)
     world.cards[0].says(state=state, checked=seen.mps_clock.now() - AGES)
-    seen.after(0, state)
-    assert seen.after(AGES, state) == "stays"
+    seen.patch_after(0, state)
+    assert seen.patch_after(AGES, state) == "stays"
 
 
 def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_taken_back(world):
     seen = Seen(world.root)
     (world.cards[0].home / mps.READY).unlink()
-    seen.after(0)
-    assert seen.after(stalemps.GRACE_SECONDS)["state"] == "Down"
+    seen.patch_after(0)
+    assert seen.patch_after(stalemps.GRACE_SECONDS)["state"] == "Down"
 
 
 def test_after_a_reboot_nothing_is_left_and_nothing_is_believed(tmp_path):
     seen = Seen(tmp_path / "gone")
-    seen.after(0)
-    assert seen.after(stalemps.GRACE_SECONDS)["state"] == "Down"
-    assert seen.after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
+    seen.patch_after(0)
+    assert seen.patch_after(stalemps.GRACE_SECONDS)["state"] == "Down"
+    assert seen.patch_after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
 
 
 def test_a_node_that_has_had_a_manager_says_that_nothing_starts_without_one(world):
     """As after an installation with MPS and a later one without: the cards are new objects."""
     seen = Seen(world.root, managed=True)
-    assert seen.after(AGES, "") == "stays", "it lives, and will tell"
+    assert seen.patch_after(AGES, "") == "stays", "it lives, and will tell"
     world.end()
-    assert seen.after(0, "") == seen.after(stalemps.GRACE_SECONDS - 1, "") == "stays"
-    assert seen.after(1, "")["state"] == "Down"
+    assert seen.patch_after(0, "") == seen.patch_after(stalemps.GRACE_SECONDS - 1, "") == "stays"
+    assert seen.patch_after(1, "")["state"] == "Down"
 
 
 def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_manager_left_closed(world):
@@ -96,21 +96,23 @@ def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_ma
     world.end()
     (world.cards[0].home / mps.MODES).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
     seen = Seen(world.root, Mode.OFF)
-    told = seen.after(0)
-    assert (told["state"], told["reason"]) == ("Down", mps.LEFT_CLOSED), "at once: nobody can use it without MPS"
-    assert seen.after(0, "")["state"] == "Down", "also where the card is a new object"
-    assert seen.after(0, index=1) is None, "what a manager said of the other counts no more"
-    assert seen.after(0, "", index=1) == "stays"
-    assert seen.after(AGES, "Down", reason=mps.LEFT_CLOSED) == "stays", "once"
+    mps_status = seen.patch_after(0)
+    assert (mps_status["state"], mps_status["reason"]) == ("Down", mps.LEFT_CLOSED), (
+        "at once: nobody can use it without MPS"
+    )
+    assert seen.patch_after(0, "")["state"] == "Down", "also where the card is a new object"
+    assert seen.patch_after(0, index=1) is None, "what a manager said of the other counts no more"
+    assert seen.patch_after(0, "", index=1) == "stays"
+    assert seen.patch_after(AGES, "Down", reason=mps.LEFT_CLOSED) == "stays", "once"
     (world.cards[0].home / mps.MODES).unlink()
-    assert seen.after(0, "Down", reason=mps.LEFT_CLOSED) is None
+    assert seen.patch_after(0, "Down", reason=mps.LEFT_CLOSED) is None
 
 
 def test_one_daemon_for_all_cards_is_known_for_each(world):
     world.one_for_all()
     seen = Seen(world.root)
-    seen.after(0, index=1)
-    assert seen.after(AGES, index=1) == "stays"
+    seen.patch_after(0, index=1)
+    assert seen.patch_after(AGES, index=1) == "stays"
     assert mpsfiles.read_state(world.root / mps.NODE).scope is Scope.NODE
 
 
@@ -119,22 +121,29 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
     rig = world.rig
     rig.start()
     card = rig.card(1)
-    said = {"mode": "card", "state": "Ready", "reason": "", "multiUser": True, "ceilingMiB": 512, "maxClients": 48}
-    card["status"]["mps"] = said
+    stale_status = {
+        "mode": "card",
+        "state": "Ready",
+        "reason": "",
+        "multiUser": True,
+        "ceilingMiB": 512,
+        "maxClients": 48,
+    }
+    card["status"]["mps"] = stale_status
     rig.api.put(RESOURCES, card)
     world.end()
     rig.settle()
     assert rig.status(1)["mps"]["state"] == "Ready", "it may be back at once"
     rig.clock.advance(stalemps.GRACE_SECONDS)
     rig.settle()
-    told = rig.status(1)["mps"]
-    assert told | {"lastChange": ""} == said | {
+    mps_status = rig.status(1)["mps"]
+    assert mps_status | {"lastChange": ""} == stale_status | {
         "state": "Down",
         "reason": "the node's MPS manager is gone or hangs",
         "lastChange": "",
     }
     parse_settings = mpsread.of_card(
-        wire.MpsStatus(told["mode"], told["state"], "", told["multiUser"], told["maxClients"])
+        wire.MpsStatus(mps_status["mode"], mps_status["state"], "", mps_status["multiUser"], mps_status["maxClients"])
     )
     assert parse_settings is not None, "it has a manager"
     assert not parse_settings.ready

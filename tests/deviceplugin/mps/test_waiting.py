@@ -9,7 +9,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
 from tests.deviceplugin.conftest import P100, card_uuid, refused
-from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, start, why_not
+from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
 
 ILL = {
     "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
@@ -23,17 +23,17 @@ ILL = {
 }
 
 
-@pytest.mark.parametrize("what", ILL)
-def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, what):
-    harm, reason = ILL[what]
+@pytest.mark.parametrize("situation", ILL)
+def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, situation):
+    harm, reason = ILL[situation]
     rig = world.rig.start()
     harm(world)
     pod = bound(rig, "a", [(0, 8138)])
-    slot, why = why_not(rig, pod)
-    assert reason in why
-    if what != "unmanaged":
+    slot, message = refusal_message(rig, pod)
+    assert reason in message
+    if situation != "unmanaged":
         start(rig, bound(rig, "b", [(1, 8138)]))
-    if what == "unmanaged":
+    if situation == "unmanaged":
         world.begin()
     card = world.cards[0].runs()
     card.says(state=MpsState.READY, reason="", checked=rig.mps_clock.now(), ceilings={card_uuid(0): MiB(P100)})
@@ -68,7 +68,7 @@ def test_who_is_deleted_while_it_waits_is_granted_nothing(world):
         rig.kubelet.plugin.active = False
         world.cards[0].says(state=MpsState.READY)
         rig.clock.step()
-        assert "has given up" in waiting.result()
+        assert "has abandoned" in waiting.result()
     assert rig.spec(slot) is None
     assert not rig.agent.grants.all()
 
@@ -111,20 +111,20 @@ def test_mps_that_breaks_while_the_card_is_awaited_counts(world):
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(refused, lambda: rig.kubelet.pre_start(slot))
         rig.clock.until_waiting()
-        assert rig.agent.grants.of_pod(first["metadata"]["uid"]), "the first pod's share is held"
+        assert rig.agent.grants.grants_of_pod(first["metadata"]["uid"]), "the first pod's share is held"
         world.cards[0].dies()
         rig.runtime.kill(first["metadata"]["uid"])
         rig.clock.step()
         assert "takes no connection" in waiting.result()
-    assert not rig.agent.grants.of_pod(first["metadata"]["uid"])
+    assert not rig.agent.grants.grants_of_pod(first["metadata"]["uid"])
     assert rig.spec(slot) is None
 
 
 def test_a_pod_that_does_without_waits_until_mps_is_off(world):
     rig = world.rig.start()
     pod = bound(rig, mode="off")
-    slot, why = why_not(rig, pod)
-    assert "is Ready, not Off" in why
+    slot, message = refusal_message(rig, pod)
+    assert "is Ready, not Off" in message
     world.cards[0].dies().says(state=MpsState.OFF)
     rig.kubelet.pre_start(slot)
     assert rig.env(slot).keys().isdisjoint(OURS)
@@ -137,18 +137,18 @@ def test_a_node_without_manager(idle_rig):
         slot = start(rig, bound(rig, name, [(0, 100)], mode=mode))
         assert rig.env(slot).keys().isdisjoint(OURS)
         assert pipes(rig, slot) == {}
-    _, why = why_not(rig, bound(rig, "d", [(0, 100)], mode="required"))
-    assert "requires MPS (cardwise.dev/mps), which this node does not have" in why
-    _, why = why_not(rig, bound(rig, "e", [(0, 100)], mode="on"))
-    assert "'on' is no mode of MPS; create the pod again with one of off, preferred, required" in why
+    _, message = refusal_message(rig, bound(rig, "d", [(0, 100)], mode="required"))
+    assert "requires MPS (cardwise.dev/mps), which this node does not have" in message
+    _, message = refusal_message(rig, bound(rig, "e", [(0, 100)], mode="on"))
+    assert "'on' is not an MPS mode; create the pod again with one of off, preferred, required" in message
 
 
 def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
     world.rig.mps = Mode.OFF
     rig = world.rig.start()
     assert pipes(rig, start(rig, bound(rig, mode="preferred"))) == {}
-    _, why = why_not(rig, bound(rig, "b", [(1, 100)], mode="required"))
-    assert "--mps=off" in why
+    _, message = refusal_message(rig, bound(rig, "b", [(1, 100)], mode="required"))
+    assert "--mps=off" in message
 
 
 def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(world):
@@ -156,16 +156,16 @@ def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(
     (world.cards[0].home / mps.MODES).write_text(json.dumps({world.cards[0].uuid: "DEFAULT"}))
     world.rig.mps = Mode.OFF
     rig = world.rig.start()
-    _, why = why_not(rig, bound(rig))
-    assert mps.LEFT_CLOSED in why
+    _, message = refusal_message(rig, bound(rig))
+    assert mps.LEFT_CLOSED in message
     assert pipes(rig, start(rig, bound(rig, "b", [(1, 100)]))) == {}
 
 
 def test_a_node_that_must_have_it_waits_for_a_manager_that_never_came(idle_rig):
     idle_rig.mps = Mode.REQUIRED
     rig = idle_rig.start()
-    _, why = why_not(rig, bound(rig))
-    assert "no MPS manager runs on this node" in why
+    _, message = refusal_message(rig, bound(rig))
+    assert "no MPS manager runs on this node" in message
 
 
 def test_after_a_reboot_nobody_gets_past_a_manager_that_is_not_up_yet(world):

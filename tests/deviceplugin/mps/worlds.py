@@ -41,9 +41,9 @@ class World:
     def one_for_all(self) -> None:
         """As with --scope=node."""
         first, second = self.cards
-        both = (first.uuid, second.uuid)
+        uuids = (first.uuid, second.uuid)
         first.home = first.home.rename(self.root / mps.NODE)
-        first.says(scope=Scope.NODE, uuids=both, ceilings=dict.fromkeys(both, MiB(P100)))
+        first.says(scope=Scope.NODE, uuids=uuids, ceilings=dict.fromkeys(uuids, MiB(P100)))
         (second.home / mps.READY).unlink()
 
     def close(self) -> None:
@@ -56,9 +56,9 @@ def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=Fals
     """A bound pod; each container is a list of (card, MiB). `agent`: with the sidecar that the webhook puts in."""
     shares = {
         str(position): tuple(
-            CardShare(index, card_uuid(index), MiB(mem), Percent(core), MiB(P100), whole) for index, mem in given
+            CardShare(index, card_uuid(index), MiB(mem), Percent(core), MiB(P100), whole) for index, mem in held
         )
-        for position, given in enumerate(containers or ([(0, HALF)],))
+        for position, held in enumerate(containers or ([(0, HALF)],))
     }
     annotations = {mps.MODE: mode, mps.SM_PERCENT: percent_by}
     return rig.put_pod(
@@ -66,7 +66,7 @@ def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=Fals
         Assignment(shares),
         {f"c{key}": {names.GPU_MEM: "1", names.SHARE: "1"} for key in shares},
         sidecars={shareagent.CONTAINER: {names.SHARE: "1"}} if agent else {},
-        **{annotation: said for annotation, said in annotations.items() if said},
+        **{annotation: text for annotation, text in annotations.items() if text},
     )
 
 
@@ -74,13 +74,13 @@ def start(rig, pod, container="c0"):
     return rig.run(pod, container)
 
 
-def why_not(rig, pod, container="c0"):
+def refusal_message(rig, pod, container="c0"):
     """The refusal; the slot stays with the container, as the kubelet keeps it."""
     slot = rig.kubelet.admit(pod, container)
-    why = refused(lambda: rig.kubelet.pre_start(slot))
-    assert why, "it was started"
+    message = refused(lambda: rig.kubelet.pre_start(slot))
+    assert message, "it was started"
     assert rig.spec(slot) is None, "nothing is delivered to who may not start"
-    return slot, why
+    return slot, message
 
 
 def pipes(rig, slot):

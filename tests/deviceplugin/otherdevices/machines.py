@@ -63,7 +63,7 @@ def bind(
 ) -> dict:
     """A bound pod: by container key, its devices as (class, UUID) and its share as (card index, MiB)."""
     cards = {key: (CardShare(index, card_uuid(index), mib, 0, P100),) for key, (index, mib) in (shares or {}).items()}
-    others = {key: tuple(DeviceShare(*one) for one in given) for key, given in devices.items()}
+    others = {key: tuple(DeviceShare(*device) for device in devices_of_key) for key, devices_of_key in devices.items()}
     limits = {}
     for key in sorted({*cards, *others}):
         classes = Counter(names.CLASS_PREFIX + resource_class for resource_class, _ in devices.get(key, ()))
@@ -71,7 +71,7 @@ def bind(
     return rig.put_pod(name, Assignment(cards, others), limits)
 
 
-def given(rig: Rig, slot: str) -> list[str]:
+def given_devices(rig: Rig, slot: str) -> list[str]:
     return [node["path"] for node in rig.edits(slot).get("deviceNodes", ())]
 
 

@@ -16,7 +16,7 @@ from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import GrantedDevice
 from deviceplugin.grants.hardware import Hardware
 from tests.deviceplugin.conftest import PODS_HERE
-from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given, grants_on_disk
+from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given_devices, grants_on_disk
 from tests.deviceplugin.records import grant
 
 
@@ -24,7 +24,7 @@ class TestWhatAContainerGets:
     def test_a_card_and_devices_in_one_spec(self, machine, rig):
         pod = bind(rig, "a", {"0": [("rdma", SECOND), ("my.fpga-x", FPGA)]}, {"0": (1, 4000)})
         slot = rig.run(pod, "c0")
-        assert given(rig, slot) == [
+        assert given_devices(rig, slot) == [
             "/dev/nvidia1",
             "/dev/infiniband/umad2",
             "/dev/infiniband/uverbs1",
@@ -52,8 +52,8 @@ class TestWhatAContainerGets:
             "PCIDEVICE_CARDWISE_DEV_RDMA": "0000:3b:00.0,0000:3b:00.1",
             "CARDWISE_RDMA_DEVICES": "mlx5_0,mlx5_1",
         }
-        assert given(rig, slot).count("/dev/infiniband/rdma_cm") == 1
-        assert len(given(rig, slot)) == 5
+        assert given_devices(rig, slot).count("/dev/infiniband/rdma_cm") == 1
+        assert len(given_devices(rig, slot)) == 5
         annotations = rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"]
         assert names.ASSIGNED not in annotations, "gpushare's mark is for cards"
 
@@ -63,20 +63,20 @@ class TestWhatAContainerGets:
         assert rig.env(first)["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
         assert "CARDWISE_MEM_LIMIT_MIB" not in rig.env(first)
         assert rig.env(second)["CARDWISE_RDMA_DEVICES"] == "mlx5_1"
-        assert "/dev/nvidia0" not in given(rig, first)
-        assert "/dev/nvidia0" in given(rig, second)
+        assert "/dev/nvidia0" not in given_devices(rig, first)
+        assert "/dev/nvidia0" in given_devices(rig, second)
 
     def test_a_device_without_nodes_is_named(self, machine, rig):
         card = machine.tree.pci("0000:5e:00.0", "8086", "1572", "020000", driver="i40e", net=["eth0"])
         machine.file.write_text('devices: [{kind: nic, pci: {vendor: "8086"}}]')
         machine.healthy("pci-n1-0000-5e-00.0")
         slot = rig.run(bind(rig, "a", {"0": [("nic", f"pci-n1-{card.name.replace(':', '-')}")]}), "c0")
-        assert given(rig, slot) == []
+        assert given_devices(rig, slot) == []
         assert rig.env(slot)["PCIDEVICE_CARDWISE_DEV_NIC"] == "0000:5e:00.0"
 
     def test_a_pod_of_cards_only_is_as_ever(self, rig):
         slot = rig.run(rig.bind("a", [(0, 100)]))
-        assert given(rig, slot) == ["/dev/nvidia0"]
+        assert given_devices(rig, slot) == ["/dev/nvidia0"]
         assert not [name for name in rig.env(slot) if name.startswith(("PCIDEVICE_", "CARDWISE_RDMA"))]
         assert [grant["version"] for grant in grants_on_disk(rig)] == [1], "a former version reads it"
 
@@ -96,11 +96,11 @@ def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
     )
     delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path / "nvidia.yaml"]))
     here = Hardware({"GPU-0": card}, {"rdma-1": device})
-    share, given = CardShare(0, "GPU-0", 100, 0, 1000), GrantedDevice("rdma", "rdma-1")
+    share, given_devices = CardShare(0, "GPU-0", 100, 0, 1000), GrantedDevice("rdma", "rdma-1")
 
     def delivered(shares: tuple[CardShare, ...]) -> tuple[str, list[str], list]:
-        made = grant(shares=shares, pod_shares=shares, devices=(given,), pod_devices=(given,))
-        delivery.deliver(made, here)
+        env = grant(shares=shares, pod_shares=shares, devices=(given_devices,), pod_devices=(given_devices,))
+        delivery.deliver(env, here)
         spec = json.loads(cdi.spec_path(tmp_path / "cdi", "s001").read_text())
         edits = spec["devices"][0]["containerEdits"]
         return spec["cdiVersion"], [node["path"] for node in edits["deviceNodes"]], edits.get("mounts", [])

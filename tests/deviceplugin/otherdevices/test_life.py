@@ -21,9 +21,9 @@ class TestLife:
         rig.run(pod, "c0")
         rig.force_delete(pod)
         rig.settle()
-        whose = {"podUID": pod["metadata"]["uid"], "namespace": "default", "name": "a", "container": "0"}
-        assert machine.status(FIRST).get("held") == [whose | {"memoryMiB": 0, "corePercent": 0, "whole": True}]
-        assert rig.status(0).get("held") == [whose | {"memoryMiB": 100, "corePercent": 0}]
+        holder = {"podUID": pod["metadata"]["uid"], "namespace": "default", "name": "a", "container": "0"}
+        assert machine.status(FIRST).get("held") == [holder | {"memoryMiB": 0, "corePercent": 0, "whole": True}]
+        assert rig.status(0).get("held") == [holder | {"memoryMiB": 100, "corePercent": 0}]
         rig.runtime.kill(pod["metadata"]["uid"])
         rig.settle()
         assert machine.status(FIRST).get("held") == []
@@ -45,8 +45,8 @@ class TestLife:
         rig.kubelet.pre_start(slot)  # a restart of the container while the API server is away
         assert rig.spec(slot) == before
         rig.api.down = False
-        why = refusal(lambda: rig.run(bind(rig, "b", {"0": [("fpga", FPGA)]}), "c0"))[1]
-        assert "still held by default/a" in why
+        message = refusal(lambda: rig.run(bind(rig, "b", {"0": [("fpga", FPGA)]}), "c0"))[1]
+        assert "still held by default/a" in message
 
     def test_a_grant_of_a_former_version_is_read(self, machine):
         rig = machine.rig
@@ -61,8 +61,8 @@ class TestLife:
         rig.runtime.run({"metadata": {"uid": "u-old"}}, "main")
         machine.start()
         assert rig.agent.grants.unreadable == []
-        why = refusal(lambda: rig.run(bind(rig, "a", {"0": [("rdma", FIRST)]}, {"0": (0, 100)}), "c0"))[1]
-        assert "still held by default/old" in why
+        message = refusal(lambda: rig.run(bind(rig, "a", {"0": [("rdma", FIRST)]}, {"0": (0, 100)}), "c0"))[1]
+        assert "still held by default/old" in message
 
     def test_a_lost_disk_is_made_anew_for_what_runs(self, machine, rig):
         pod = bind(rig, "a", {"0": [("rdma", FIRST)]})

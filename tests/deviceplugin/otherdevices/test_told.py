@@ -14,10 +14,10 @@ RDMA, FPGAS = names.CLASS_PREFIX + "rdma", names.CLASS_PREFIX + "fpga"
 class TestWhatTheClusterIsTold:
     def test_an_extended_resource_for_each(self, machine, rig):
         machine.healthy(FIRST)
-        told = machine.resource(FIRST)
-        assert told["metadata"]["labels"] == {names.NODE_LABEL: NODE}
-        assert told["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
-        spec = dict(told["spec"])
+        resource = machine.resource(FIRST)
+        assert resource["metadata"]["labels"] == {names.NODE_LABEL: NODE}
+        assert resource["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
+        spec = dict(resource["spec"])
         assert spec.pop("properties").items() >= {"name": "mlx5_0", "pciAddress": "0000:3b:00.0"}.items()
         assert spec == {"kind": "rdma", "node": NODE, "index": 0, "uuid": FIRST, "model": "MT4119"}
         assert machine.status(FIRST) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "held": []}
@@ -34,7 +34,7 @@ class TestWhatTheClusterIsTold:
         before = len(rig.writes())
         machine.tree.port(machine.ports[0], 1, "1: DOWN", rate="100 Gb/sec")
         machine.healthy(FIRST, is_healthy=False)
-        paths = {one.path for one in rig.writes()[before:] if RESOURCES in one.path}
+        paths = {request.path for request in rig.writes()[before:] if RESOURCES in request.path}
         assert paths == {f"{RESOURCES}/{FIRST}/status"}
 
     def test_the_capacity_of_a_class_is_its_devices_sick_ones_too(self, machine, rig):

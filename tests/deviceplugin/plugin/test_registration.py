@@ -15,7 +15,7 @@ SLOTS = slots.slot_ids(4)
 
 
 class Plugin:
-    """A registration, whose thread is not started: `look` is its turn."""
+    """A registration, whose thread is not started: `check_after` is its turn."""
 
     def __init__(self, kubelet: ServedKubelet) -> None:
         self.kubelet = kubelet
@@ -29,7 +29,7 @@ class Plugin:
             return None
         return PluginServer(socket, slot_ids=SLOTS, access=self.access, prestart=lambda *_: None)
 
-    def look(self, seconds: float = 0.0) -> int:
+    def check_after(self, seconds: float = 0.0) -> int:
         """How often it has been registered after a look at the end of so many seconds."""
         self.clock.advance(seconds)
         self.registration._loop.turn()
@@ -48,73 +48,73 @@ class Plugin:
 @pytest.fixture
 def plugin(folder) -> Iterator[Plugin]:
     kubelet = ServedKubelet(folder)
-    made = Plugin(kubelet)
-    yield made
-    made.registration.stop()
+    plugin = Plugin(kubelet)
+    yield plugin
+    plugin.registration.stop()
     kubelet.stop()
 
 
 def test_it_is_made_once_while_the_kubelet_listens(plugin):
     assert "not registered" in plugin.registration.problem
-    assert plugin.look() == 1
+    assert plugin.check_after() == 1
     assert plugin.registration.problem == ""
     assert plugin.kubelet.devices == list(SLOTS)
-    assert plugin.look(3600) == 1
+    assert plugin.check_after(3600) == 1
 
 
 def test_without_a_kubelet_or_a_word_of_the_runtime_it_waits(plugin):
     plugin.access = None
-    assert plugin.look() == 0
+    assert plugin.check_after() == 0
     plugin.access = Access.CDI
     plugin.kubelet.stop()
-    assert plugin.look() == 0
+    assert plugin.check_after() == 0
     plugin.kubelet.start()
-    assert plugin.look() == 1
+    assert plugin.check_after() == 1
 
 
 def test_a_kubelet_that_restarts_gets_another_one(plugin):
-    plugin.look()
+    plugin.check_after()
     plugin.kubelet.restart()
     assert "is gone or has restarted" in plugin.registration.problem
-    assert plugin.look() == 2
+    assert plugin.check_after() == 2
     first, second = plugin.kubelet.registered
     assert first.endpoint != second.endpoint
     assert plugin.sockets() == [second.endpoint]
 
 
 def test_a_lost_stream_is_given_time_and_then_registered_again(plugin):
-    plugin.look()
+    plugin.check_after()
     plugin.stream_ends()
     assert plugin.registration.problem == "the kubelet has not connected back"
-    assert plugin.look() == 1
-    assert plugin.look(2.9) == 1
-    assert plugin.look(0.1) == 2
+    assert plugin.check_after() == 1
+    assert plugin.check_after(2.9) == 1
+    assert plugin.check_after(0.1) == 2
     assert plugin.registration.problem == ""
 
 
 def test_a_socket_that_somebody_removes_is_made_again(plugin):
-    plugin.look()
+    plugin.check_after()
     for path in plugin.kubelet.plugins.glob("cardwise-*.sock"):
         path.unlink()
-    assert plugin.look() == 2
+    assert plugin.check_after() == 2
 
 
 def test_a_node_that_goes_on_showing_no_slots_is_registered_again(plugin):
-    plugin.look()
+    plugin.check_after()
     plugin.allocatable = "0"
-    assert plugin.look() == 1
-    assert plugin.look(29) == 1
+    assert plugin.check_after() == 1
+    assert plugin.check_after(29) == 1
     plugin.allocatable = "4"
-    assert plugin.look(1) == 1
+    assert plugin.check_after(1) == 1
     plugin.allocatable = "0"
-    assert plugin.look(29) == 1, "the time begins anew"
-    assert plugin.look(30) == 2
+    assert plugin.check_after(29) == 1, "the time begins anew"
+    assert plugin.check_after(30) == 2
 
 
 def test_it_leaves_no_socket_and_removes_those_of_a_killed_one(plugin):
-    stale = plugin.kubelet.plugins / "cardwise-share-1-1-1.sock"
-    stale.touch()
-    plugin.look()
-    assert stale.name not in plugin.sockets()
+    stale_specs = plugin.kubelet.plugins / "cardwise-share-1-1-1.sock"
+    stale_specs.touch()
+    plugin.check_after()
+    assert stale_specs.name not in plugin.sockets()
     plugin.registration.stop()
     assert plugin.sockets() == []

@@ -7,7 +7,7 @@ import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Active, StartRefused
+from deviceplugin.grants.prestart import IsActive, StartRefused
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal
@@ -28,7 +28,7 @@ class Served:
         self.channel = grpc.insecure_channel(f"unix:{self.server.socket}")
         self.plugin = grpcs.stub(self.channel, wire.DESCRIPTOR.services_by_name["DevicePlugin"])
 
-    def _prestart(self, named: Sequence[str], active: Active) -> None:
+    def _prestart(self, named: Sequence[str], active: IsActive) -> None:
         self.started.append(named)
         self.was_active = active()
         if self.outcome is not None:
@@ -40,19 +40,19 @@ class Served:
 
 @pytest.fixture
 def served(folder) -> Iterator[Served]:
-    made = Served(folder)
-    yield made
-    made.channel.close()
-    made.server.stop()
+    served = Served(folder)
+    yield served
+    served.channel.close()
+    served.server.stop()
 
 
 @pytest.mark.parametrize("verb", ["Allocate", "PreStartContainer"])
 @pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x06\x0a\x04none"], ids=["bytes", "cut", "slot"])
 def test_a_malformed_request_gets_a_clean_status(served, verb, body, caplog):
     call = served.channel.unary_unary(f"/v1beta1.DevicePlugin/{verb}")
-    code, why = refusal(lambda: call(body, timeout=PATIENCE))
+    code, message = refusal(lambda: call(body, timeout=PATIENCE))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert why
+    assert message
     assert "Traceback" not in caplog.text
     assert served.started == []
 
@@ -68,13 +68,13 @@ def test_how_a_start_ends_is_told(served):
     served.outcome = StartRefused("card 0 is unhealthy")
     assert refusal(lambda: served.start("s001")) == (grpc.StatusCode.FAILED_PRECONDITION, "card 0 is unhealthy")
     served.outcome = StartRefused(f"pod p: {'é' * 5000}; create it again")
-    _, why = refusal(lambda: served.start("s001"))
-    assert len(why.encode()) <= 1024  # what an event takes
-    assert why.endswith("; create it again")
+    _, message = refusal(lambda: served.start("s001"))
+    assert len(message.encode()) <= 1024  # what an event takes
+    assert message.endswith("; create it again")
     served.outcome = KeyError("unforeseen")
-    code, why = refusal(lambda: served.start("s001"))
+    code, message = refusal(lambda: served.start("s001"))
     assert code is grpc.StatusCode.INTERNAL
-    assert "KeyError('unforeseen')" in why
+    assert "KeyError('unforeseen')" in message
 
 
 def test_a_stream_lasts_until_the_server_ends(served):

@@ -58,8 +58,8 @@ def test_capacities_of_classes_stay_while_nobody_knows_the_classes():
 
 def test_a_pod_of_ours_is_read_with_the_classes_that_it_asks_for():
     asks = {"cardwise.dev/nvidia.tesla.k80": "2", names.GPU_MEM: "100", names.SHARE: "1", "cpu": "1"}
-    one = {"name": "main", "resources": {"requests": asks}}
-    pod = parse_pod(build.pod("a", uid="u", containers=[one, one | {"name": "other"}]))
+    container = {"name": "main", "resources": {"requests": asks}}
+    pod = parse_pod(build.pod("a", uid="u", containers=[container, container | {"name": "other"}]))
     assert pod.requests == {"cardwise.dev/nvidia.tesla.k80": 4, names.GPU_MEM: 200}
 
 
@@ -78,7 +78,7 @@ def test_the_accelerator_is_the_only_model(models, accelerator):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "label", "noted", "after"),
+    ("wanted", "label", "written_label", "after"),
     [
         ("k80", None, None, ("k80", "k80")),
         ("k80", "k80", "k80", ("k80", "k80")),
@@ -95,15 +95,15 @@ def test_the_accelerator_is_the_only_model(models, accelerator):
         ("k80", "", None, ("", None)),
     ],
 )
-def test_only_a_label_that_we_wrote_is_ours(wanted, label, noted, after):
-    change = label_change(wanted, label, noted)
-    result = (
+def test_only_a_label_that_we_wrote_is_ours(wanted, label, written_label, after):
+    change = label_change(wanted, label, written_label)
+    labels = (
         change.get("labels", {names.ACCELERATOR: label})[names.ACCELERATOR],
-        change.get("annotations", {WRITTEN_LABEL: noted})[WRITTEN_LABEL],
+        change.get("annotations", {WRITTEN_LABEL: written_label})[WRITTEN_LABEL],
     )
-    assert result == after
+    assert labels == after
     assert label_change(wanted, *after) == {}, "then it is done"
-    assert bool(change) == (after != (label, noted))
+    assert bool(change) == (after != (label, written_label))
 
 
 def test_held_shares_are_told_container_by_container():
@@ -115,8 +115,8 @@ def test_held_shares_are_told_container_by_container():
     of = {"pod_shares": pod, "pod_keys": ("0", "0", "1")}
     # The third container never was granted: its pod holds the share all the same.
     held = held_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
-    told = {card: [(h.pod_uid, h.memory_mib, h.core_percent, h.container) for h in of] for card, of in held.items()}
-    assert told == {
+    status = {card: [(h.pod_uid, h.memory_mib, h.core_percent, h.container) for h in of] for card, of in held.items()}
+    assert status == {
         "GPU-0": [("u0", 50, 5, ""), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
         "GPU-1": [("u1", 100, 10, "0")],
     }
@@ -125,19 +125,19 @@ def test_held_shares_are_told_container_by_container():
 def test_a_held_share_is_read_as_it_was_written():
     whole = CardShare(0, "GPU-0", 1000, 100, 1000, whole=True)
     held = held_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
-    assert [one.whole for of_card in held.values() for one in of_card] == [True, False]
+    assert [container.whole for of_card in held.values() for container in of_card] == [True, False]
     for of_card in held.values():
-        told = cards.status(Health(healthy=True), "cdi", of_card)
+        status = cards.status(Health(healthy=True), "cdi", of_card)
         spec = {"node": "n", "index": 0, "uuid": "GPU-0"}
-        read = msgspec.convert({"metadata": {}, "spec": spec, "status": told}, ExtendedResource)
-        assert cards.status_of(read) == told, "else it is written again and again"
+        read = msgspec.convert({"metadata": {}, "spec": spec, "status": status}, ExtendedResource)
+        assert cards.status_of(read) == status, "else it is written again and again"
 
 
 def test_status_of_a_card_that_is_gone():
     spec = {"node": "n", "index": 9, "uuid": "GPU-9"}
     gone = msgspec.convert({"metadata": {}, "spec": spec}, ExtendedResource)
-    told = cards.statuses({}, [gone], "cdi", lambda _: ())
-    assert told["GPU-9"]["health"] == "Unhealthy"
+    status = cards.statuses({}, [gone], "cdi", lambda _: ())
+    assert status["GPU-9"]["health"] == "Unhealthy"
     assert cards.status(Health(healthy=True), "env", ())["health"] == "Healthy"
 
 

@@ -63,15 +63,15 @@ def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):
 
 
 def test_a_manager_that_is_only_away_is_not_forgotten(rig):
-    said = {"mode": "card", "state": "Down", "reason": "it stops"}
+    mps_status = {"mode": "card", "state": "Down", "reason": "it stops"}
     card = rig.card(1)
-    card["status"]["mps"] = said
+    card["status"]["mps"] = mps_status
     rig.api.put(RESOURCES, card)
     rig.cards[0] |= {"healthy": False, "reason": "x"}
     rig.write_cards()
     rig.settle()
     assert rig.status(0)["health"] == "Unhealthy"
-    assert rig.status(1)["mps"] == said
+    assert rig.status(1)["mps"] == mps_status
 
 
 def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
@@ -93,7 +93,7 @@ def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
     assert [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2
     before = len(rig.writes())
     rig.settle()
-    assert [one.path for one in rig.writes()[before:] if RESOURCES in one.path] == [], "it is no difference"
+    assert [request.path for request in rig.writes()[before:] if RESOURCES in request.path] == [], "it is no difference"
 
 
 def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
@@ -120,9 +120,11 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     idle_rig.api.fault(Fault(status=403), "patch", f"{RESOURCES}/{name}", times=math.inf)
     idle_rig.start()
     idle_rig.settle()
-    (told,) = set(idle_rig.events("CardOfAnotherNode"))
-    assert told.startswith(f"ExtendedResource {name} belongs to a card of node n9, so this node cannot publish its own")
-    assert f"kubectl delete extendedresource {name}" in told
+    (event_text,) = set(idle_rig.events("CardOfAnotherNode"))
+    assert event_text.startswith(
+        f"ExtendedResource {name} belongs to a card of node n9, so this node cannot publish its own"
+    )
+    assert f"kubectl delete extendedresource {name}" in event_text
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 
 
@@ -221,8 +223,10 @@ def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
 def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(rig):
     capacity = rig.node()["status"]["capacity"]
     assert capacity["aliyun.com/gpu-core.percentage"] == "200"
-    told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
-    _, facts = own_node._project(told)
+    event_text = (
+        b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
+    )
+    _, facts = own_node._project(event_text)
     assert facts.capacity == {"aliyun.com/gpu-mem": "40000", "aliyun.com/gpu-count": "2"}
 
 
@@ -240,19 +244,19 @@ def cordon(rig, index, **cordon):
 
 def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     """Also over a restart of the device plugin, which is when a node is made anew."""
-    why = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
-    cordon(rig, 1, **why)
+    cordon_fields = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
+    cordon(rig, 1, **cordon_fields)
     # A write of ours to its spec keeps it.
     rig.api.put(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})
     rig.settle()
     assert rig.card(1)["metadata"]["ownerReferences"] == [OWNER]
-    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
+    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, cordon_fields)
     remembered = rig.folder / "state" / "cordons.json"
     assert card_uuid(1) in remembered.read_text()
     rig.stop()
     rig.api.remove(f"{RESOURCES}/{card_uuid(1).lower()}")
     rig.start()
-    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
+    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, cordon_fields)
     assert "unschedulable" not in rig.card(0)["spec"]
     assert rig.capacity(names.GPU_MEM) == str(2 * 16276), "the sum of the node does not change"
 
@@ -307,11 +311,11 @@ def test_what_the_extender_says_of_a_card_is_left_alone(rig):
     assert rig.problems() == []
     before = len(rig.writes())
     rig.settle()
-    assert [one.path for one in rig.writes()[before:] if RESOURCES in one.path] == [], "it is no difference"
+    assert [request.path for request in rig.writes()[before:] if RESOURCES in request.path] == [], "it is no difference"
     rig.cards[0] |= {"healthy": False, "reason": "hot", "properties": {"clock": 1480}}
     rig.write_cards()
     rig.settle()
     assert rig.status(0).get("reason") == "hot"
     assert rig.card(0)["spec"]["properties"] == {"clock": "1480"}
     assert rig.status(0).items() >= theirs.items()
-    assert not any(theirs.keys() & one.body.get("status", {}).keys() for one in rig.api.sent("patch"))
+    assert not any(theirs.keys() & request.body.get("status", {}).keys() for request in rig.api.sent("patch"))

@@ -22,15 +22,15 @@ class TestNvidiasPlugin:
         self.serve(rig, "2")
         rig.settle()
         assert health(rig) == ["Unhealthy", "Unhealthy"]
-        why = (
+        reason = (
             "NVIDIA's device plugin serves this node (nvidia.com/gpu: 2): stop it there, or set --cards to the cards "
             "that Cardwise may share"
         )
-        assert rig.status(0)["reason"] == rig.status(1)["reason"] == why
-        assert rig.events("NvidiaServesNode") == [why]
-        code, told = refusal(lambda: rig.run(rig.bind("new", [(1, 100)])))
+        assert rig.status(0)["reason"] == rig.status(1)["reason"] == reason
+        assert rig.events("NvidiaServesNode") == [reason]
+        code, message = refusal(lambda: rig.run(rig.bind("new", [(1, 100)])))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert why in told
+        assert reason in message
         assert rig.held_on_disk(0) == 100, "what runs goes on"
         assert rig.spec(running)
         assert rig.capacity(names.GPU_MEM) == str(2 * P100), "running pods stay admitted"
@@ -46,9 +46,9 @@ class TestNvidiasPlugin:
         self.serve(idle_rig, "1")
         idle_rig.start()
         assert health(idle_rig) == ["Unhealthy", "Unhealthy"]
-        assert not any(one.body.get("status", {}).get("health") == "Healthy" for one in idle_rig.api.sent("patch")), (
-            "not for a moment"
-        )
+        assert not any(
+            entry.body.get("status", {}).get("health") == "Healthy" for entry in idle_rig.api.sent("patch")
+        ), "not for a moment"
         self.serve(idle_rig, None)
         idle_rig.settle()
         assert health(idle_rig) == ["Healthy", "Healthy"]
@@ -93,9 +93,9 @@ class TestCardsSetting:
         rig.chosen = "1,7"
         rig.start()
         assert rig.status(1).get("health") == "Healthy"
-        (told,) = rig.events("CardsSettingUnfit")
+        (message,) = rig.events("CardsSettingUnfit")
         here = f"0 ({card_uuid(0)}), 1 ({card_uuid(1)})"
-        assert told == f"--cards: 7 is not a card of this node; use one of: {here}"
+        assert message == f"--cards: 7 is not a card of this node; use one of: {here}"
         assert rig.problems() == []
         rig.cards.append(rig.cards[0] | {"index": 7, "uuid": card_uuid(7), "device": rig.device(7)})
         rig.write_cards()
@@ -105,6 +105,6 @@ class TestCardsSetting:
     def test_without_any_card_it_is_not_ready(self, idle_rig):
         idle_rig.chosen = "7"
         idle_rig.start()
-        assert any("--cards: 7 is not a card of this node" in one for one in idle_rig.agent.problems())
+        assert any("--cards: 7 is not a card of this node" in entry for entry in idle_rig.agent.problems())
         assert idle_rig.capacity(names.GPU_COUNT) == "0"
         assert idle_rig.card(0) is None

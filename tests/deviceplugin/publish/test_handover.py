@@ -29,9 +29,9 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
         (checkpoint(["GPU-x"], "uid-a", extended_resource="nvidia.com/gpu"), ""),
         (b"no checkpoint", ""),
     ]
-    for content, told in stages:
-        said = sharing_problem(parse(content), frozenset({"uid-a", "uid-c"}))
-        assert told in said if told else said == "", content
+    for content, expected in stages:
+        problem = sharing_problem(parse(content), frozenset({"uid-a", "uid-c"}))
+        assert expected in problem if expected else problem == "", content
 
 
 def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: Path):

@@ -14,9 +14,9 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
     marker = Marker(api.client(), clock)
     pods = [f"p{i}" for i in range(5)]
     for name in pods:
-        made = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
-        api.put(paths.pods(), made)
-        marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=made["metadata"]["annotations"]))
+        pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
+        api.put(paths.pods(), pod)
+        marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     slow = api.fault(Fault(seconds=60.0), path=paths.pods("default", "p0"), times=1_000_000)
 
     def marked(name):

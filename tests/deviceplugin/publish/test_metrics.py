@@ -15,40 +15,40 @@ CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, d
 
 
 def parse_pod(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> NodePod:
-    found = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
-    return records.pod_view(uid=uid, phase=phase, annotations=found | annotations)
+    samples = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
+    return records.pod_view(uid=uid, phase=phase, annotations=samples | annotations)
 
 
 def grant(uid: str, mem: int, index: int) -> Grant:
     return records.grant(uid, shares(mem, index)[0])
 
 
-def told(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
+def card_levels(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
     return levels(CARDS, health or {}, pods, grants)
 
 
 def test_pods_on_the_node_use_their_cards_before_they_have_started():
-    first, second = told([parse_pod("a", 1000, 0), parse_pod("b", 500, 0, 1)], [grant("a", 1000, 0)])
+    first, second = card_levels([parse_pod("a", 1000, 0), parse_pod("b", 500, 0, 1)], [grant("a", 1000, 0)])
     assert (first.used, first.free, first.shares, first.core, first.granted) == (1500, P100 - 1500, 2, 40, 1000)
     assert (second.used, second.shares, second.granted) == (500, 1, 0)
 
 
 def test_a_pod_that_ended_counts_until_its_grant_goes():
     ended = parse_pod("a", 1000, 0, phase="Succeeded")
-    assert told([ended], [grant("a", 1000, 0)])[0].used == 1000
-    assert told([], [grant("a", 1000, 0)])[0].used == 1000
-    assert told([ended], [])[0].used == 0
+    assert card_levels([ended], [grant("a", 1000, 0)])[0].used == 1000
+    assert card_levels([], [grant("a", 1000, 0)])[0].used == 1000
+    assert card_levels([ended], [])[0].used == 0
 
 
 def test_sick_cards_and_unreadable_pods():
     broken = records.pod_view(uid="x", annotations={"cardwise.dev/assignment": "{"})
-    first, second = told([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})
+    first, second = card_levels([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})
     assert (first.healthy, first.used) == (True, 0)
     assert not second.healthy
 
 
 def test_a_card_that_is_over_full_has_nothing_free():
-    assert told([parse_pod("a", P100, 0), parse_pod("b", 1, 0)], [])[0].free == 0
+    assert card_levels([parse_pod("a", P100, 0), parse_pod("b", 1, 0)], [])[0].free == 0
 
 
 def test_a_scrape_tells_each_card(rig):
@@ -56,13 +56,13 @@ def test_a_scrape_tells_each_card(rig):
     rig.run(pod)
 
     def sample(name: str, index: int) -> float | None:
-        found = [
-            one.value
+        samples = [
+            sample.value
             for family in REGISTRY.collect()
-            for one in family.samples
-            if one.name == name and one.labels.get("index") == str(index)
+            for sample in family.samples
+            if sample.name == name and sample.labels.get("index") == str(index)
         ]
-        return found[0] if found else None
+        return samples[0] if samples else None
 
     rig.settle()
     assert sample("cardwise_card_granted_bytes", 1) == 4096 * 1024**2

@@ -22,7 +22,7 @@ def coming(rig, name: str, **settings) -> dict:
 
 
 @contextmanager
-def left(rig) -> Iterator[Future[None]]:
+def draining(rig) -> Iterator[Future[None]]:
     """The agent ends, in a thread of its own."""
     with ThreadPoolExecutor() as threads:
         leaves = threads.submit(rig.agent.drain)
@@ -49,7 +49,7 @@ def rig(rig):
 
 def test_a_pod_that_was_bound_before_is_admitted(rig):
     pod = coming(rig, "late", containers=("a", "b"))
-    with left(rig) as leaves:
+    with draining(rig) as leaves:
         rig.kubelet.admit(pod, "a")
         passes(rig, 2 * shutdown.MIN_SECONDS)
         assert not leaves.done(), "it waits for the other container"
@@ -60,7 +60,7 @@ def test_a_pod_that_was_bound_before_is_admitted(rig):
 
 def test_a_report_of_the_kubelet_does_not_bring_pods_here(rig):
     pod = coming(rig, "late")
-    with left(rig) as leaves:
+    with draining(rig) as leaves:
         passes(rig, 0.5)
         rig.edit_node(status={"allocatable": {names.SHARE: "32"}})
         rig.see()
@@ -125,9 +125,9 @@ def test_an_api_server_that_is_silent_keeps_nobody_beyond_the_grace_period():
 
 def test_nobody_is_waited_for_without_end(rig):
     coming(rig, "never")
-    with capture_logs() as said:
+    with capture_logs() as logs:
         rig.agent.drain()
-    assert [line["pods"] for line in said if "pods" in line] == [["default/never"]]
+    assert [line["pods"] for line in logs if "pods" in line] == [["default/never"]]
 
 
 def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):

@@ -98,10 +98,10 @@ class TestCapacitiesOfClasses:
 
     def test_only_what_is_a_class_of_ours_is_taken_away(self, rig):
         foreign = {"example.com/p100": "3", "aliyun.com/other": "1", names.SHARE: "32", "cardwise.dev": "1"}
-        stale = foreign | {"cardwise.dev/stale": "48"}
+        stale_specs = foreign | {"cardwise.dev/stale": "48"}
         rig.make_class("p100", P100_SPEC)
         offers(rig, PASCAL, "256")
-        rig.edit_node(status={"capacity": stale, "allocatable": stale})
+        rig.edit_node(status={"capacity": stale_specs, "allocatable": stale_specs})
         offers(rig, "cardwise.dev/stale", None)
         assert {name: rig.capacity(name) for name in foreign} == foreign
 
@@ -120,9 +120,9 @@ class TestCapacitiesOfClasses:
             rig.make_class("gold", P100_SPEC)
             offers(rig, TIER, "256")
         assert rig.capacity("cardwise.dev/broken") is None
-        (told,) = [line for line in logs if line["event"] == "ignored an invalid ResourceClass"]
-        assert told["name"] == "broken"
-        assert "spec.selector: an empty selector would be every card" in told["problem"]
+        (events,) = [line for line in logs if line["event"] == "ignored an invalid ResourceClass"]
+        assert events["name"] == "broken"
+        assert "spec.selector: an empty selector would be every card" in events["problem"]
         rig.make_class("broken", P100_SPEC)
         offers(rig, "cardwise.dev/broken", "256")
 
@@ -134,9 +134,9 @@ class TestCapacitiesOfClasses:
         rig.start()
         assert rig.problems() == []
         gone = [
-            one.body
-            for one in rig.writes()[before:]
-            if None in (one.body or {}).get("status", {}).get("capacity", {}).values()
+            request.body
+            for request in rig.writes()[before:]
+            if None in (request.body or {}).get("status", {}).get("capacity", {}).values()
         ]
         assert gone == []
         assert rig.capacity(PASCAL) == "256"
@@ -155,9 +155,9 @@ class TestCapacitiesOfClasses:
             offers(rig, TIER, "2")
             assert rig.capacity(PASCAL) == "48", "nobody knows whether there is such a class"
             rig.settle()
-        told = [line["event"] for line in logs if "cannot list ResourceClasses" in line["event"]]
-        assert len(told) == 1
-        assert "check that the CRD is installed" in told[0]
+        events = [line["event"] for line in logs if "cannot list ResourceClasses" in line["event"]]
+        assert len(events) == 1
+        assert "check that the CRD is installed" in events[0]
         rig.make_class("p100", P100_SPEC)
         rig.api.missing.clear()
         offers(rig, PASCAL, "256")
@@ -167,7 +167,7 @@ class TestCapacitiesOfClasses:
         """Classes, labels, models and pods change together; in the end the node says what they add up to."""
         dice = random.Random(seed)
         models = ["Tesla-P100", "Tesla K80"]
-        asked = 0
+        seconds = 0
         classes = {}
         for step in range(25):
             match dice.choice(["class", "drop", "model", "pod"]):
@@ -183,13 +183,13 @@ class TestCapacitiesOfClasses:
                     dice.choice(rig.cards)["model"] = dice.choice(models)
                     rig.write_cards()
                 case "pod":
-                    asked += 30
+                    seconds += 30
                     ask_for(rig, f"p{step}", "cardwise.dev/a", 30)
             for _ in range(dice.choice([0, 0, 1, 4])):
                 rig.pass_second()
         cards = {name: sum(card["model"] == model for card in rig.cards) for name, model in classes.items()}
         wanted = {name: 128 * count for name, count in cards.items()}
-        wanted["a"] = max(wanted.get("a", 0), asked)
+        wanted["a"] = max(wanted.get("a", 0), seconds)
         for name in ("a", "b"):
             offers(rig, f"cardwise.dev/{name}", str(wanted[name]) if wanted.get(name) else None)
 

@@ -41,12 +41,12 @@ def test_a_shared_answer_began_after_every_question():
     moments = itertools.count()
     shared = SharedCall(lambda: next(moments))
 
-    def ask(_: int) -> bool:
-        asked = next(moments)
-        return shared.get() > asked
+    def is_later(_: int) -> bool:
+        moment = next(moments)
+        return shared.get() > moment
 
     with ThreadPoolExecutor(32) as threads:
-        assert all(threads.map(ask, range(600)))
+        assert all(threads.map(is_later, range(600)))
 
 
 def test_who_asks_while_another_is_answered_shares_the_next_answer():
@@ -92,17 +92,17 @@ class TestPodResources:
 
     @pytest.fixture
     def served(self, folder):
-        made = ServedKubelet(folder)
-        made.holders["s1"] = [("default", "a", "uid-a", "main")]
-        made.write_checkpoint()
-        yield made
-        made.stop()
+        kubelet = ServedKubelet(folder)
+        kubelet.holders["s1"] = [("default", "a", "uid-a", "main")]
+        kubelet.write_checkpoint()
+        yield kubelet
+        kubelet.stop()
 
     @pytest.fixture
     def kubelet(self, served):
-        made = Kubelet(served.folder, FakeClock())
-        yield made
-        made.close()
+        kubelet = Kubelet(served.folder, FakeClock())
+        yield kubelet
+        kubelet.close()
 
     def test_a_holder_is_known_by_both_sources(self, kubelet):
         holders = kubelet.holders()
@@ -126,7 +126,7 @@ class TestPodResources:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({}, ""),
         ({"kubelet": None}, ""),
@@ -139,11 +139,11 @@ class TestPodResources:
         ({"zero_slots_seconds": 30.0}, "reporting no cardwise.dev/share"),
     ],
 )
-def test_when_to_register_again(changes, why):
+def test_when_to_register_again(changes, reason):
     fine = {"kubelet": KUBELET, "registered_with": KUBELET, "own_socket": True}
     sight = RegistrationState(**{"no_stream_seconds": None, "zero_slots_seconds": None} | fine | changes)
-    assert why in reregister_reason(sight)
-    assert bool(reregister_reason(sight)) == bool(why)
+    assert reason in reregister_reason(sight)
+    assert bool(reregister_reason(sight)) == bool(reason)
 
 
 def test_slots_are_few_and_short():
