@@ -321,7 +321,9 @@ class Gangs:
         with self._lock:
             self._cache.count_cards()
             began, now = self._clock.cpu(), self._clock.now()
-            if now >= self._next_round and self._round.gang is None:
+            if self._round.gang is None:
+                if now < self._next_round:
+                    return False  # it did no work, so it does not begin the pause anew
                 self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
             self._plan_in_order(self._round, self._unasked, now, began + TURN)
             self._round_cost += self._clock.cpu() - began

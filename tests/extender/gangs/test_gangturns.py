@@ -1,5 +1,7 @@
 """Many waiting gangs: no call plans more of them than a turn has time for, and their order is kept all the same."""
 
+from itertools import pairwise
+
 import pytest
 
 from cardwise.core.api import names
@@ -363,3 +365,25 @@ def test_a_gang_that_comes_to_run_between_two_turns_is_not_planned_again(between
     while between.state.gangs._plan_some():
         pass
     assert not between.state.gangs._holds
+
+
+def test_the_pause_after_a_costly_round_ends_also_where_the_controller_comes_more_often_than_it_lasts(monkeypatch):
+    world = World({"n1": 2})
+    world.create(*(member(f"g{i}", gated=False, gpu_mem=P100) for i in range(3)))
+    for i in range(3):
+        world.filter(f"g{i}")
+    rounds, look = list[float](), world.state.gangs._look_at
+
+    def costly(*args):
+        rounds.append(world.clock.now())
+        world.clock.worked += 0.03
+        return look(*args)
+
+    monkeypatch.setattr(world.state.gangs, "_look_at", costly)
+    for _ in range(100):
+        world.state.gangs.step()
+        world.clock.advance(0.1)
+    pauses = [later - earlier for earlier, later in pairwise(rounds)]
+    assert len(rounds) > 20
+    assert min(pauses) > 0.25  # ten times the cost
+    assert max(pauses) < 0.45  # and then the next step of the controller
