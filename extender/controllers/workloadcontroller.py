@@ -22,6 +22,7 @@ _SLICE = 64  # nodes scored while the state is locked: half a millisecond
 _SLICES = 100  # in one step, at most
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # between two saves
+_COMPARE_SECONDS = 300.0  # between two looks at whether the ConfigMap still has the settings
 _NO_LIMITS = CardLimits()
 
 
@@ -49,6 +50,7 @@ class WorkloadController:
         self._settings = {names.WORKLOAD_POLICY: policy, **limits.written()}
         self._clock = clock
         self._published = False
+        self._compare_at = float("inf")  # when the published settings are compared again
         self._unpublished = 0  # rounds since we lead
         self._led = False
         self._read = False
@@ -95,13 +97,18 @@ class WorkloadController:
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _tell(self, *, leads: bool) -> None:
-        """Publishes the settings, once in each term; after a failure again in the 2nd, 4th, 8th round and so on."""
+        """Publish the settings at the beginning of a term, and again if somebody has removed or changed them since.
+        After a failure it is tried again in the 2nd, 4th, 8th round and so on.
+        """
+        if self._clock.now() >= self._compare_at:
+            self._published = False
         if not leads or self._published:
             self._published, self._unpublished = leads, 0
             return
         self._unpublished += 1
         if not self._unpublished & (self._unpublished - 1):
             self._published = self._publish()
+            self._compare_at = self._clock.now() + _COMPARE_SECONDS if self._published else float("inf")
 
     def _publish(self) -> bool:
         """Writes the settings. Returns whether they are there now."""
@@ -113,6 +120,7 @@ class WorkloadController:
         except errors.KubeError as error:
             _log.warning("cannot tell the settings yet", error=str(error))
             return False
+        self._saved = known.get(names.WORKLOAD_ASKS, "")  # so that a workload that somebody removed is saved again
         return self._settings.items() <= known.items() or self._save(self._settings)
 
     def _restore(self) -> bool:

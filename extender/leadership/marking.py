@@ -11,6 +11,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
@@ -19,6 +20,7 @@ _log = structlog.get_logger(__name__)
 
 _FAILED = "the label of the leader could not be written"
 _LOOK_SECONDS = 0.2
+_COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
 _PAUSE_SECONDS = 2.0  # at most, after a write that failed
 
 
@@ -26,9 +28,14 @@ class LeaderMark:
     """Its thread sets the label when a term of this extender has begun, and removes it when the term is over.
 
     A former leader that stands still (a frozen container or node) cannot remove its label, and the Service would send
-    it half of kube-scheduler's connections, each of which waits for its time-out. So the new leader removes the label
-    from all other pods. The label of a process that was killed stays until its container is started again; until then
-    the pod is not ready.
+    it half of kube-scheduler's connections, each of which waits for its time-out. So the leader removes the label from
+    all other pods. The label of a process that was killed stays until its container is started again; until then the
+    pod is not ready.
+
+    A former leader that goes on after it stood still may write late. So the leader compares the labels with those that
+    the API server has, at the beginning of its term and every `_COMPARE_SECONDS`, and repairs them. It removes a label
+    only in the version of the pod that it has listed, and asks again whether it leads before each write. So it never
+    removes a label that a later leader wrote after that list.
     """
 
     def __init__(
@@ -39,7 +46,9 @@ class LeaderMark:
         self._namespace = namespace
         self._pod = pod
         self._term = term
+        self._clock = clock
         self._written: int | Literal["unknown"] | None = "unknown"  # the term for which the label was last written
+        self._compare_at = 0.0  # when the labels are compared next, while this extender leads
         self._loop = Loop(
             "marking",
             self.step,
@@ -63,22 +72,34 @@ class LeaderMark:
 
     def step(self) -> None:
         """Writes the labels if they may be wrong. Raises KubeError."""
-        self._write(self._term())
+        term = self._term()
+        # At each term, also when no time without one was seen: another leader may have removed the label meanwhile.
+        if term != self._written:
+            self._write(term)
+            self._compare_at = self._clock.now()
+        if term is not None and self._clock.now() >= self._compare_at:
+            self._repair(term)
+            self._compare_at = self._clock.now() + _COMPARE_SECONDS
 
     def _write(self, term: int | None) -> None:
-        if term == self._written:
-            return
-        # At each term, also when no time without one was seen: another leader may have removed the label meanwhile.
+        """Write the label of our own pod."""
         self._label(self._pod, None if term is None else "true")
-        if term is not None:
-            leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
-            for name in [pod["metadata"]["name"] for pod in leaders]:
-                if name != self._pod:
-                    self._label(name, None)
         self._written = term
 
-    def _label(self, pod: str, value: str | None) -> None:
+    def _repair(self, term: int) -> None:
+        """Label our own pod and no other, unless `term` is over."""
+        leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
+        versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
+        if self._pod not in versions and self._term() == term:
+            self._label(self._pod, "true")
+        for pod, version in versions.items():
+            if pod != self._pod and self._term() == term:
+                self._label(pod, None, version)
+
+    def _label(self, pod: str, value: str | None, version: str | None = None) -> None:
+        """Set or remove the label. `version`: the pod's resourceVersion; a pod that has changed since is left alone."""
+        metadata: Json = {"labels": {names.LEADER: value}}
+        if version is not None:
+            metadata["resourceVersion"] = version
         with contextlib.suppress(errors.NotFound):  # a former leader's pod may be deleted meanwhile
-            self._client.patch(
-                paths.pods(self._namespace, pod), {"metadata": {"labels": {names.LEADER: value}}}, "merge"
-            )
+            self._client.patch(paths.pods(self._namespace, pod), {"metadata": metadata}, "merge")

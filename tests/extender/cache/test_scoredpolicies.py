@@ -253,3 +253,16 @@ def test_what_is_told_already_is_not_written_again():
     before = len(api.requests)
     publishing(api).step()
     assert [request.verb for request in api.requests[before:]] == ["get"]
+
+
+def test_what_somebody_removed_of_the_configmap_is_written_again_within_minutes():
+    clock, made = FakeClock(), world(n1=[HALF])
+    api = ApiServer(clock)
+    keeping = WorkloadController(api.client(), made, "cardwise-system", leads=lambda: True, policy="fgd", clock=clock)
+    taught(made, keeping, HALF)
+    assert arrivals(api) == 20
+    api.remove(PATH)
+    clock.advance(300)
+    keeping.step()
+    assert published(api) == "fgd"
+    assert arrivals(api) == 20

@@ -1,11 +1,14 @@
 """Which extender's pod a Service finds."""
 
+import contextlib
+from functools import partial
+
 import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from extender.leadership.marking import LeaderMark
-from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
 POD = paths.pods("system", "extender-1")
@@ -104,3 +107,88 @@ def test_labels_that_could_not_be_removed_are_removed_later(scene: Scene) -> Non
     assert scene.marked
     scene.mark.step()
     assert names.LEADER not in scene.api.get(frozen)["metadata"].get("labels", {})
+
+
+class Two:
+    """Two extenders' pods, each with its LeaderMark; `terms` may be changed."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.terms: dict[str, int | None] = {"a": None, "b": None}
+        self.marks: dict[str, LeaderMark] = {}
+        for name in self.terms:
+            labels = {"app": "x"}
+            self.api.put(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
+            term = partial(self.terms.__getitem__, name)
+            self.marks[name] = LeaderMark(self.api.client(user_agent=name), "system", name, term, self.clock)
+
+    @property
+    def marked(self) -> list[str]:
+        labels = {pod: self.api.get(paths.pods("system", pod))["metadata"]["labels"] for pod in self.terms}
+        return [pod for pod in labels if names.LEADER in labels[pod]]
+
+    def b_leads(self) -> None:
+        self.terms.update(a=None, b=2)
+        self.marks["b"].step()
+        assert "b" in self.marked
+
+    def step(self, seconds: float) -> None:
+        """Both look every 0.2 s. A step that met a conflict is tried again, as the loop does."""
+        for _ in range(round(seconds / 0.2)):
+            for mark in self.marks.values():
+                with contextlib.suppress(errors.KubeError):
+                    mark.step()
+            self.clock.advance(0.2)
+
+
+@pytest.fixture
+def two() -> Two:
+    return Two()
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_leader_that_writes_late_takes_no_label_from_its_successor(two: Two, call: int) -> None:
+    """`call`: the call of the former leader before which it stands still for longer than its Lease; the
+    last is of the comparison every five seconds.
+    """
+    two.terms["b"] = 0
+    two.marks["b"].step()
+    two.terms.update(a=1, b=None)
+    calls = iter(range(1, 100))
+
+    def lead_elsewhere(request: Request) -> None:
+        if request.headers["User-Agent"] == "a" and next(calls) == call:
+            two.b_leads()
+
+    two.api.before(lead_elsewhere, times=100)
+    with contextlib.suppress(errors.Conflict):
+        two.marks["a"].step()
+    two.step(6.0)
+    assert two.marked == ["b"]
+
+
+def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -> None:
+    two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: "true"}})
+    two.terms["a"] = 1
+
+    def lead_elsewhere(request: Request) -> None:
+        if request.verb == "patch" and request.path.endswith("/b") and request.headers["User-Agent"] == "a":
+            two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: None}})
+            two.b_leads()
+
+    two.api.before(lead_elsewhere, times=100)
+    with pytest.raises(errors.Conflict):
+        two.marks["a"].step()
+    assert "b" in two.marked
+
+
+def test_a_label_that_somebody_removed_comes_back_within_seconds_at_one_call_in_five_seconds(two: Two) -> None:
+    two.terms["a"] = 1
+    two.step(1.0)
+    two.api.edit(paths.pods("system", "a"), metadata={"labels": {names.LEADER: None}})
+    two.step(6.0)
+    assert two.marked == ["a"]
+    before = len(two.api.requests)
+    two.step(60.0)
+    assert len(two.api.requests) - before <= 13
