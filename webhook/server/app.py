@@ -7,6 +7,7 @@ Thin on purpose: it decodes, has the decision made, encodes and counts. A body t
 reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
 """
 
+import re
 import threading
 import time
 from collections import Counter
@@ -44,6 +45,9 @@ PATHS: Mapping[str, Decide] = {
 
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
 
+_NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
+_NAMESPACE_WITHIN: Final = 4096  # bytes: before it stand a uid, kinds, resources and a name, of 253 bytes at most each
+
 _MINUTE: Final = 60.0  # seconds
 _MOST_LINES: Final = 200  # about refusals, in a minute
 _MOST_LINES_OF_NAMESPACE: Final = 20
@@ -52,10 +56,14 @@ _log = structlog.get_logger("webhook.app")
 
 
 def whose(environ: Mapping[str, Any]) -> str:
-    """The namespace of a review that waits. The API server asks for all: without turns one who creates pods in
-    parallel, by dry run if need be, would keep everybody else's from being answered in time.
+    """The namespace of a review, "" where there is none. The API server asks for all: without turns one who creates
+    pods in parallel, by dry run if need be, would keep everybody else's from being answered in time.
+
+    The API server writes it before the object, so 4 KiB are searched, not 8 MiB decoded. The text is in no string: in
+    one, its quotes would be escaped. Another client may write what it likes, and only changes its own turns.
     """
-    return review.namespace_of(environ["wsgi.input"].getvalue())
+    match = _NAMESPACE.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN)
+    return match[1].decode() if match is not None else ""
 
 
 class _RefusalLog:
@@ -107,8 +115,10 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
     def answer(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
         structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
-        if request.mimetype != "application/json":
-            raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype or 'nothing'}")
+        # Not `request.mimetype`: werkzeug reads the parameters too, which takes 95 ms for 60 KB of them.
+        media_type = request.environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise review.BadReview(f"Content-Type must be application/json, not {media_type or 'nothing'}")
         try:
             asked = review.decode(request.get_data(cache=False))
         except review.Unreadable as error:

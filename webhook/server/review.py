@@ -94,14 +94,6 @@ class _ObjectMeta(Struct, rename="camel"):
     managed_fields: list[_Fields] | None = None
 
 
-class _Namespaced(Struct):
-    namespace: str = ""
-
-
-class _Whose(Struct):
-    request: _Namespaced
-
-
 class _Resources(Struct):
     limits: _Amounts = None
     requests: _Amounts = None
@@ -286,7 +278,6 @@ _OF_THE_CLUSTER = frozenset({"namespaces", "resourceclasses"})
 _IN_NAMESPACES = frozenset({*_SHAPES, "bindings"}) - _OF_THE_CLUSTER
 # Where the decision needs the stored object too.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
-_decode_whose = msgspec.json.Decoder(_Whose).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 # Python's own reader of floats: msgspec takes fifteen times as long for some of them, so that a review of 7 MB would
 # keep everybody from the interpreter for three seconds.
@@ -330,14 +321,6 @@ class Decision:
     about: str = ""
     patch: list[Json] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
-
-
-def namespace_of(body: bytes) -> str:
-    """That of the object which is reviewed; "" where there is none, or nobody can read it."""
-    try:
-        return _decode_whose(body).request.namespace
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
 
 
 def decode(body: bytes) -> Review:

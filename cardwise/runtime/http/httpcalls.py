@@ -27,11 +27,17 @@ SOCKET: Final = "cardwise.socket"
 Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-_MOST_HEAD: Final = 65_536  # bytes
+# Bytes of a request's target (path and query), and of its headers' names and values. The longest head of our clients
+# has less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies in between send no more.
+_MOST_TARGET: Final = 8_192
+_MOST_HEADER_BYTES: Final = 16_384
+_MOST_BESIDES_BODY: Final = 65_536  # bytes of a call: its head, and what chunks say of themselves
 _MOST_HEADERS: Final = 100  # lines, whatever their names
 # Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
 # readers could take different ones.
 _SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
+# The interim answer for which a client waits before it sends the body (RFC 9110, section 10.1.1).
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
 
 
@@ -44,7 +50,12 @@ class BadCall(Exception):
 
 
 class Call(NamedTuple):
-    """A call that has come whole. `last`: the connection ends with its answer. `size`: of its body, in bytes."""
+    """A call that has come whole.
+
+    environ: its PATH_INFO is as it was sent, with its escapes; `answered` decodes it.
+    size: bytes of its body.
+    last: the connection ends with its answer.
+    """
 
     environ: Environ
     size: int
@@ -61,6 +72,7 @@ class Reader:
     def __init__(self, shared: Environ, most_body: int) -> None:
         self.calls: deque[Call] = deque()
         self.begun = False  # a call has begun to come
+        self.awaits_continue = False  # its client sends no body before it has got CONTINUE
         self._shared = shared
         self._most_body = most_body
         self._headers: Environ = {}  # of the call whose head is whole
@@ -94,7 +106,7 @@ class Reader:
             self.begun = True  # by an empty line, too: its time runs
             # All that is no body: the head, and what chunks say of themselves.
             self._head += len(data) - (len(self._body) - body)
-            if self._head > _MOST_HEAD:
+            if self._head > _MOST_BESIDES_BODY:
                 raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     # What llhttp calls.
@@ -104,12 +116,15 @@ class Reader:
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+        if len(self._url) > _MOST_TARGET:
+            raise BadCall(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._past_headers:
             raise BadCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
         self._header_lines += 1
-        if self._header_lines > _MOST_HEADERS:
+        self._header_bytes += len(name) + len(value)
+        if self._header_lines > _MOST_HEADERS or self._header_bytes > _MOST_HEADER_BYTES:
             raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
             return  # could pass for one with "-"
@@ -124,13 +139,20 @@ class Reader:
         self._headers = {key: ",".join(values) for key, values in self._values.items()}
         if "HTTP_HOST" not in self._headers and self._parser.get_http_version() == "1.1":
             raise BadCall(HTTPStatus.BAD_REQUEST)
+        coding = self._headers.get("HTTP_TRANSFER_ENCODING")
+        if coding is not None and coding.strip(" \t").lower() != "chunked":
+            raise BadCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
         said = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(said) > self._most_body:
             self._oversized(said)
+        else:
+            expected = self._headers.get("HTTP_EXPECT", "").lower() == "100-continue"
+            self.awaits_continue = expected and self._parser.get_http_version() != "1.0"
 
     def on_body(self, body: bytes) -> None:
         if self._ends:
             return
+        self.awaits_continue = False
         self._body += body
         if len(self._body) > self._most_body:
             self._oversized(str(len(self._body)))
@@ -151,10 +173,11 @@ class Reader:
         url = httptools.parse_url(self._url)
         environ = self._shared | self._headers
         environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
-        environ["PATH_INFO"] = unquote_to_bytes(url.path or b"/").decode("latin-1")
+        # Decoded by who answers: Python's decoder takes milliseconds for some paths, and this thread reads for all.
+        environ["PATH_INFO"] = (url.path or b"/").decode("latin-1")
         environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
         environ["CONTENT_LENGTH"] = length
-        environ["wsgi.input"] = io.BytesIO(self._body)
+        environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # whose `read` hands out these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
         self.calls.append(Call(environ, len(self._body), last))
@@ -163,8 +186,9 @@ class Reader:
     def _reset(self) -> None:
         """Before the next call."""
         self.begun = False
+        self.awaits_continue = False
         self._url = b""
-        self._header_lines = 0
+        self._header_lines = self._header_bytes = 0
         self._values: dict[str, list[str]] = {}
         self._headers = {}
         self._body = bytearray()
@@ -221,6 +245,9 @@ class HttpAnswer:
 
 def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
     """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
+    if "%" in call.environ["PATH_INFO"]:
+        path = call.environ["PATH_INFO"].encode("latin-1")
+        call.environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1")
     answer = HttpAnswer(last=call.last)
     call.environ[CLOSE] = answer.force_close
     parts = app(call.environ, answer.start_response)

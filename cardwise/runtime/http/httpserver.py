@@ -226,6 +226,16 @@ class _Connection:
                 break
         return True
 
+    def invite(self) -> bool:
+        """Tells a client that waits for it to send its body. False: the client is gone, or has read nothing."""
+        if not self.reader.awaits_continue:
+            return True
+        self.reader.awaits_continue = False
+        try:
+            return (self.tls or self.sock).send(memoryview(httpcalls.CONTINUE)) == len(httpcalls.CONTINUE)
+        except OSError:
+            return False
+
     def send(self) -> bool:
         """Sends what the client takes now. False: the client is gone."""
         try:
@@ -372,6 +382,8 @@ class HttpServer:
             return
         if connection.reader.calls:
             self._have_answered(connection)
+        elif not connection.invite():
+            self._close(connection)
         elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
             self._enter(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
@@ -403,6 +415,8 @@ class HttpServer:
             self._bid_farewell(connection)
         elif connection.reader.calls:
             self._have_answered(connection)
+        elif not connection.invite():
+            self._close(connection)
         else:
             phase = ConnectionPhase.READING if connection.reader.begun else ConnectionPhase.IDLE
             self._enter(connection, phase, self._poller, select.EPOLLIN)
@@ -652,6 +666,8 @@ class HttpServer:
                 connection.arrived = self._clock.now()
             try:
                 connection.last = not connection.receive()
+                if not connection.last and not connection.reader.calls:
+                    connection.last = not connection.invite()
             except BadCall as error:
                 connection.unsent, connection.last = memoryview(httpcalls.refusal(error.status)), True
             if connection.last or connection.reader.calls:

@@ -69,6 +69,22 @@ def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(answering):
             assert [answer(reading) for _ in turns] == [said for _, said in turns]
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_client_that_expects_a_continue_gets_it_before_it_sends_its_body(answering, certificates, secure):
+    context = serving.server_context(certificates / "tls.crt", certificates / "tls.key", None)
+    server = answering((lambda: context) if secure else None)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+    line = server.connect(context=client(certificates, show=False) if secure else None)
+    with line.makefile("rb") as reading:
+        for before in (b"", b"", b"GET /get HTTP/1.1\r\nHost: x\r\n\r\n"):
+            line.sendall(before + head)
+            if before:
+                assert answer(reading) == b"/get", "the answer to the call before comes first"
+            assert [reading.readline(), reading.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
+            line.sendall(b"body")
+            assert answer(reading) == b"body"
+
+
 def test_the_application_can_have_a_connection_closed_after_its_answer(answering):
     server = answering()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
