@@ -32,17 +32,29 @@ class _Status(msgspec.Struct):
     mps: dict[str, Any] | None = None
 
 
+class _Spec(msgspec.Struct):
+    node: str
+
+
 class _Resource(msgspec.Struct):
     metadata: wire.ObjectMeta
+    spec: _Spec
     status: _Status = msgspec.field(default_factory=_Status)
 
 
 _decode = msgspec.json.Decoder(_Resource).decode
 
 
-def _project(content: bytes) -> tuple[str, dict[str, Any]]:
-    resource = _decode(content)
-    return resource.metadata.name, resource.status.mps or {}
+def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | None]:
+    """Keep the MPS statuses of this node's cards. The label that the watch selects by proves nothing: an object of
+    another node can carry it.
+    """
+
+    def project(content: bytes) -> tuple[str, dict[str, Any]] | None:
+        resource = _decode(content)
+        return (resource.metadata.name, resource.status.mps or {}) if resource.spec.node == node else None
+
+    return project
 
 
 def card_status(status: Status, uuid: str) -> dict[str, Any]:
@@ -77,7 +89,7 @@ class Publication:
         self._reflector: Reflector[dict[str, Any]] = Reflector(
             client,
             paths.extendedresources(),
-            _project,
+            _project_own(node),
             Woken(self._loop.wake),
             query=paths.with_label(names.NODE_LABEL, node),
             name="extendedresources",

@@ -44,9 +44,16 @@ _ACTIVATE_DELAY = 0.3  # the extender must have read the change before kube-sche
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
 
-def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
-    resource = _decode_resource(content)
-    return resource.metadata.name, resource
+def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
+    """Keep the ExtendedResources of this node's cards and devices. The label that the watch selects by proves nothing:
+    an object of another node can carry it.
+    """
+
+    def project(content: bytes) -> tuple[str, ExtendedResource] | None:
+        resource = _decode_resource(content)
+        return (resource.metadata.name, resource) if resource.spec.node == node else None
+
+    return project
 
 
 class NodePublisher:
@@ -113,7 +120,7 @@ class NodePublisher:
         self._resources: Reflector[ExtendedResource] = Reflector(
             client,
             paths.extendedresources(),
-            _project_resource,
+            _project_own(node),
             Woken(self._loop.wake),
             query=paths.with_label(names.NODE_LABEL, node),
             name="extendedresources",
@@ -234,8 +241,10 @@ class NodePublisher:
         for spec in specs:
             try:
                 is_done &= self._update_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
-            except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
+            except errors.KubeError as error:
                 # One refused object must not keep the others from being published.
+                if errors.is_of_server(error):
+                    raise
                 _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))
                 is_done = False
         for uuid, status in statuses.items():
@@ -322,7 +331,9 @@ class NodePublisher:
             except errors.NotFound:
                 self._reconcile_soon()
                 return False
-            except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
+            except errors.KubeError as error:
+                if errors.is_of_server(error):
+                    raise
                 _log.error(
                     "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
                 )
@@ -334,11 +345,21 @@ class NodePublisher:
     def _delete_resource(self, resource: ExtendedResource) -> None:
         """Delete the object of a card or device that has left the machine."""
         uid = resource.metadata.uid
+        path = paths.extendedresources(resource.metadata.name)
+        if not self._writes.may_write(f"DELETE {path} {uid}"):
+            return
         try:
-            self._client.delete(
-                paths.extendedresources(resource.metadata.name), {"preconditions": {"uid": uid}} if uid else None
-            )
+            self._client.delete(path, {"preconditions": {"uid": uid}} if uid else None)
         except (errors.NotFound, errors.Conflict):
+            return
+        except errors.KubeError as error:
+            if errors.is_of_server(error):
+                raise
+            _log.error(
+                "the API server refused to delete an ExtendedResource",
+                resource=resource.metadata.name,
+                error=str(error),
+            )
             return
         _log.info("deleted the ExtendedResource of a card that left the node", resource=resource.metadata.name)
 

@@ -28,9 +28,11 @@ class Cluster:
         self.publication = Publication(client, NODE, lambda: dict(self.statuses), self.clock)
         self.add(0)
 
-    def add(self, index: int, **status: object) -> None:
+    def add(self, index: int, node: str = NODE, **status: object) -> None:
         metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
-        self.api.put(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index)}, "status": status})
+        self.api.put(
+            RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index), "node": node}, "status": status}
+        )
 
     def say(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:
         """From now on; looked at so many seconds ago."""
@@ -66,6 +68,15 @@ def cluster():
     yield made
     made.publication.stop()
     made.api.close()
+
+
+def test_no_object_of_another_node_is_written(cluster):
+    """It carries this node's label, which its node can write where no policy forbids it."""
+    cluster.add(1, node="n9")
+    cluster.say(1)
+    cluster.say(0)
+    assert (cluster.state(0), cluster.state(1)) == ("Ready", None)
+    assert cluster.api.sent("patch", f"{cluster.path(1)}/status") == []
 
 
 def test_an_object_that_comes_later_or_is_made_anew_is_told(cluster):

@@ -128,6 +128,57 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 
 
+def put_card_of_another_node(rig, uuid: str, **spec: object) -> None:
+    """An object of node n9 that carries this node's label, as n9 can write it where no policy forbids it."""
+    metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: NODE}}
+    rig.api.put(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid, "node": "n9", "index": 0, **spec}})
+
+
+def test_objects_of_another_node_with_this_nodes_label_are_ignored(idle_rig):
+    put_card_of_another_node(idle_rig, "GPU-n9-0")
+    idle_rig.start()
+    assert idle_rig.problems() == []
+    assert idle_rig.api.sent("delete") == []
+    assert [idle_rig.status(index).get("health") for index in range(2)] == ["Healthy"] * 2
+
+
+def test_a_refused_deletion_does_not_end_the_round(rig):
+    rig.api.fault(Fault(status=403), "delete", f"{RESOURCES}/{card_uuid(1).lower()}", times=math.inf)
+    rig.cards.pop()
+    rig.write_cards()
+    for _ in range(10):
+        rig.pass_second()
+    assert rig.node()["metadata"]["labels"][names.ACCELERATOR], "written last in each round"
+    before = rig.node()["metadata"]["annotations"][names.NODE_CHANGED]
+    pod = rig.bind("a", [(0, 100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    for _ in range(3):
+        rig.pass_second()
+    assert rig.node()["metadata"]["annotations"][names.NODE_CHANGED] != before, "waiting pods are woken"
+    assert len(rig.api.sent("delete")) < 10, "it is not tried each second"
+
+
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_no_cordon_of_another_nodes_object_is_believed(rig, cordoned):
+    """The card's object does not exist for a moment, and n9 creates one with its name."""
+    own = {"unschedulable": True, "cordon": {"reason": "ECC errors"}}
+    path = f"{RESOURCES}/{card_uuid(0).lower()}"
+    if not cordoned:
+        rig.api.edit(path, spec=own)
+        rig.settle()
+    rig.api.put(NODES, {"metadata": {"name": "n9"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    rig.api.remove(path)
+    put_card_of_another_node(rig, card_uuid(0), **(own if cordoned else {}))
+    rig.settle()
+    assert rig.events("CardOfAnotherNode")
+    rig.api.remove(path)  # by an admin, as the event says
+    rig.settle()
+    spec = rig.card(0)["spec"]
+    assert (spec["node"], spec.get("unschedulable", False)) == (NODE, not cordoned)
+    assert spec.get("cordon", {}).get("reason") == (None if cordoned else "ECC errors")
+
+
 @pytest.mark.parametrize("ready", ["True", "Unknown"])
 def test_no_live_node_loses_its_card_to_another_that_reports_the_same_uuid(idle_rig, ready):
     """No policy forbids it here: two clones of a machine would take the object from each other for ever."""

@@ -125,12 +125,14 @@ def of_ours(kind: str, name: str, spec: Json, *, auto: bool = False) -> Json:
     return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def resource(node: Callable[[World], str]) -> Act:
+def resource(node: Callable[[World], str], metadata: Callable[[World], Json] = lambda _: {}, **more: object) -> Act:
     """A new ExtendedResource of that node."""
 
     def act(client: KubeClient, world: World) -> object:
-        spec = {"node": node(world), "index": 9, "uuid": "GPU-new", "model": "Tesla-P100", "memoryMiB": 16276}
-        return client.create(paths.extendedresources(), of_ours("ExtendedResource", "gpu-new", spec), query=DRY)
+        spec = {"node": node(world), "index": 9, "uuid": "GPU-new", "model": "Tesla-P100", "memoryMiB": 16276, **more}
+        made = of_ours("ExtendedResource", "gpu-new", spec)
+        made["metadata"] |= metadata(world)
+        return client.create(paths.extendedresources(), made, query=DRY)
 
     return act
 
@@ -171,14 +173,22 @@ def capacity(**amounts: str | None) -> Json:
     return {"status": {"capacity": amounts, "allocatable": amounts}}
 
 
-# What a device plugin says of a card, and that its Node owns it, also one that was made anew.
-REPORTED = {
-    "spec": {"memoryMiB": 7, "properties": {"driver": "1"}},
-    "metadata": {
-        "labels": {"model": "other"},
-        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "anew", "uid": "anew"}],
-    },
-}
+def owner(name: str) -> Json:
+    """The Node of this name, made anew, as owner of a card."""
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": "anew"}]}
+
+
+def own_metadata(world: World) -> Json:
+    """The metadata that a device plugin writes."""
+    return {"labels": {"model": "other", names.NODE_LABEL: world.node}, **owner(world.node)}
+
+
+def reported(client: KubeClient, world: World) -> object:
+    """Writes what a device plugin reports of a card."""
+    change = {"spec": {"memoryMiB": 7, "properties": {"driver": "1"}}, "metadata": own_metadata(world)}
+    return client.patch(card(world), change, query=DRY)
+
+
 ANYBODY = "annotations.cardwise.dev"
 
 EVENT = {"metadata": {"generateName": "x"}, "reason": "x", "message": "x", "type": "Normal"}
@@ -318,8 +328,14 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "create, patch, delete",
             "ExtendedResources of its node",
-            "all but `spec.unschedulable` and `spec.cordon` (which it brings back with a card that comes back)",
-            [resource(lambda world: world.node), patched(card, REPORTED), deleted(card)],
+            "all but annotations and finalizers; the label `cardwise.dev/node` and the owner are its node; "
+            "`spec.unschedulable` and `spec.cordon` only where it creates a card that comes back",
+            [
+                resource(lambda world: world.node),
+                resource(lambda world: world.node, own_metadata, unschedulable=True, cordon={"reason": "a fault"}),
+                reported,
+                deleted(card),
+            ],
         ),
         Write(
             "patch",
@@ -387,6 +403,7 @@ def _nodes(account: str) -> list[Excess]:
 
 
 EXTENDER, PLUGIN = "the extender", "the device plugin"
+LABELS, OWNERS = "metadata.labels[cardwise.dev/node]: ", "metadata.ownerReferences: "
 EXCESS: dict[str, Sequence[Excess]] = {
     "webhook": [
         Excess(
@@ -523,6 +540,34 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("delete it", deleted(other_card), "may not write what is about node"),
         Excess("create one", resource(lambda world: world.other), "may not write what is about node"),
+        Excess(
+            "another's label",
+            lambda client, world: client.patch(
+                card(world), labelled(**{names.NODE_LABEL: world.other}), "merge", query=DRY
+            ),
+            LABELS,
+        ),
+        Excess(
+            "create with it",
+            resource(lambda world: world.node, lambda world: labelled(**{names.NODE_LABEL: world.other})["metadata"]),
+            LABELS,
+        ),
+        Excess(
+            "another owner",
+            lambda client, world: client.patch(card(world), {"metadata": owner(world.other)}, query=DRY),
+            OWNERS,
+        ),
+        Excess("create with it as well", resource(lambda world: world.node, lambda world: owner(world.other)), OWNERS),
+        Excess(
+            "create one that stays",
+            resource(lambda world: world.node, lambda _: {"finalizers": ["a.b/c"]}),
+            "may create cards without them only",
+        ),
+        Excess(
+            "create one with a mark",
+            resource(lambda world: world.node, lambda _: {"annotations": {"a": "b"}}),
+            "may create cards without them only",
+        ),
         Excess(
             "allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated of extendedres"
         ),
