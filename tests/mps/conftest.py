@@ -29,14 +29,14 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def make_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
     """A node that is not started yet."""
-    made = []
+    nodes = []
 
     def make(**settings: Any) -> Node:
-        made.append(Node(folder, monkeypatch, **settings))
-        return made[-1]
+        nodes.append(Node(folder, monkeypatch, **settings))
+        return nodes[-1]
 
     yield make
-    for node in made:
+    for node in nodes:
         node.close()
         assert {event.type for event in node.events.all} <= {"Warning"}
 

@@ -31,20 +31,20 @@ def cache() -> Path:
 def programs() -> dict[str, Path]:
     """The real programs that are there, by suite; a root that holds one program itself is "real"."""
     root = cache()
-    found = {entry.name: entry / PROGRAM for entry in sorted(root.glob("*")) if (entry / PROGRAM).exists()}
-    return {"real": root / PROGRAM} if (root / PROGRAM).exists() else found
+    programs = {entry.name: entry / PROGRAM for entry in sorted(root.glob("*")) if (entry / PROGRAM).exists()}
+    return {"real": root / PROGRAM} if (root / PROGRAM).exists() else programs
 
 
 def library(program: Path) -> Path | None:
     """libcuda of the same driver as this program, None where it is not there."""
-    found = program.parents[len(PROGRAM.parts) - 1] / LIBRARY
-    return found if found.exists() else None
+    path = program.parents[len(PROGRAM.parts) - 1] / LIBRARY
+    return path if path.exists() else None
 
 
 def driver(program: Path) -> int | None:
     """The driver of this program, by its libcuda; None where that is not there."""
-    found = library(program)
-    return int(found.resolve().name.split(".")[2]) if found else None
+    programs = library(program)
+    return int(programs.resolve().name.split(".")[2]) if programs else None
 
 
 def fetch(suite: str, into: Path) -> None:

@@ -81,9 +81,9 @@ class FakeHost:
         self._pids = itertools.count(4000)
 
     def add(self, name: str, environment: Mapping[str, str] | None = None, *pods: CgroupMembership) -> FakeProcess:
-        made = FakeProcess(next(self._pids), name, environment or {}, pods)
-        self.processes[made.pid] = made
-        return made
+        process = FakeProcess(next(self._pids), name, environment or {}, pods)
+        self.processes[process.pid] = process
+        return process
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> FakeProcess:
         driver = int(environment.get("CARDWISE_DOUBLE_DRIVER", "550"))
@@ -110,39 +110,39 @@ class FakeHost:
         return _FrontEnd(self, Path(environment[mps.PIPE_ENV]))
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        return self._of(pipe, CONTROL)
+        return self._processes_of(pipe, CONTROL)
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        return self._of(pipe, SERVER)
+        return self._processes_of(pipe, SERVER)
 
-    def _of(self, pipe: Path, name: str) -> list[HostProcess]:
+    def _processes_of(self, pipe: Path, name: str) -> list[HostProcess]:
         return [
-            one
-            for one in self.processes.values()
-            if one.is_alive() and one.name == name and not one.pods and _pipe(one.environment) == pipe
+            process
+            for process in self.processes.values()
+            if process.is_alive() and process.name == name and not process.pods and _pipe(process.environment) == pipe
         ]
 
     def environment(self, pid: int) -> Mapping[str, str]:
         return self.processes[pid].environment
 
     def activity(self, pid: int) -> ProcessActivity | None:
-        found = self._living(pid)
-        return ProcessActivity(found.state, 0) if found is not None else None
+        process = self._living(pid)
+        return ProcessActivity(process.state, 0) if process is not None else None
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
-        found = self._living(pid)
-        return found.pods if found is not None else ()
+        process = self._living(pid)
+        return process.pods if process is not None else ()
 
     def name(self, pid: int) -> str:
-        found = self._living(pid)
-        return found.name if found is not None else ""
+        process = self._living(pid)
+        return process.name if process is not None else ""
 
     def is_server(self, pid: int) -> bool:
         return self.name(pid) == SERVER
 
     def _living(self, pid: int) -> FakeProcess | None:
-        found = self.processes.get(pid)
-        return found if found is not None and found.is_alive() else None
+        process = self.processes.get(pid)
+        return process if process is not None and process.is_alive() else None
 
 
 def _pipe(environment: Mapping[str, str]) -> Path:
@@ -165,7 +165,7 @@ class _Environs:
     def close(self) -> None:
         self._output.close()
 
-    def alive(self, pid: int) -> bool:
+    def is_running(self, pid: int) -> bool:
         return self._host.activity(pid) is not None
 
     def start_server(self) -> FakeProcess:
@@ -195,9 +195,9 @@ class _FrontEnd:
             self._host.clock.sleep(timeout)
             raise DaemonTimeout(f"no answer to {command!r} within {timeout:g} s")
         try:
-            said = process.daemon.take(command.encode(), 0).strip()
+            answer = process.daemon.handle_command(command.encode(), 0).strip()
         except Ended as end:
             process.end(end.args[0])
             raise NoDaemon(f"{command!r} ended with rc 1") from end
-        check(command, said)
-        return said
+        check(command, answer)
+        return answer

@@ -23,9 +23,9 @@ COMMAND = [sys.executable, "-m", "mps"]
 
 @pytest.fixture
 def api():
-    made = ApiServer()
-    yield made
-    made.close()
+    api = ApiServer()
+    yield api
+    api.close()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def arguments(node: Node, kubeconfig, **changes: str) -> list[str]:
         "metrics-bind": "127.0.0.1:0",
         "driver": "550.163.01",
     } | changes
-    return [f"--{name}={value}" for name, value in options.items()]
+    return [f"--{name}={setting}" for name, setting in options.items()]
 
 
 def refused(options: list[str]) -> str:
@@ -87,35 +87,35 @@ def refused(options: list[str]) -> str:
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node, kubeconfig, capfd, wrong, says):
-    said = refused(arguments(node, kubeconfig, **wrong))
-    said += "".join(capfd.readouterr())
-    assert says in " ".join(said.split())
+    output = refused(arguments(node, kubeconfig, **wrong))
+    output += "".join(capfd.readouterr())
+    assert says in " ".join(output.split())
 
 
 def test_a_root_that_other_users_cannot_reach_is_refused(node, kubeconfig, folder, capfd):
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
-    said = refused(arguments(node, kubeconfig, root=str(closed / "mps"))) + "".join(capfd.readouterr())
-    assert f"chmod o+x {closed}" in said
+    output = refused(arguments(node, kubeconfig, root=str(closed / "mps"))) + "".join(capfd.readouterr())
+    assert f"chmod o+x {closed}" in output
 
 
 @pytest.mark.parametrize("limit", ["0=1.5G", "0=500K", "0=0M", "GPU-1=5M", "0=1M,0=2M"])
 def test_a_limit_that_mps_would_misread_is_refused(node, kubeconfig, capfd, monkeypatch, limit):
     monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)
-    said = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
-    assert limit in said
-    assert "write <ordinal>=<whole number>M, such as 0=8138M" in said
+    output = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
+    assert limit in output
+    assert "write <ordinal>=<whole number>M, such as 0=8138M" in output
 
 
 def test_help_lists_every_setting_with_its_variable():
-    said = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    output = CliRunner().invoke(main, ["--help"], terminal_width=200).output
     for option in (option for parameter in main.params for option in parameter.opts if option.startswith("--")):
-        assert option in said
-    assert said.count("env var:") >= len(main.params) - 1
+        assert option in output
+    assert output.count("env var:") >= len(main.params) - 1
 
 
 @pytest.fixture
-def told(api):
+def published(api):
     """What the cluster has been told of the card's state."""
     name = uuid_of(0).lower()
     spec = {"uuid": uuid_of(0), "node": NODE}
@@ -138,35 +138,35 @@ def start(node, kubeconfig, python_first):
     for process in started:
         process.kill()
         process.communicate()
-    for left in [*LOCAL.daemons(node.pipe()), *LOCAL.servers(node.pipe())]:
-        left.signal(signal.SIGKILL)
+    for leftover in [*LOCAL.daemons(node.pipe()), *LOCAL.servers(node.pipe())]:
+        leftover.signal(signal.SIGKILL)
 
 
-def test_a_life_from_start_to_sigterm(node, api, told, start):
+def test_a_life_from_start_to_sigterm(node, api, published, start):
     process = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1536M", CUDA_VISIBLE_DEVICES="7")
-    api.until(lambda: told() == "Ready")
+    api.until(lambda: published() == "Ready")
     assert not mpsfiles.unready_reason(node.root, uuid_of(0))
     (daemon,) = LOCAL.daemons(node.pipe())
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=SECONDS)
+    _, output = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert told() == "Down", "its last word"
+    assert published() == "Down", "its last word"
     assert not daemon.is_alive()
     assert node.mode() == "Default"
     assert not mpsfiles.is_manager_running(node.root)
     server = rb'"event":"fake server \d+ for devices GPU-n1-0","card":"GPU-n1-0"'
-    assert re.search(server, said), "its own environment does not reach the daemon, and what that says has its card"
-    assert b'ignored MPS settings in the manager\'s environment","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
-    assert b"Traceback" not in said
+    assert re.search(server, output), "its own environment does not reach the daemon, and what that says has its card"
+    assert b'ignored MPS settings in the manager\'s environment","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in output
+    assert b"Traceback" not in output
 
 
-def test_a_manager_whose_root_is_removed_ends_for_the_next(node, api, told, start):
+def test_a_manager_whose_root_is_removed_ends_for_the_next(node, api, published, start):
     process = start()
-    api.until(lambda: told() == "Ready")
+    api.until(lambda: published() == "Ready")
     node.root.rename(node.root.with_name("removed"))  # in one step: the manager writes there
-    _, said = process.communicate(timeout=SECONDS)
+    _, output = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
-    assert b"the lock file was removed from the root" in said
-    assert b"Traceback" not in said
+    assert b"the lock file was removed from the root" in output
+    assert b"Traceback" not in output
     start()
     api.until(lambda: not mpsfiles.unready_reason(node.root, uuid_of(0)))

@@ -16,7 +16,7 @@ def test_cards_come_up_ready_closed_and_told(pair):
     for index in (0, 1):
         pair.wait_ready(index)
         assert pair.mode(index) == "ExclusiveProcess"
-    assert pair.told(0) | {"lastChange": ""} == {
+    assert pair.published_status(0) | {"lastChange": ""} == {
         "mode": "card",
         "state": "Ready",
         "reason": "",
@@ -26,15 +26,15 @@ def test_cards_come_up_ready_closed_and_told(pair):
         "lastChange": "",
     }
     assert pair.daemon(0) != pair.daemon(1), "one for each card"
-    assert pair.ask("get_default_active_thread_percentage") == "100.0"
+    assert pair.send_command("get_default_active_thread_percentage") == "100.0"
 
 
 def test_it_is_ready_when_the_pods_are_known_the_cluster_is_told_and_a_card_is(pair):
     pair.pods.synced = False
     pair.start()
     pair.manager._publication.problem = "the cluster has not been told"
-    pods, told, cards = pair.manager.problems()
-    assert (pods, told) == ("the pods of this node are not known yet", "the cluster has not been told")
+    pods, problem, cards = pair.manager.problems()
+    assert (pods, problem) == ("the pods of this node are not known yet", "the cluster has not been told")
     assert cards.startswith("no card's MPS is ready")
     pair.pods.synced, pair.manager._publication.problem = True, ""
     pair.wait_ready(0)
@@ -47,16 +47,16 @@ def test_a_thread_that_does_not_come_round_has_it_restarted(node):
     assert not node.manager.stuck()
     node.clock.advance(2.0)
     assert node.manager.stuck() == ["the manager's thread has made no pass for 121 s"]
-    node.turn()
+    node.step_all()
     assert not node.manager.stuck()
 
 
 def test_a_daemon_sees_its_own_card_only(pair):
-    with capture_logs() as told:
+    with capture_logs() as logs:
         pair.start()
         pair.wait_ready(1)
-    said = f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}"
-    assert any(said in line["event"] and line.get("card") == uuid_of(1) for line in told)
+    text = f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}"
+    assert any(text in line["event"] and line.get("card") == uuid_of(1) for line in logs)
 
 
 def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
@@ -65,7 +65,7 @@ def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
     node.bind("plain", 0, 4096, without_mps=True)
     node.until(lambda: not node.problem(required_state=MpsState.OFF))
     assert node.mode() == "Default"
-    assert node.told()["state"] == "Off"
+    assert node.published_status()["state"] == "Off"
     assert "is Off, not Ready" in node.problem()
     assert not node.servers()
     node.end("plain")
@@ -94,9 +94,9 @@ def test_one_daemon_for_the_node(make_node):
     node.start()
     node.wait_ready(0)
     node.wait_ready(1, memory_limit=MiB(8138))
-    assert node.ask("get_default_device_pinned_mem_limit 0") == "512M"
-    assert node.ask("get_default_device_pinned_mem_limit 1") == "8G"
-    assert node.told(1)["mode"] == "node"
+    assert node.send_command("get_default_device_pinned_mem_limit 0") == "512M"
+    assert node.send_command("get_default_device_pinned_mem_limit 1") == "8G"
+    assert node.published_status(1)["mode"] == "node"
     assert "allows 512 MiB" in node.problem(0, memory_limit=MiB(8138))
     node.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
     node.write_cards()

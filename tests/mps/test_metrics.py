@@ -12,19 +12,20 @@ def value(name: str, **labels: str) -> float:
 
 
 def states() -> dict[str, float]:
-    return {each: value("cardwise_mps_state", state=each) for each in MpsState}
+    return {state_: value("cardwise_mps_state", state=state_) for state_ in MpsState}
 
 
 def only(state: MpsState) -> dict[str, float]:
-    return {each: float(each is state) for each in MpsState}
+    return {state_: float(state_ is state) for state_ in MpsState}
 
 
 def test_a_state_is_one_of_all():
     metrics.set_state("some-card", MpsState.DRAINING)
-    found = {
-        each: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": each}) for each in MpsState
+    samples = {
+        state_: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": state_})
+        for state_ in MpsState
     }
-    assert found == only(MpsState.DRAINING)
+    assert samples == only(MpsState.DRAINING)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 0
     metrics.set_state("some-card", MpsState.READY)
     assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 1

@@ -34,7 +34,7 @@ class Cluster:
             RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index), "node": node}, "status": status}
         )
 
-    def say(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:
+    def set_status(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:
         """From now on; looked at so many seconds ago."""
         self.statuses[uuid_of(index)] = Status(
             uuids=(uuid_of(index),), scope=Scope.CARD, state=state, checked=self.clock.now() - age, valid_seconds=12.0
@@ -44,10 +44,10 @@ class Cluster:
     def path(self, index: int = 0) -> str:
         return paths.extendedresources(uuid_of(index).lower())
 
-    def told(self, index: int = 0) -> dict[str, object]:
+    def published(self, index: int = 0) -> dict[str, object]:
         return (self.api.get(self.path(index)) or {}).get("status", {}).get("mps") or {}
 
-    def settled(self) -> "Cluster":
+    def reconcile(self) -> "Cluster":
         """Both threads wait: for news from the API server, and for something to tell it."""
         self.clock.until_waiting(2)
         return self
@@ -55,19 +55,19 @@ class Cluster:
     def later(self) -> "Cluster":
         """When it looks again though nobody has woken it."""
         self.clock.step(2)
-        return self.settled()
+        return self.reconcile()
 
     def state(self, index: int = 0) -> object:
-        return self.settled().told(index).get("state")
+        return self.reconcile().published(index).get("state")
 
 
 @pytest.fixture
 def cluster():
-    made = Cluster()
-    made.publication.start()
-    yield made
-    made.publication.stop()
-    made.api.close()
+    cluster = Cluster()
+    cluster.publication.start()
+    yield cluster
+    cluster.publication.stop()
+    cluster.api.close()
 
 
 def test_no_object_of_another_node_is_written(cluster):
@@ -80,8 +80,8 @@ def test_no_object_of_another_node_is_written(cluster):
 
 
 def test_an_object_that_comes_later_or_is_made_anew_is_told(cluster):
-    cluster.say(0)
-    cluster.say(1)
+    cluster.set_status(0)
+    cluster.set_status(1)
     assert (cluster.state(0), cluster.state(1)) == ("Ready", None)
     cluster.add(1)
     assert cluster.state(1) == "Ready"
@@ -91,21 +91,21 @@ def test_an_object_that_comes_later_or_is_made_anew_is_told(cluster):
 
 
 def test_the_api_server_is_told_of_changes_only(cluster):
-    cluster.say(0)
-    cluster.settled()
+    cluster.set_status(0)
+    cluster.reconcile()
     for _ in range(5):
-        cluster.later().say(0)  # the daemon was asked a moment ago, and all is as before
-        cluster.settled()
+        cluster.later().set_status(0)  # the daemon was asked a moment ago, and all is as before
+        cluster.reconcile()
     assert len(cluster.api.sent("patch")) == 1
-    cluster.say(0, state=MpsState.FAULT)
+    cluster.set_status(0, state=MpsState.FAULT)
     assert cluster.state() == "Fault"
     assert len(cluster.api.sent("patch")) == 2
 
 
 def test_what_the_api_server_does_not_take_is_said_and_told_again(cluster):
     cluster.api.fault(Fault(status=500), "patch", times=2)
-    cluster.say(0)
-    cluster.settled()
+    cluster.set_status(0)
+    cluster.reconcile()
     assert "failed to publish the MPS statuses of this node" in cluster.publication.problem
     assert cluster.later().state() is None
     assert cluster.later().state() == "Ready"
@@ -116,34 +116,34 @@ def test_a_card_whose_object_cannot_be_written_does_not_keep_the_others_untold(c
     """Another node may have taken its name, so that this one may not write it."""
     cluster.add(1)
     cluster.api.fault(Fault(status=403), "patch", f"{cluster.path()}/*", times=math.inf)
-    cluster.say(0)
-    cluster.say(1)
-    assert cluster.settled().later().state(1) == "Ready"
+    cluster.set_status(0)
+    cluster.set_status(1)
+    assert cluster.reconcile().later().state(1) == "Ready"
     assert "403" in cluster.publication.problem
 
 
 def test_its_last_word_is_told_before_it_ends(cluster):
-    cluster.say(0)
+    cluster.set_status(0)
     assert cluster.state() == "Ready"
     cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], state=MpsState.DOWN)
     cluster.publication.stop()
-    assert cluster.told()["state"] == "Down"
+    assert cluster.published()["state"] == "Down"
 
 
 def test_a_manager_that_is_there_again_writes_over_what_was_said_in_its_absence(cluster):
-    cluster.say(0)
-    cluster.settled().api.edit(cluster.path(), status={"mps": GONE})
+    cluster.set_status(0)
+    cluster.reconcile().api.edit(cluster.path(), status={"mps": GONE})
     assert cluster.state() == "Ready"
-    assert cluster.told()["reason"] == ""
+    assert cluster.published()["reason"] == ""
 
 
 def test_one_that_does_not_look_at_a_card_any_more_contradicts_nobody_until_it_does(cluster):
-    cluster.say(0)
+    cluster.set_status(0)
     assert cluster.state() == "Ready"
     cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now() - 60.0)
     cluster.api.edit(cluster.path(), status={"mps": GONE})
     cluster.add(1)
-    cluster.say(1, age=60.0, state=MpsState.FAULT)
+    cluster.set_status(1, age=60.0, state=MpsState.FAULT)
     assert cluster.state(1) == "Fault", "a state in which nothing starts"
     assert cluster.later().state() == "Down"
     cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now())

@@ -1,4 +1,4 @@
-"""A node for the MPS manager, in the test's own thread: nothing happens but by `turn`, which moves the clock on."""
+"""A node for the MPS manager, in the test's own thread: nothing happens but by `step_all`, which moves the clock on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,9 +87,9 @@ class Cards(SimulatedGpus):
         self._shut = True
 
     def cards(self) -> list[GpuCard]:
-        found = super().cards()
-        self._met |= {card.uuid for card in found} - self._lost
-        return [card for card in found if card.uuid in self._met]
+        state = super().cards()
+        self._met |= {card.uuid for card in state} - self._lost
+        return [card for card in state if card.uuid in self._met]
 
     def unresponsive_indices(self) -> list[int]:
         known = {card.uuid for card in self.cards()}
@@ -164,10 +164,10 @@ class Node:
         self.lock.acquire()
         self.manager = Manager(self.settings, self.api.client(), served, self.gpus, host=self.host, clock=self.clock)
         self.manager.inherit()
-        self.turn()
+        self.step_all()
         return self
 
-    def turn(self) -> None:
+    def step_all(self) -> None:
         """Each does what is due; then it is the next moment at which something may be. Audits look by themselves."""
         rest = self.manager.reconcile()
         for daemon in self.manager.daemons():
@@ -175,17 +175,17 @@ class Node:
         if rest > 0.0:
             self.clock.advance(max(rest, 0.001))  # not less than the clock can tell apart
 
-    def until(self, so: Callable[[], Any], what: str = "") -> Any:
+    def until(self, condition: Callable[[], Any], description: str = "") -> Any:
         end = self.clock.now() + _LONGEST
-        while not (found := so()):
-            assert self.clock.now() < end, what or "not so in time"
-            self.turn()
-        return found
+        while not (outcome := condition()):
+            assert self.clock.now() < end, description or "not so in time"
+            self.step_all()
+        return outcome
 
     def pass_time(self, seconds: float) -> None:
         end = self.clock.now() + seconds
         while self.clock.now() < end:
-            self.turn()
+            self.step_all()
 
     def stop(self) -> None:
         self.clock.live = lambda: [daemon.step() for daemon in self.manager.daemons()]
@@ -221,17 +221,17 @@ class Node:
         return self.home(index) / mps.PIPE
 
     def status(self, index: int = 0) -> Status:
-        found = mpsfiles.read_state(self.home(index))
-        assert found is not None
-        return found
+        state = mpsfiles.read_state(self.home(index))
+        assert state is not None
+        return state
 
-    def problem(self, index: int = 0, **asked: Any) -> str:
-        return mpsfiles.unready_reason(self.root, uuid_of(index), clock=self.clock, **asked)
+    def problem(self, index: int = 0, **requirements: Any) -> str:
+        return mpsfiles.unready_reason(self.root, uuid_of(index), clock=self.clock, **requirements)
 
-    def wait_ready(self, index: int = 0, **asked: Any) -> None:
-        self.until(lambda: not self.problem(index, **asked), f"card {index} is not ready")
+    def wait_ready(self, index: int = 0, **requirements: Any) -> None:
+        self.until(lambda: not self.problem(index, **requirements), f"card {index} is not ready")
 
-    def told(self, index: int = 0) -> dict[str, Any]:
+    def published_status(self, index: int = 0) -> dict[str, Any]:
         """What the cluster is to be told of the card."""
         return publications.card_status(self.manager.statuses()[uuid_of(index)], uuid_of(index))
 
@@ -239,15 +239,15 @@ class Node:
         return str(SimulatedGpus(self.cards_file).compute_mode(uuid_of(index)))
 
     def daemon(self, index: int = 0) -> FakeProcess:
-        (found,) = self.host.daemons(self.pipe(index))
-        return found
+        (state,) = self.host.daemons(self.pipe(index))
+        return state
 
     def servers(self, index: int = 0) -> list[FakeProcess]:
         return self.host.servers(self.pipe(index))
 
-    def ask(self, command: str, index: int = 0, user: int = 0) -> str:
+    def send_command(self, command: str, index: int = 0, user: int = 0) -> str:
         """As an admin would, or another user."""
-        return self.daemon(index).daemon.take(command.encode(), user).strip()
+        return self.daemon(index).daemon.handle_command(command.encode(), user).strip()
 
     def log(self, index: int = 0) -> Path:
         return self.home(index) / mps.LOG
@@ -256,8 +256,8 @@ class Node:
 
     def bind(self, name: str, index: int, mib: int, *, without_mps: bool = False, grace: int = 60) -> None:
         """A pod of one container, `main`."""
-        given = (CardShare(index, uuid_of(index), MiB(mib), 0, MiB(P100)),)
-        annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
+        shares = (CardShare(index, uuid_of(index), MiB(mib), 0, MiB(P100)),)
+        annotations = codec.encode(Assignment({"0": shares}), assume_time_ns=1)
         if without_mps:
             annotations[mps.MODE] = "off"
         container = {"name": "main", "containerID": f"containerd://{CID}"}
@@ -291,16 +291,16 @@ class Node:
 
     def set_use(self, index: int, pid: int, mib: int) -> None:
         card = self.cards[index]
-        others = [one for one in card.get("processes", []) if one["pid"] != pid]
+        others = [entry for entry in card.get("processes", []) if entry["pid"] != pid]
         card["processes"] = [*others, {"pid": pid, "memoryMiB": mib}]
         self.write_cards()
 
     def end_clients(self, index: int = 0) -> None:
-        for one in self.cards[index].pop("processes", []):
-            self.host.processes[one["pid"]].kill()
+        for entry in self.cards[index].pop("processes", []):
+            self.host.processes[entry["pid"]].kill()
         self.write_cards()
 
-    def say(self, file: str, index: int = 0) -> Path:
+    def touch_double_file(self, file: str, index: int = 0) -> Path:
         """To the double, by one of its files."""
         path = self.log(index) / file
         path.parent.mkdir(parents=True, exist_ok=True)

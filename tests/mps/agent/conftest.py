@@ -8,21 +8,21 @@ from tests.mps.agent.pods import TWO, Card, Pod
 
 @pytest.fixture
 def pod(folder: Path) -> Iterator[Pod]:
-    made = Pod(folder)
-    yield made
-    made.close()
+    pod = Pod(folder)
+    yield pod
+    pod.close()
 
 
 @pytest.fixture
 def card(pod: Pod) -> Iterator[Card]:
     """Ready, its daemon listens."""
-    made = Card(pod.root, clock=pod.clock).runs().says()
-    yield made
-    made.dies()
+    card = Card(pod.root, clock=pod.clock).runs().says()
+    yield card
+    card.dies()
 
 
 @pytest.fixture
 def other(pod: Pod) -> Iterator[Card]:
-    made = Card(pod.root, TWO, pod.clock).runs().says()
-    yield made
-    made.dies()
+    fixture = Card(pod.root, TWO, pod.clock).runs().says()
+    yield fixture
+    fixture.dies()

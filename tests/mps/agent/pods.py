@@ -94,15 +94,17 @@ class Pod:
         self.env: dict[str, str] = {}
         self.agent: ShareAgent | None = None
 
-    def start(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
-        self.told(told, wait=wait, port=port, hook=hook)
+    def start(self, assignment_text: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
+        self.environment(assignment_text, wait=wait, port=port, hook=hook)
         self.agent = ShareAgent(podshares.parse_settings(self.env), self.folder, self.root, hook=hook, clock=self.clock)
         self._next = self.agent.update()
         return self
 
-    def told(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> dict[str, str]:
+    def environment(
+        self, assignment_text: str, *, wait: bool = True, port: int = 0, hook: bool = False
+    ) -> dict[str, str]:
         self.env = {
-            shareagent.ASSIGNMENT_ENV: told,
+            shareagent.ASSIGNMENT_ENV: assignment_text,
             shareagent.WAIT_ENV: MpsState.READY if wait else "",
             shareagent.METRICS_PORT_ENV: str(port),
             shareagent.FOLDER_ENV: str(self.folder),
@@ -138,17 +140,17 @@ class Pod:
 
     def probe(self, tries: int = 1, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
         """What the kubelet's probe finds: exit status and what it would show. `meanwhile` happens again and again."""
-        said = io.StringIO()
+        stderr = io.StringIO()
         codes: list[int] = []
         asking = threading.Thread(target=lambda: codes.append(probe.wait_ready(self.env, tries, 0.0)))
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             asking.start()
             while asking.is_alive():
                 self.agent._endpoint.serve_once(0.005)
                 meanwhile()
-        return codes[0], said.getvalue()
+        return codes[0], stderr.getvalue()
 
-    def ask(self, path: str, container: str = "") -> tuple[int, str]:
+    def get(self, path: str, container: str = "") -> tuple[int, str]:
         return parsed(self.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), container))
 
     def raw(self, request: bytes, container: str = "") -> bytes:
@@ -168,11 +170,11 @@ class Pod:
         return client
 
     def ready(self) -> bool:
-        return self.ask("/readyz")[0] == 200
+        return self.get("/readyz")[0] == 200
 
     def document(self, container: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / container / shareagent.FILE).read_text())
-        return found
+        share: dict[str, Any] = json.loads((self.folder / container / shareagent.FILE).read_text())
+        return share
 
 
 def command(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -181,8 +183,8 @@ def command(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess
 
 def received(client: socket.socket) -> bytes:
     answer = b""
-    while more := client.recv(65536):
-        answer += more
+    while received := client.recv(65536):
+        answer += received
     return answer
 
 

@@ -25,9 +25,9 @@ def test_the_pod_is_held_back_until_its_card_answers(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.probe() == (1, "MPS on card GPU-1 is Starting, not Ready: its server is not there yet\n")
     card.says(state=MpsState.READY)
-    code, why = pod.later().probe()
+    code, message = pod.later().probe()
     assert code == 1
-    assert "takes no connection" in why
+    assert "takes no connection" in message
     card.runs()
     assert pod.later().probe() == (0, "")
 
@@ -52,10 +52,10 @@ def test_a_probe_that_asks_for_a_while_lets_the_pod_go_on_as_soon_as_its_card_an
 def test_it_waits_for_every_card_of_the_pod(pod, card, other):
     other.says(state=MpsState.FAULT)
     pod.start(assignment(c0=[share(ONE)], c1=[share(TWO)]))
-    assert "GPU-2 is Fault" in pod.ask("/readyz")[1]
+    assert "GPU-2 is Fault" in pod.get("/readyz")[1]
     other.says(state=MpsState.READY)
     card.says(state=MpsState.DOWN)
-    assert "GPU-1 is Down" in pod.later().ask("/readyz")[1]
+    assert "GPU-1 is Down" in pod.later().get("/readyz")[1]
     card.says(state=MpsState.READY)
     assert pod.later().ready()
 
@@ -78,25 +78,25 @@ def test_each_container_is_told_its_own(pod, card):
     }
     assert pod.document("init-1")["limitMiB"] == 1000
     for key in ("0", "init-1"):
-        status, body = pod.ask("/share", key)
+        status, body = pod.get("/share", key)
         assert (status, json.loads(body)) == (200, pod.document(key))
     env = {"CARDWISE_SHARE_FILE": str(pod.folder / "0" / "share.json"), "PATH": os.environ["PATH"]}
-    said = subprocess.check_output([sys.executable, "-m", "cardwise.share"], env=env, text=True)
-    assert "8138 MiB (7.95 GiB) of 16276 MiB" in said
-    assert "by MPS" in said
+    output = subprocess.check_output([sys.executable, "-m", "cardwise.share"], env=env, text=True)
+    assert "8138 MiB (7.95 GiB) of 16276 MiB" in output
+    assert "by MPS" in output
 
 
 def test_what_breaks_later_takes_nothing_back(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.ready()
     card.dies().says(state=MpsState.DOWN, reason="the daemon died")
-    assert 'cardwise_share_mps_usable{uuid="GPU-1"} 0' in pod.later().ask("/metrics")[1]
-    assert pod.ask("/readyz") == (200, "MPS on card GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
+    assert 'cardwise_share_mps_usable{uuid="GPU-1"} 0' in pod.later().get("/metrics")[1]
+    assert pod.get("/readyz") == (200, "MPS on card GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
     (card.home / mps.READY).write_text("garbage")
-    assert "does not serve" in pod.later().ask("/readyz")[1]
+    assert "does not serve" in pod.later().get("/readyz")[1]
     assert pod.document("0")["enforced"] == "mps"
     card.runs().says(state=MpsState.READY, reason="", checked=pod.clock.now())
-    assert pod.later().ask("/readyz")[1] == "ok\n"
+    assert pod.later().get("/readyz")[1] == "ok\n"
 
 
 def test_a_card_that_is_switched_off_is_told(pod, card):
@@ -115,14 +115,14 @@ def test_a_killed_agent_comes_back_over_what_it_left(pod, card):
     (pod.folder / "0" / "share.json").write_text("damage")
     assert pod.again().ready()
     assert pod.document("0") == before
-    assert pod.ask("/share", "0")[0] == 200
+    assert pod.get("/share", "0")[0] == 200
 
 
 def test_an_agent_that_restarts_while_mps_is_away_leaves_a_running_pod_ready(pod, card):
     pod.start(assignment(c0=[share()]))
     assert pod.ready()
     card.dies().says(state=MpsState.DOWN, reason="the MPS manager has stopped")
-    code, body = pod.again().ask("/readyz")
+    code, body = pod.again().get("/readyz")
     assert code == 200
     assert "GPU-1 is Down" in body, "and says what is the matter all the same"
     assert not (pod.folder / "0" / shareagent.STARTED).exists(), "no container can make or see it"
@@ -156,7 +156,7 @@ def test_it_keeps_trying_to_write(pod, card, capfd):
     (pod.folder / "0").unlink()
     pod.later()
     assert pod.document("0")["limitMiB"] == 8138
-    assert pod.ask("/share", "0")[0] == 200
+    assert pod.get("/share", "0")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -178,16 +178,16 @@ def test_strange_requests(pod, card, request_, status):
 def test_strangers_hold_nobody_up(pod, card):
     pod.start(assignment(c0=[share()]))
     silent = [pod.connected() for _ in range(40)]
-    assert pod.ask("/readyz")[1], "answered beside forty who say nothing"
+    assert pod.get("/readyz")[1], "answered beside forty who say nothing"
     slow = pod.connected()
     slow.sendall(b"GET /readyz HTT")
-    assert pod.ask("/readyz")[1]
+    assert pod.get("/readyz")[1]
     slow.sendall(b"P/1.1\r\n\r\n")
     assert parsed(pod.answered(slow))[0] == 200
     flood = pod.connected()
     with pytest.raises(ConnectionError):
         pour(pod, flood)
-    assert pod.ask("/readyz")[1]
+    assert pod.get("/readyz")[1]
     for client in [*silent, slow, flood]:
         client.close()
 
@@ -226,9 +226,9 @@ def test_the_hook_of_frameworks_is_laid_out_before_the_pod_starts(pod):
 def test_a_hook_that_cannot_be_laid_out_holds_the_pod_back_and_says_why(pod):
     (pod.folder / shareagent.HOOK).write_text("in the way")
     pod.start(assignment(c0=[share()]), wait=False, hook=True)
-    code, why = pod.ask("/readyz")
+    code, message = pod.get("/readyz")
     assert code == 503
-    assert "the frameworks' hook cannot be installed" in why
+    assert "the frameworks' hook cannot be installed" in message
     (pod.folder / shareagent.HOOK).unlink()
     assert pod.later().ready()
 
@@ -236,7 +236,7 @@ def test_a_hook_that_cannot_be_laid_out_holds_the_pod_back_and_says_why(pod):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_as_a_process_it_serves_and_ends_at_once(pod, number):
     card = Card(pod.root).runs().says()
-    with subprocess.Popen(AGENT, env=pod.told(assignment(c0=[share()])), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(AGENT, env=pod.environment(assignment(c0=[share()])), stderr=subprocess.PIPE) as process:
         assert any(b"may start" in line for line in process.stderr)
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.connect(str(pod.folder / shareagent.SOCKET))  # somebody who never says anything
@@ -249,7 +249,7 @@ def test_as_a_process_it_serves_and_ends_at_once(pod, number):
 
 
 def test_as_a_process_that_waits_it_ends_at_once(pod):
-    with subprocess.Popen(AGENT, env=pod.told(assignment(c0=[share()])), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(AGENT, env=pod.environment(assignment(c0=[share()])), stderr=subprocess.PIPE) as process:
         assert b"does not serve" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
@@ -277,13 +277,13 @@ def test_it_is_small():
         "print(*{name.partition('.')[0] for name, module in sys.modules.items() if module})"
     )
     # -S: third-party packages are not even found.
-    said = subprocess.check_output([sys.executable, "-S", "-c", code], text=True, env={"PYTHONPATH": "."})
-    assert set(said.split()) & HEAVY == set()
+    output = subprocess.check_output([sys.executable, "-S", "-c", code], text=True, env={"PYTHONPATH": "."})
+    assert set(output.split()) & HEAVY == set()
 
 
 def test_help_names_every_setting():
-    said = command("--help", env={}).stdout
+    output = command("--help", env={}).stdout
     for name in (shareagent.ASSIGNMENT_ENV, shareagent.WAIT_ENV, shareagent.METRICS_PORT_ENV, "--probe"):
-        assert name in said
+        assert name in output
     refused = command("--verbose", env={})
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -15,7 +15,7 @@ from mps.agent import podshares
 from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
-def told(**env):
+def settings_of(**env):
     return podshares.parse_settings({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
 
 
@@ -43,21 +43,21 @@ def test_what_is_said_to_be_enforced(by, state, waits, cards):
 def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
     path = tmp_path / "share.json"
     path.write_text(podshares.document(shares, by))
-    found = reading.read({"CARDWISE_SHARE_FILE": str(path)})
-    assert found.limit_mib == min(one.mem for one in shares)
-    assert found.uuid == ",".join(one.uuid for one in shares)
-    assert found.card == ",".join(str(one.index) for one in shares)
-    assert float(found.fraction) == (0.5 if len(shares) == 1 else 0.25)
-    assert (found.total_mib, found.enforced) == (16276, by)
+    actual_share = reading.read({"CARDWISE_SHARE_FILE": str(path)})
+    assert actual_share.limit_mib == min(share_.mem for share_ in shares)
+    assert actual_share.uuid == ",".join(share_.uuid for share_ in shares)
+    assert actual_share.card == ",".join(str(share_.index) for share_ in shares)
+    assert float(actual_share.fraction) == (0.5 if len(shares) == 1 else 0.25)
+    assert (actual_share.total_mib, actual_share.enforced) == (16276, by)
 
 
 def test_a_card_must_allow_the_largest_share_of_the_pod_there():
     text = assignment(c0=[share(ONE, 1000)], c1=[share(ONE, 3000), share(TWO, 3000)], init_2=[share(TWO, 100)])
-    assert told(**{shareagent.ASSIGNMENT_ENV: text}).required_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
+    assert settings_of(**{shareagent.ASSIGNMENT_ENV: text}).required_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "problem"),
+    ("name", "text", "problem"),
     [
         (shareagent.ASSIGNMENT_ENV, "", "unreadable"),
         (shareagent.ASSIGNMENT_ENV, "{}", "unreadable"),
@@ -70,23 +70,23 @@ def test_a_card_must_allow_the_largest_share_of_the_pod_there():
         (shareagent.METRICS_PORT_ENV, "http", "not a port"),
     ],
 )
-def test_what_it_does_not_start_with(name, value, problem):
+def test_what_it_does_not_start_with(name, text, problem):
     with pytest.raises(InvalidRequest, match=problem) as refused:
-        told(**{name: value})
+        settings_of(**{name: text})
     assert refused.value.field == name
 
 
 def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
-    asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
+    settings = settings_of(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
     looks = {ONE: CardReadiness("", MpsState.READY), odd: CardReadiness("dead", None)}
-    text = podshares.metrics(asked, {"0": "mps", "1": ""}, looks, ready=True)
-    found = {
+    text = podshares.metrics(settings, {"0": "mps", "1": ""}, looks, ready=True)
+    actual_share = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found == {
+    assert actual_share == {
         ("cardwise_share_limit_bytes", "0", "1", ONE): 8138 * 2**20,
         ("cardwise_share_limit_bytes", "1", "2", TWO): 4069 * 2**20,
         ("cardwise_share_card_bytes", "0", "1", ONE): 16276 * 2**20,
@@ -100,4 +100,4 @@ def test_metrics_that_prometheus_reads():
         ("cardwise_share_mps_usable", odd): 0,
         ("cardwise_agent_ready",): 1,
     }
-    assert json.loads(podshares.document(asked.shares["0"], "mps"))["fraction"] == 0.5
+    assert json.loads(podshares.document(settings.shares["0"], "mps"))["fraction"] == 0.5

@@ -32,7 +32,7 @@ def node(node):
 
 
 @pytest.fixture
-def look() -> Callable[..., None]:
+def run_audits() -> Callable[..., None]:
     def at(node: Node, times: int = 1) -> None:
         """So often, each time after the interval."""
         for _ in range(times):
@@ -42,41 +42,41 @@ def look() -> Callable[..., None]:
     return at
 
 
-def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_not(node, look):
+def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_not(node, run_audits):
     node.bind("greedy", 0, 1000)
     node.bind("modest", 0, 4000)
     first, second = node.use(0, 1200, "greedy"), node.use(0, 825, "greedy")  # each has a context
     node.use(0, 4512, "modest")
     node.start(audit=SETTINGS)
-    look(node, 2)
+    run_audits(node, 2)
     assert not node.events.all
-    look(node)
-    said = (
+    run_audits(node)
+    text = (
         f"container main uses 2025 MiB of card {uuid_of(0)} and has a share of 1000 MiB: "
         f"processes {first.pid} (python), {second.pid} (python)"
     )
-    assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", said, "Warning")]
+    assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", text, "Warning")]
     standing = metrics.AUDIT_STANDING.labels(uuid_of(0), Reason.MEMORY_OVERRUN)
     assert standing._value.get() == 1
-    look(node, 10)
+    run_audits(node, 10)
     node.end_clients()
-    look(node)
+    run_audits(node)
     assert standing._value.get() == 0, "it is over"
     assert len(node.events.all) == 1
 
 
-def test_a_pod_that_calls_itself_the_mirror_of_another_hides_nothing_of_it(node, look):
+def test_a_pod_that_calls_itself_the_mirror_of_another_hides_nothing_of_it(node, run_audits):
     """Whoever may create pods can write the mark of a mirror, with the UID of his own pod."""
     node.bind("greedy", 0, 1000)
     node.use(0, 9000, "greedy")
     metadata = {"name": "later", "uid": "uid-later", "annotations": {names.MIRROR: "uid-greedy"}}
     node.api.put("/api/v1/pods", {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}})
     node.start(audit=SETTINGS)
-    look(node, 3)
+    run_audits(node, 3)
     assert node.events.told() == [("greedy", "MemoryOverrun", "Warning")]
 
 
-def test_a_framework_that_fills_its_share_without_mps_is_not_told_of(node, look):
+def test_a_framework_that_fills_its_share_without_mps_is_not_told_of(node, run_audits):
     """Its context comes on top, of each process. As PyTorch filled shares of 8138 MiB on an H200: docs/measured.md."""
     node.bind("pod", 0, 8138)
     node.use(0, 8684, "pod")
@@ -84,27 +84,32 @@ def test_a_framework_that_fills_its_share_without_mps_is_not_told_of(node, look)
     for _ in range(3):
         node.use(0, 1000 + 546, "several")
     node.start(audit=AuditSettings())
-    look(node, 10)
+    run_audits(node, 10)
     assert not node.events.all
 
 
-def test_one_that_goes_on_is_told_again_after_ten_minutes(node, look):
+def test_one_that_goes_on_is_told_again_after_ten_minutes(node, run_audits):
     node.bind("greedy", 0, 1000)
     node.use(0, 9000, "greedy")
     node.start(audit=SETTINGS)
-    look(node, 3 + 59)
+    run_audits(node, 3 + 59)
     assert len(node.events.all) == 1
-    look(node)
+    run_audits(node)
     assert len(node.events.all) == 2
 
 
-def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, look):
+def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, run_audits):
     def exported() -> dict[tuple[str, str, str, str], float]:
-        samples = [one for metric in metrics.USED.collect() for one in metric.samples]
+        samples = [sample for metric in metrics.USED.collect() for sample in metric.samples]
         return {
-            (one.labels["namespace"], one.labels["pod"], one.labels["container"], one.labels["card"]): one.value
-            for one in samples
-            if one.labels["pod"] in ("served", "starting", "")
+            (
+                sample.labels["namespace"],
+                sample.labels["pod"],
+                sample.labels["container"],
+                sample.labels["card"],
+            ): sample.value
+            for sample in samples
+            if sample.labels["pod"] in ("served", "starting", "")
         }
 
     node.bind("served", 0, 4000)
@@ -113,92 +118,92 @@ def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, look
     for pod, mib in (("served", 300), ("served", 200), ("starting", 70), ("", 900)):
         node.use(0, mib, pod)
     node.start(audit=SETTINGS)
-    look(node)
+    run_audits(node)
     served, starting = (("default", pod, name, uuid_of(0)) for pod, name in (("served", "main"), ("starting", "")))
     mine = {served: 500 * 1024 * 1024, starting: 70 * 1024 * 1024}
     assert exported() == mine, "of no pod: the audit tells"
     node.end_clients()
-    look(node)
+    run_audits(node)
     assert not exported(), "nobody is told of for ever"
 
 
-def test_a_moments_spike_is_no_alarm(node, look):
+def test_a_moments_spike_is_no_alarm(node, run_audits):
     node.bind("spiky", 0, 1000)
     process = node.use(0, 9000, "spiky")
     node.start(audit=SETTINGS)
-    look(node, 2)
+    run_audits(node, 2)
     node.set_use(0, process.pid, 900)
-    look(node)
+    run_audits(node)
     node.set_use(0, process.pid, 9000)
-    look(node, 2)
+    run_audits(node, 2)
     assert not node.events.all
-    look(node)
+    run_audits(node)
     assert [event.reason for event in node.events.all] == ["MemoryOverrun"]
 
 
-def test_nobody_is_accused_before_the_pods_are_known(node, look):
+def test_nobody_is_accused_before_the_pods_are_known(node, run_audits):
     node.use(0, 9000)
     node.pods.synced = False
     node.start(audit=SETTINGS)
-    look(node, 5)
+    run_audits(node, 5)
     assert not node.events.all
 
 
-def test_a_pod_on_a_card_that_it_was_not_given(pair, look):
+def test_a_pod_on_a_card_that_it_was_not_given(pair, run_audits):
     pair.bind("lost", 0, 1000)
     pair.use(1, 100, "lost")
     pair.start(audit=SETTINGS)
-    look(pair, 3)
-    (said,) = pair.events.messages("WrongCard")
-    assert f"uses 100 MiB of card {uuid_of(1)} without a share of it (it has {uuid_of(0)})" in said
+    run_audits(pair, 3)
+    (text,) = pair.events.messages("WrongCard")
+    assert f"uses 100 MiB of card {uuid_of(1)} without a share of it (it has {uuid_of(0)})" in text
 
 
-def test_a_pod_without_any_share(node, look):
+def test_a_pod_without_any_share(node, run_audits):
     node.bind("thief", 0, 1)
     node.api.edit(paths.pods("default", "thief"), metadata={"annotations": None})
     node.use(0, 100, "thief")
     node.start(audit=replace(SETTINGS, evict_after=0.0))
-    look(node, 3)
-    (said,) = node.events.messages("CardWithoutGrant")
-    assert "the pod uses 100 MiB of card" in said
-    assert "and has no share of any card" in said
+    run_audits(node, 3)
+    (text,) = node.events.messages("CardWithoutGrant")
+    assert "the pod uses 100 MiB of card" in text
+    assert "and has no share of any card" in text
     assert not evicted(node), "it is not ours to end"
 
 
-def test_a_process_of_no_pod_is_told_once_at_the_node(node, look):
+def test_a_process_of_no_pod_is_told_once_at_the_node(node, run_audits):
     stranger = node.use(0, 700)
     node.start(audit=SETTINGS)
-    look(node, 5)
-    ((about, _, said, _),) = node.events.of("UnknownProcess")
+    run_audits(node, 5)
+    ((about, _, text, _),) = node.events.of("UnknownProcess")
     assert about == ObjectRef.node("n1")
-    assert re.fullmatch(rf"process {stranger.pid} \(python\) of no pod uses 700 MiB of card {uuid_of(0)}, .*", said)
+    assert re.fullmatch(rf"process {stranger.pid} \(python\) of no pod uses 700 MiB of card {uuid_of(0)}, .*", text)
 
 
-def test_a_process_that_has_ended_meanwhile_is_nobodys(node, look):
+def test_a_process_that_has_ended_meanwhile_is_nobodys(node, run_audits):
     node.use(0, 700).kill()
     node.start(audit=SETTINGS)
-    look(node, 5)
+    run_audits(node, 5)
     assert not node.events.all
 
 
-def test_the_server_is_nobodys_use_but_a_tenant_that_calls_itself_so_is(node, look):
+def test_the_server_is_nobodys_use_but_a_tenant_that_calls_itself_so_is(node, run_audits):
     node.bind("disguised", 0, 1000)
     node.start(audit=SETTINGS)
     node.wait_ready()
     (server,) = node.servers()
     node.set_use(0, server.pid, 400)
     node.use(0, 3000, "disguised", name=SERVER)
-    look(node, 3)
-    ((_, reason, said, _),) = node.events.all
+    run_audits(node, 3)
+    ((_, reason, text, _),) = node.events.all
     assert reason == "MemoryOverrun"
-    assert "3000 MiB" in said
+    assert "3000 MiB" in text
 
 
 def evicted(node: Node) -> list[str]:
     return [request.body["metadata"]["name"] for request in node.api.sent("create", "*/eviction")]
 
 
-def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, look):
+def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, run_audits):
     node.bind("greedy", 0, 1000)
     node.api.edit(paths.pods("default", "greedy"), metadata={"labels": {"app": "greedy"}})
     budget = {
@@ -209,56 +214,56 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, l
     node.api.put(BUDGETS, budget)
     node.use(0, 9000, "greedy")
     node.start(audit=replace(SETTINGS, evict_after=300.0))
-    look(node, 30)
+    run_audits(node, 30)
     assert not evicted(node)
-    look(node, 2)
+    run_audits(node, 2)
     assert evicted(node) == ["greedy", "greedy"], "it is tried again"
     assert not node.events.of("AuditEvicted")
     node.api.put(BUDGETS, budget | {"status": {"disruptionsAllowed": 1}})
-    look(node)
+    run_audits(node)
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}
-    (said,) = node.events.messages("AuditEvicted")
-    assert said.startswith("evicted, since the violation lasted (--audit-evict): container main uses 9000 MiB of card ")
+    (text,) = node.events.messages("AuditEvicted")
+    assert text.startswith("evicted, since the violation lasted (--audit-evict): container main uses 9000 MiB of card ")
 
 
-def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(node, look):
+def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(node, run_audits):
     for name in ("first", "second"):
         node.bind(name, 0, 1000)
         node.use(0, 9000, name)
     node.start(audit=replace(SETTINGS, evict_after=0.0, evict_per_hour=1))
-    look(node, 3)
+    run_audits(node, 3)
     (gone,) = evicted(node)
-    ((about, _, said, _),) = node.events.of("AuditEvictionWithheld")
+    ((about, _, text, _),) = node.events.of("AuditEvictionWithheld")
     assert {gone, about.name} == {"first", "second"}
-    assert "this node has used its 1 evictions per hour (--audit-evict-per-hour): container main uses 9000" in said
+    assert "this node has used its 1 evictions per hour (--audit-evict-per-hour): container main uses 9000" in text
     node.end(gone)
-    look(node, 10)
+    run_audits(node, 10)
     assert evicted(node) == [gone]
     assert len(node.events.of("AuditEvictionWithheld")) == 1, "not at each look"
-    look(node, 360)
+    run_audits(node, 360)
     assert len(evicted(node)) == 2
 
 
-def test_one_goes_after_the_other(node, look):
+def test_one_goes_after_the_other(node, run_audits):
     for name in ("first", "second"):
         node.bind(name, 0, 1000)
         node.use(0, 9000, name)
     node.start(audit=replace(SETTINGS, evict_after=0.0))
-    look(node, 5)
+    run_audits(node, 5)
     (gone,) = evicted(node)
-    (said,) = node.events.messages("AuditEvictionWithheld")
-    assert "the pod that was evicted before it has not ended yet" in said
+    (text,) = node.events.messages("AuditEvictionWithheld")
+    assert "the pod that was evicted before it has not ended yet" in text
     node.end(gone)
-    look(node)
+    run_audits(node)
     assert len(evicted(node)) == 2, "its turn has come"
 
 
-def test_without_request_nobody_is_evicted_and_without_audit_nobody_looks(node, look):
+def test_without_request_nobody_is_evicted_and_without_audit_nobody_looks(node, run_audits):
     node.bind("greedy", 0, 1000)
     node.use(0, 9000, "greedy")
     node.start(audit=SETTINGS)
-    look(node, 100)
+    run_audits(node, 100)
     assert node.events.of("MemoryOverrun")
     assert not evicted(node)
     node.stop()
@@ -266,20 +271,20 @@ def test_without_request_nobody_is_evicted_and_without_audit_nobody_looks(node, 
     assert node.manager._audit is None
 
 
-def test_a_card_that_does_not_answer_neither_accuses_nor_acquits(node, look, monkeypatch):
+def test_a_card_that_does_not_answer_neither_accuses_nor_acquits(node, run_audits, monkeypatch):
     node.bind("greedy", 0, 1000)
     node.use(0, 9000, "greedy")
     node.start(audit=SETTINGS)
-    look(node, 2)
+    run_audits(node, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(node.gpus, "processes", silent)
-        look(node)
+        patched.setattr(node.gpus, "processes", raise_card_error)
+        run_audits(node)
         assert not node.events.all
-    look(node)
+    run_audits(node)
     assert node.events.of("MemoryOverrun")
 
 
-def silent(uuid: str) -> None:
+def raise_card_error(uuid: str) -> None:
     raise CardError(f"card {uuid} does not answer")
 
 
@@ -297,5 +302,5 @@ def test_of_gpushares_pod_only_the_whole_is_known():
 
 def test_many_processes_are_counted_not_listed():
     finding = Violation(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=tuple(range(40)), used=MiB(9))
-    said = audit.message(finding, records.pod(), ["a", "", "b"])
-    assert said == "the pod uses 9 MiB of card GPU-0 and has a share of 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"
+    text = audit.message(finding, records.pod(), ["a", "", "b"])
+    assert text == "the pod uses 9 MiB of card GPU-0 and has a share of 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"

@@ -8,11 +8,11 @@ from mps.host.pods import ContainerView, PodView
 from tests.mps.records import pod
 
 
-def of(uid: str, runtime_id: str = "", **changes: str) -> PodView:
+def pod_of(uid: str, runtime_id: str = "", **changes: str) -> PodView:
     return pod(uid, containers=(ContainerView("0", "main", runtime_id),), **changes)
 
 
-OWNERS = ProcessOwners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgroup_uid="static")])
+OWNERS = ProcessOwners([pod_of("ours", "c1"), pod_of("victim", "c2"), pod_of("mirror", cgroup_uid="static")])
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ OWNERS = ProcessOwners([of("ours", "c1"), of("victim", "c2"), of("mirror", cgrou
     ],
 )
 def test_the_outermost_pod_that_is_known_owns_the_process(memberships, owner):
-    found = OWNERS.find_owner(memberships)
-    assert (found.pod.uid if found else None) == owner
-    if found and memberships[0].pod_uid == owner:
-        assert found.container == memberships[0].container
+    actual_owner = OWNERS.find_owner(memberships)
+    assert (actual_owner.pod.uid if actual_owner else None) == owner
+    if actual_owner and memberships[0].pod_uid == owner:
+        assert actual_owner.container == memberships[0].container
 
 
 @pytest.mark.parametrize("claims_first", [True, False])
 def test_a_pod_that_calls_itself_the_mirror_of_another_owns_none_of_its_processes(claims_first):
-    pods = [of("forged", cgroup_uid="ours"), of("ours")]
-    found = ProcessOwners(pods if claims_first else pods[::-1]).find_owner([CgroupMembership("ours", "x")])
-    assert found.pod.uid == "ours"
+    pods = [pod_of("forged", cgroup_uid="ours"), pod_of("ours")]
+    owner = ProcessOwners(pods if claims_first else pods[::-1]).find_owner([CgroupMembership("ours", "x")])
+    assert owner.pod.uid == "ours"

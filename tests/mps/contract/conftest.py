@@ -8,15 +8,15 @@ import pytest
 from tests.mps.contract.programs import KINDS, PROGRAMS, World, make
 
 
-def _made(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
-    made = make(request.param, folder)
-    yield made
-    made.close()
+def _world(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
+    world = make(request.param, folder)
+    yield world
+    world.close()
 
 
-world = pytest.fixture(params=KINDS, name="world")(_made)  # any daemon, in memory unless it is a real one
-program = pytest.fixture(params=PROGRAMS, name="program")(_made)  # one that is a process
-_every = pytest.fixture(params=dict.fromkeys([*KINDS, *PROGRAMS]), name="_every")(_made)
+world = pytest.fixture(params=KINDS, name="world")(_world)  # any daemon, in memory unless it is a real one
+program = pytest.fixture(params=PROGRAMS, name="program")(_world)  # one that is a process
+_every = pytest.fixture(params=dict.fromkeys([*KINDS, *PROGRAMS]), name="_every")(_world)
 
 
 @pytest.fixture

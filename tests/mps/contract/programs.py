@@ -135,10 +135,10 @@ class World:
         eventually(self._none_left)
 
     def _none_left(self) -> bool:
-        left = [*self.host.daemons(self.pipe), *self.host.servers(self.pipe)]
-        for process in left:
+        processes = [*self.host.daemons(self.pipe), *self.host.servers(self.pipe)]
+        for process in processes:
             process.signal(signal.SIGKILL)
-        return not left
+        return not processes
 
 
 def make(kind: str, folder: Path) -> World:
@@ -148,8 +148,8 @@ def make(kind: str, folder: Path) -> World:
         program = fetch.programs()[name]
         driver = fetch.driver(program) or int(os.environ.get("CARDWISE_MPS_REAL_DRIVER", "550"))
         return World(folder, program, driver, real=True)
-    made = World(folder, DOUBLE, int(name), real=False)
+    world = World(folder, DOUBLE, int(name), real=False)
     if flavour == "memory":
-        made.clock = FakeClock()
-        made.host = FakeHost(made.clock)
-    return made
+        world.clock = FakeClock()
+        world.host = FakeHost(world.clock)
+    return world

@@ -48,8 +48,8 @@ class TestSettings:
         running.front.send("set_default_device_pinned_mem_limit GPU-1 2G", SECONDS)
         assert running.control.ceiling(0) is None, "never the card that it names"
         running.control.set_ceiling(0, MiB(3072))
-        told = running.front.send("get_default_device_pinned_mem_limit GPU-1", SECONDS)
-        assert told == ("2G" if running.driver >= 580 else "3G")
+        limit = running.front.send("get_default_device_pinned_mem_limit GPU-1", SECONDS)
+        assert limit == ("2G" if running.driver >= 580 else "3G")
 
     def test_a_bad_percentage_leaves_the_old_one(self, running):
         running.control.set_percentage(50)

@@ -45,8 +45,8 @@ class TestProgram:
         assert process.control.servers() == []
         assert "Starting control daemon" in process.log.read_text()
         assert (process.pipe / "control").stat().st_mode & 0o777 == 0o666, "any client of the folder may talk to it"
-        (found,) = process.host.daemons(process.pipe)
-        assert found.pid == process.daemon.pid
+        (daemon,) = process.host.daemons(process.pipe)
+        assert daemon.pid == process.daemon.pid
         assert (process.pipe / "nvidia-cuda-mps-control.pid").exists() == (process.driver >= 550)
 
     def test_a_pipe_folder_of_88_bytes_fails_without_a_word(self, program):
@@ -68,17 +68,19 @@ class TestProgram:
         front = shutil.copy(process.program, folder)
         environment = process.environment | {"PATH": SYSTEM_PATH}
 
-        def said(command: str) -> str:
+        def answer_to(command: str) -> str:
             line = command.encode() + b"\n"
-            asked = subprocess.run([front], input=line, env=environment, user=NOBODY, capture_output=True, check=True)
-            return asked.stdout.decode().strip()
+            completed = subprocess.run(
+                [front], input=line, env=environment, user=NOBODY, capture_output=True, check=True
+            )
+            return completed.stdout.decode().strip()
 
-        assert said("get_default_active_thread_percentage") == "100.0"
+        assert answer_to("get_default_active_thread_percentage") == "100.0"
         for forbidden in ("quit", "start_server -uid 0"):
             with pytest.raises(CommandRefused, match="rivilege"):
-                check(forbidden, said(forbidden))
-        said("set_default_active_thread_percentage 10")
-        said("set_default_device_pinned_mem_limit 0 3G")
+                check(forbidden, answer_to(forbidden))
+        answer_to("set_default_active_thread_percentage 10")
+        answer_to("set_default_device_pinned_mem_limit 0 3G")
         limits = process.control.percentage(), process.control.ceiling(0)
         assert limits == (("10.0", 3072) if process.driver == 535 else ("100.0", None))
 
@@ -99,13 +101,13 @@ class TestProgram:
         assert not mpsfiles.is_daemon_listening(program.pipe)
 
     def test_multi_user_mode_is_in_the_help_where_there_is_one(self, program):
-        said = program.run("-h")
-        assert (b"multiuser" in said.stdout + said.stderr) == (program.driver >= 580)
+        answer_to = program.run("-h")
+        assert (b"multiuser" in answer_to.stdout + answer_to.stderr) == (program.driver >= 580)
 
     def test_a_world_that_is_closed_leaves_no_process(self, process):
         process.server()
         process.front.send("start_server -uid 1000", SECONDS)
         process.close()
         everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        left = [pid for pid in everyone if LOCAL.environment(pid).get(mps.PIPE_ENV) == str(process.pipe)]
-        assert left == []
+        leftover_pids = [pid for pid in everyone if LOCAL.environment(pid).get(mps.PIPE_ENV) == str(process.pipe)]
+        assert leftover_pids == []

@@ -74,8 +74,8 @@ class TestTenants:
             assert program.control.servers() == []
         assert attacker.poll() is None
         assert precious.read_text() == "the node's", "a daemon writes where links lead"
-        found = precious.stat()
-        assert (found.st_mtime_ns, found.st_ctime_ns, found.st_mode) == (
+        status = precious.stat()
+        assert (status.st_mtime_ns, status.st_ctime_ns, status.st_mode) == (
             untouched.st_mtime_ns,
             untouched.st_ctime_ns,
             untouched.st_mode,

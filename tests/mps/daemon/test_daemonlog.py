@@ -11,16 +11,16 @@ from mps.daemon.daemonlog import Output
 
 @pytest.fixture
 def output(tmp_path):
-    made = Output(tmp_path, "GPU-1")
-    yield made
-    made.close()
+    output = Output(tmp_path, "GPU-1")
+    yield output
+    output.close()
 
 
 def heard(output: Output) -> list[str]:
-    with capture_logs() as told:
+    with capture_logs() as lines:
         output.copy_lines()
-    assert all(line["card"] == "GPU-1" for line in told)
-    return [line["event"] for line in told]
+    assert all(line["card"] == "GPU-1" for line in lines)
+    return [line["event"] for line in lines]
 
 
 def talk_without_end(daemon: int) -> NoReturn:
@@ -41,11 +41,11 @@ def test_a_tenant_that_makes_it_talk_fills_nothing_and_stops_nobody(output, tmp_
     daemon = output.open()
     with pytest.raises(BlockingIOError):
         talk_without_end(daemon)
-    told = heard(output)
-    assert (len(told), told[-1]) == (201, "dropped further lines of a daemon")
+    lines = heard(output)
+    assert (len(lines), lines[-1]) == (201, "dropped further lines of a daemon")
     os.write(daemon, b"still there\n")
-    while told := heard(output):
-        last = told
+    while lines := heard(output):
+        last = lines
     assert last[-1] == "still there"
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
 

@@ -44,7 +44,7 @@ def test_one_that_opens_the_card_after_that_is_detached_too(node):
 
 def test_clients_of_a_pod_that_is_deleted_by_force_are_detached_at_once(node):
     mine = beside_another(node, "forced")
-    node.turn()
+    node.step_all()
     node.end("forced")
     node.pass_time(1.0)
     assert terminated(node) == [str(mine.pid)]
@@ -70,7 +70,7 @@ def test_a_client_that_has_just_ended_keeps_no_other_one_of_its_pod_on_the_serve
         terminate(control, client)
 
     monkeypatch.setattr(Control, "terminate", not_found)
-    node.turn()
+    node.step_all()
     node.end("forced")
     node.manager.reconcile()
     assert terminated(node) == [str(second.pid)]
@@ -82,7 +82,7 @@ def test_a_client_that_has_just_ended_keeps_no_other_one_of_its_pod_on_the_serve
 
 def test_a_pod_whose_daemon_is_silent_for_a_moment_is_not_forgotten(node):
     mine = beside_another(node, "forced")
-    node.turn()
+    node.step_all()
     daemon = node.daemon()
     daemon.signal(signal.SIGSTOP)
     node.end("forced")
@@ -99,7 +99,7 @@ def test_a_frozen_daemon_takes_no_time_from_pods_on_other_cards(pair):
     pair.start()
     pair.wait_ready(1)
     mine = pair.add_client(1, "ending")
-    pair.turn()
+    pair.step_all()
     pair.daemon(0).signal(signal.SIGSTOP)
     pair.end("ending")
     began = pair.clock.now()
@@ -115,7 +115,7 @@ def test_one_that_does_not_answer_is_asked_last_and_once_however_many_pods_end_o
     pair.wait_ready(0)
     pair.wait_ready(1)
     mine = pair.add_client(1, "ending")
-    pair.turn()
+    pair.step_all()
     pair.daemon(0).signal(signal.SIGSTOP)
     pair.until(lambda: pair.status(0).state is MpsState.DOWN)
     for name in ("first", "second", "ending"):

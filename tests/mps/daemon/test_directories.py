@@ -34,9 +34,9 @@ def test_the_next_daemon_finds_its_folder_of_pipes_empty_and_in_order(folder):
         os.chown(pipe, 1000, 1000)
     directories.reset(folder)
     assert not list(pipe.iterdir())
-    found = pipe.stat()
-    assert os.path.samestat(found, kept)
-    assert (found.st_mode, found.st_uid, found.st_gid) == (kept.st_mode, kept.st_uid, kept.st_gid)
+    status = pipe.stat()
+    assert os.path.samestat(status, kept)
+    assert (status.st_mode, status.st_uid, status.st_gid) == (kept.st_mode, kept.st_uid, kept.st_gid)
     assert (precious / "file").exists()
 
 

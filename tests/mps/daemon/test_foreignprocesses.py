@@ -22,9 +22,11 @@ def die(node, index: int = 0) -> None:
         process.kill()
 
 
-def leave(node, process, index: int = 0) -> None:
+def remove_process(node, process, index: int = 0) -> None:
     process.kill()
-    node.cards[index]["processes"] = [one for one in node.cards[index]["processes"] if one["pid"] != process.pid]
+    node.cards[index]["processes"] = [
+        process_entry for process_entry in node.cards[index]["processes"] if process_entry["pid"] != process.pid
+    ]
     node.write_cards()
 
 
@@ -50,7 +52,7 @@ def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
     )
     assert ready.mode() == "ExclusiveProcess"
     assert not ready.servers()
-    leave(ready, thief)
+    remove_process(ready, thief)
     ready.wait_ready()
 
 
@@ -62,7 +64,7 @@ def test_nor_is_a_card_ready_whose_server_it_has_got_in_before(ready):
     ready.pass_time(60.0)
     assert ready.status().state is not MpsState.READY
     assert not ready.servers()
-    leave(ready, thief)
+    remove_process(ready, thief)
     ready.wait_ready()
 
 
@@ -75,9 +77,9 @@ def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     for _ in range(3):
         ready.pass_time(10.0)
         ready.manager._audit.audit_once()
-    ((about, _, said, _),) = ready.events.of("PastMps")
+    ((about, _, text, _),) = ready.events.of("PastMps")
     assert about == ObjectRef.pod("default", "thief", "uid-thief")
-    assert said.startswith(f"container main uses card {uuid_of(0)} without MPS")
+    assert text.startswith(f"container main uses card {uuid_of(0)} without MPS")
     assert not evicted
     ready.pass_time(300.0)
     ready.manager._audit.audit_once()
@@ -117,7 +119,7 @@ def test_nor_those_of_a_server_that_has_outlived_its_daemon(ready):
 def test_a_former_client_keeps_the_card_closed_where_the_next_server_does_not_come_up(ready):
     client = ready.add_client(0, "neighbour")
     ready.pass_time(30.0)
-    ready.say("server-starting")
+    ready.touch_double_file("server-starting")
     die(ready)
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
     assert f"process {client.pid} " in ready.status().reason
@@ -130,7 +132,7 @@ def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
     ready.pass_time(30.0)
     evicted = []
     ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
-    ready.say("server-starting")
+    ready.touch_double_file("server-starting")
     began = ready.clock.now()
     die(ready)
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
@@ -151,7 +153,7 @@ def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
 def test_who_came_past_mps_is_found_out_beside_former_clients(ready):
     ready.add_client(0, "neighbour")
     ready.pass_time(30.0)
-    ready.say("server-starting")
+    ready.touch_double_file("server-starting")
     die(ready)
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
     thief = ready.use(0, 300, "thief")

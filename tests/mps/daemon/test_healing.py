@@ -71,7 +71,7 @@ def test_clients_of_a_dead_daemons_server_have_time_to_end(node):
 
 
 def test_an_orphaned_server_that_does_not_end_is_killed(node):
-    node.say("server-stays")
+    node.touch_double_file("server-stays")
     node.start()
     node.wait_ready()
     (server,) = node.servers()
@@ -98,9 +98,9 @@ def test_a_fault_waits_for_the_clients_and_heals_with_their_end(node):
     node.wait_ready()
     before = node.daemon()
     node.add_client()
-    node.say("fault")
+    node.touch_double_file("fault")
     node.until(lambda: node.status().state is MpsState.FAULT)
-    assert node.told()["state"] == "Fault"
+    assert node.published_status()["state"] == "Fault"
     assert "a client's fault" in node.problem()
     node.pass_time(PACE.fault_grace - 2.0)
     node.end_clients()
@@ -112,7 +112,7 @@ def test_a_fault_whose_clients_stay_is_ended_by_detaching_them(node):
     node.start()
     node.wait_ready()
     before, client = node.daemon(), node.add_client()
-    node.say("fault")
+    node.touch_double_file("fault")
     node.until(lambda: not before.is_alive())
     node.wait_ready()
     assert (node.log() / "terminated").read_text().split() == [str(client.pid)]
@@ -120,11 +120,11 @@ def test_a_fault_whose_clients_stay_is_ended_by_detaching_them(node):
 
 
 def test_a_server_that_cannot_start_is_tried_again_and_said(node):
-    failing = node.say("server-fails")
+    failing = node.touch_double_file("server-fails")
     node.start()
     node.until(lambda: "its server has not started yet" in node.status().reason)
     assert node.problem()
-    assert node.told()["state"] in ("Starting", "Down")
+    assert node.published_status()["state"] in ("Starting", "Down")
     failing.unlink()
     node.wait_ready()
 
@@ -136,12 +136,12 @@ def test_garbage_in_the_pipe_costs_at_most_a_restart(node, monkeypatch):
     assert node.status().multi_user
     killed = node.daemon()
     with pytest.raises(Exception, match="139"):
-        node.ask("x" * 5000)
+        node.send_command("x" * 5000)
     killed.end(139)
     (node.pipe() / "rubbish").write_bytes(b"\0" * 1000)
     node.until(node.problem)
     node.wait_ready()
-    assert node.ask("get_default_active_thread_percentage") == "100.0"
+    assert node.send_command("get_default_active_thread_percentage") == "100.0"
 
 
 def test_each_daemon_finds_its_folder_of_pipes_empty(node):

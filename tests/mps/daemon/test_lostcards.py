@@ -26,7 +26,7 @@ def shared(make_node):
 def test_the_daemon_of_the_node_stays_ready_for_the_other_card(shared):
     shared.lost.add(uuid_of(0))
     for _ in range(300):
-        shared.turn()
+        shared.step_all()
         assert shared.status().state is MpsState.READY
 
 
@@ -90,10 +90,10 @@ def test_the_next_manager_keeps_the_daemon_of_the_node_for_the_clients_of_the_ot
     shared.start()
     shared.wait_ready(1, memory_limit=MiB(8138))
     shared.pass_time(60.0)
-    assert shared.ask("get_default_device_pinned_mem_limit 1") == "8G"
+    assert shared.send_command("get_default_device_pinned_mem_limit 1") == "8G"
     shared.bind("third", 1, 9216)
     shared.wait_ready(1, memory_limit=MiB(9216))
-    assert shared.ask("get_default_device_pinned_mem_limit 0") == "4G", "of the card that does not answer"
+    assert shared.send_command("get_default_device_pinned_mem_limit 0") == "4G", "of the card that does not answer"
     shared.lost.clear()
     shared.pass_time(60.0)
     shared.wait_ready(0, memory_limit=MiB(4096))
@@ -118,13 +118,13 @@ def test_a_daemon_that_is_started_meanwhile_serves_the_cards_that_answer(shared)
     shared.lost.add(uuid_of(0))
     shared.start()
     shared.wait_ready(1)
-    with capture_logs() as told:
+    with capture_logs() as logs:
         shared.daemon().kill()
         shared.until(lambda: shared.problem(1))
         shared.until(lambda: shared.status().uuids == (uuid_of(1),))
         shared.wait_ready(1, memory_limit=MiB(8138))
     (server,) = shared.servers()
-    assert any(line["event"].endswith(f"fake server {server.pid} for devices {uuid_of(1)}") for line in told)
+    assert any(line["event"].endswith(f"fake server {server.pid} for devices {uuid_of(1)}") for line in logs)
     shared.lost.clear()
     shared.wait_ready(0, memory_limit=MiB(4096))
     shared.wait_ready(1, memory_limit=MiB(8138))
@@ -153,14 +153,14 @@ def test_what_is_not_served_is_ended_when_all_cards_have_answered(make_node):
     node.start()
     for index in range(3):
         node.wait_ready(index)
-    left = node.daemon(1)
+    leftover = node.daemon(1)
     node.crash()
     node.lost.add(uuid_of(0))
     node.start(cards="0,2")
     node.pass_time(30.0)
-    assert left.is_alive(), "nobody knows yet which cards there are"
+    assert leftover.is_alive(), "nobody knows yet which cards there are"
     node.lost.clear()
-    node.until(lambda: not left.is_alive())
+    node.until(lambda: not leftover.is_alive())
     node.wait_ready(0)
     assert node.mode(1) == "Default"
 

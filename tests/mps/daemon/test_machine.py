@@ -14,7 +14,9 @@ PACE = DaemonPace()
 GOOD = [Act.SWEEP, Act.SPAWN, Act.CONTACT, Act.CONFIGURE, Act.WARM]
 
 
-def drive(subject: Machine, results: dict[Act, ActResult], until: float, now: float = 0.0) -> tuple[Machine, list[Act]]:
+def drive(
+    subject: Machine, outcomes: dict[Act, ActResult], until: float, now: float = 0.0
+) -> tuple[Machine, list[Act]]:
     """Plays acts with these results (OK where none is given) until a time; what was done."""
     done = []
     while now < until:
@@ -23,7 +25,7 @@ def drive(subject: Machine, results: dict[Act, ActResult], until: float, now: fl
             now = max(now + 0.01, min(subject.due, until))
             continue
         done.append(act)
-        subject = machine.transition(subject, results.get(act, OK), now, PACE)
+        subject = machine.transition(subject, outcomes.get(act, OK), now, PACE)
         now += 0.01
     return subject, done
 
@@ -166,18 +168,18 @@ events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), st.sampled_from([No
 @given(events)
 def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
     subject, now = Machine(), 0.0
-    for result, step, card_status in happened:
+    for act_result, step, wanted in happened:
         now += step
-        if card_status is not None:
-            subject = machine.set_wanted(subject, card_status, now, PACE)
+        if wanted is not None:
+            subject = machine.set_wanted(subject, wanted, now, PACE)
         act = machine.plan(subject, now)
         if act is Act.REST:
-            if result.outcome is Outcome.DEAD:
-                subject = machine.transition(subject, result, now, PACE)  # a death between two acts
+            if act_result.outcome is Outcome.DEAD:
+                subject = machine.transition(subject, act_result, now, PACE)  # a death between two acts
             continue
-        subject = machine.transition(subject, result, now, PACE)
+        subject = machine.transition(subject, act_result, now, PACE)
         if machine.state_of(subject) is MpsState.READY:
-            assert (act, result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
+            assert (act, act_result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
         assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
     subject = machine.set_wanted(subject, True, now, PACE)
     subject, _ = drive(subject, {}, now + 200.0, now)
@@ -190,20 +192,20 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
 @given(events)
 def test_nothing_is_spawned_while_a_daemon_may_live(happened):
     subject, now, lives = Machine(), 0.0, False
-    for result, step, card_status in happened:
+    for act_result, step, wanted in happened:
         now += step
-        if card_status is not None:
-            subject = machine.set_wanted(subject, card_status, now, PACE)
+        if wanted is not None:
+            subject = machine.set_wanted(subject, wanted, now, PACE)
         act = machine.plan(subject, now)
         if act is Act.REST:
             continue
         if act is Act.SPAWN:
             assert not lives
-            lives = result.outcome is Outcome.OK
-        elif (result.outcome is Outcome.DEAD and subject.phase in machine.RUNNING) or (
-            act in (Act.QUIT, Act.KILL) and result.outcome is Outcome.OK
+            lives = act_result.outcome is Outcome.OK
+        elif (act_result.outcome is Outcome.DEAD and subject.phase in machine.RUNNING) or (
+            act in (Act.QUIT, Act.KILL) and act_result.outcome is Outcome.OK
         ):
             lives = False
-        subject = machine.transition(subject, result, now, PACE)
+        subject = machine.transition(subject, act_result, now, PACE)
         if subject.phase in (DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
             assert not lives

@@ -21,41 +21,41 @@ class Daemon(FrontEnd):
 
 
 @pytest.fixture
-def look(monkeypatch):
+def check_after(monkeypatch):
     """How it is a second later, where the kernel says this of the server."""
     clock = FakeClock()
     host = FakeHost(clock)
     subject = Servers(Control(Daemon(host.add(SERVER).pid), 1.0), host, clock, has_status_command=True)
 
-    def after(seconds: float, activity: ProcessActivity | None):
+    def check_at(seconds: float, activity: ProcessActivity | None):
         clock.advance(seconds)
         monkeypatch.setattr(host, "activity", lambda pid: activity)
         return subject.check()
 
-    return after
+    return check_at
 
 
-def test_one_that_waits_in_the_driver_for_moments_is_well(look):
+def test_one_that_waits_in_the_driver_for_moments_is_well(check_after):
     for switches in range(60):
-        assert look(1.0, ProcessActivity("D", switches)) == OK, "it moves"
+        assert check_after(1.0, ProcessActivity("D", switches)) == OK, "it moves"
     for turn in range(60):
-        assert look(1.0, ProcessActivity("DS"[turn % 2], 60)) == OK, "it is not always there"
+        assert check_after(1.0, ProcessActivity("DS"[turn % 2], 60)) == OK, "it is not always there"
 
 
-def test_one_that_does_not_move_there_is_not(look):
-    assert look(0.0, ProcessActivity("D", 5)) == OK
-    assert look(9.0, ProcessActivity("D", 5)) == OK
-    frozen = look(1.0, ProcessActivity("D", 5))
+def test_one_that_does_not_move_there_is_not(check_after):
+    assert check_after(0.0, ProcessActivity("D", 5)) == OK
+    assert check_after(9.0, ProcessActivity("D", 5)) == OK
+    frozen = check_after(1.0, ProcessActivity("D", 5))
     assert frozen.outcome is Outcome.FROZEN
     assert "hangs in the driver" in frozen.reason
-    assert look(1.0, ProcessActivity("R", 6)) == OK
+    assert check_after(1.0, ProcessActivity("R", 6)) == OK
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
-def test_one_that_is_stopped_is_not_at_once(look, state):
-    assert look(0.0, ProcessActivity("S", 5)) == OK
-    assert look(1.0, ProcessActivity(state, 5)).outcome is Outcome.FROZEN
+def test_one_that_is_stopped_is_not_at_once(check_after, state):
+    assert check_after(0.0, ProcessActivity("S", 5)) == OK
+    assert check_after(1.0, ProcessActivity(state, 5)).outcome is Outcome.FROZEN
 
 
-def test_one_that_has_ended_is_told_of_by_its_daemon(look):
-    assert look(0.0, None) == OK
+def test_one_that_has_ended_is_told_of_by_its_daemon(check_after):
+    assert check_after(0.0, None) == OK

@@ -64,12 +64,12 @@ def test_after_a_crash_cards_are_taken_over_or_opened_again(pair):
     pair.wait_ready(0, memory_limit=MiB(8138))
     pair.wait_ready(1)
     held = pair.daemon(0)
-    left = pair.daemon(1)
+    leftover = pair.daemon(1)
     pair.crash()
     assert "no MPS manager runs" in pair.problem(0)
     assert pair.mode(1) == "ExclusiveProcess"
     pair.start(cards="0")
-    assert not left.is_alive(), "its card is not served any more"
+    assert not leftover.is_alive(), "its card is not served any more"
     assert pair.mode(1) == "Default"
     pair.wait_ready(0, memory_limit=MiB(8138))
     assert pair.daemon(0) == held
@@ -78,10 +78,10 @@ def test_after_a_crash_cards_are_taken_over_or_opened_again(pair):
 def test_a_daemon_of_an_open_card_that_is_not_served_any_more_is_ended_too(pair):
     pair.start(exclusive=False)
     pair.wait_ready(1)
-    left, servers = pair.daemon(1), pair.servers(1)
+    leftover, servers = pair.daemon(1), pair.servers(1)
     pair.crash()
     pair.start(cards="0")
-    assert not left.is_alive()
+    assert not leftover.is_alive()
     assert not any(server.is_alive() for server in servers)
     assert pair.mode(1) == "Default"
 
@@ -108,11 +108,11 @@ def test_after_a_change_of_scope_only_folders_that_are_served_say_how_mps_is(pai
 def test_a_daemon_that_sees_other_cards_is_replaced(node):
     node.start()
     node.wait_ready()
-    left = node.daemon()
-    left.environment = {**left.environment, "CUDA_VISIBLE_DEVICES": "GPU-other"}
+    leftover = node.daemon()
+    leftover.environment = {**leftover.environment, "CUDA_VISIBLE_DEVICES": "GPU-other"}
     node.crash()
     node.start()
-    node.until(lambda: not left.is_alive())
+    node.until(lambda: not leftover.is_alive())
     node.wait_ready()
 
 
@@ -120,15 +120,15 @@ def test_a_daemon_whose_folder_was_removed_is_replaced(node):
     node.bind("pod", 0, 8138)
     node.start()
     node.wait_ready(memory_limit=MiB(8138))
-    left = node.daemon()
+    leftover = node.daemon()
     shutil.rmtree(node.root)
     assert "no MPS manager runs" in node.problem()
     node.crash()
     began = node.clock.now()
     node.start()
     node.wait_ready(memory_limit=MiB(8138))
-    assert not left.is_alive()
-    assert node.daemon() != left
+    assert not leftover.is_alive()
+    assert node.daemon() != leftover
     assert node.clock.now() - began < 5.0, "nobody can ask it, so nothing is waited for"
 
 

@@ -23,12 +23,12 @@ class Server:
     def __init__(self, process, uid, percentage, limits):
         self.process, self.pid = process, process.pid
         self.uid, self.percentage, self.limits = uid, percentage, dict(limits)
-        self.asked = 0
+        self.requests = 0
 
 
 class Daemon:
     """All it knows is lost with it. `host` says and does what needs processes and time: `log`, `start_server`,
-    `alive`, `now`, `sleep`.
+    `is_running`, `now`, `sleep`.
     """
 
     def __init__(self, driver, folder, host, percentage="100"):
@@ -37,7 +37,7 @@ class Daemon:
         self.percentage = self.read_percentage(percentage, 100.0)
         self.queue = []  # users who wait for their server until the one before has no client
 
-    def take(self, content, uid):
+    def handle_command(self, content, uid):
         """The answer to what a front end has sent at once. Raises Ended."""
         if len(content) >= LONGEST and self.driver >= 580:
             raise Ended(139)
@@ -80,7 +80,7 @@ class Daemon:
 
     def clients(self):
         try:
-            return [int(each) for each in (self.folder / "clients").read_text().split() if self.host.alive(int(each))]
+            return [int(pid) for pid in (self.folder / "clients").read_text().split() if self.host.is_running(int(pid))]
         except OSError:
             return []
 
@@ -100,12 +100,12 @@ class Daemon:
         server = self.named(pid)
         if server is None:
             return f"Server {pid} not found\n"
-        server.asked += 1
+        server.requests += 1
         if (self.folder / "fault").exists():
             if self.clients():
                 return "FAULT\n"
             (self.folder / "fault").unlink()
-        return "INITIALIZING\n" if server.asked < 2 or (self.folder / "server-starting").exists() else "ACTIVE\n"
+        return "INITIALIZING\n" if server.requests < 2 or (self.folder / "server-starting").exists() else "ACTIVE\n"
 
     def do_get_client_list(self, pid="", *_):
         if self.named(pid) is None:
@@ -127,8 +127,8 @@ class Daemon:
             return f"Server {server} not found\nServer {server} not found!\n1\n"
         if (self.folder / "terminate-fails").exists():
             return None
-        left = [each for each in self.clients() if str(each) != client]
-        (self.folder / "clients").write_text("".join(f"{each}\n" for each in left))
+        remaining = [pid for pid in self.clients() if str(pid) != client]
+        (self.folder / "clients").write_text("".join(f"{pid}\n" for pid in remaining))
         with (self.folder / "terminated").open("a") as file:
             file.write(f"{client}\n")
         return "0\n"
@@ -144,40 +144,40 @@ class Daemon:
     def do_get_default_active_thread_percentage(self, *_):
         return f"{self.percentage:.1f}\n"
 
-    def do_set_default_active_thread_percentage(self, value="", *_):
-        self.percentage = self.read_percentage(value, self.percentage)
+    def do_set_default_active_thread_percentage(self, setting="", *_):
+        self.percentage = self.read_percentage(setting, self.percentage)
         return f"{self.percentage:.1f}\n"
 
     def do_get_active_thread_percentage(self, pid="", *_):
         server = self.named(pid)
         return f"{server.percentage:.1f}\n" if server else f"Server {pid} not found\n"
 
-    def do_set_active_thread_percentage(self, pid="", value="", *_):
+    def do_set_active_thread_percentage(self, pid="", setting="", *_):
         server = self.named(pid)
         if server is None:
             return f"Server {pid} not found\n"
-        server.percentage = self.read_percentage(value, server.percentage)
+        server.percentage = self.read_percentage(setting, server.percentage)
         return f"{server.percentage:.1f}\n"
 
     def do_get_default_device_pinned_mem_limit(self, device="", *_):
         return shown(self.limits.get(self.device(device), 0))
 
-    def do_set_default_device_pinned_mem_limit(self, device="", value="", *_):
+    def do_set_default_device_pinned_mem_limit(self, device="", setting="", *_):
         if device.isdigit() or self.driver >= 580:  # before, a UUID is passed over
-            self.limits[self.device(device)] = size(value)
+            self.limits[self.device(device)] = size(setting)
 
     def do_get_device_pinned_mem_limit(self, pid="", device="", *_):
         server = self.named(pid)
         if server is None:
             return f"Server {pid} not found\n"
-        return shown(server.limits.get(self.device(device), 0)) if server.asked >= 2 or self.driver < 550 else ""
+        return shown(server.limits.get(self.device(device), 0)) if server.requests >= 2 or self.driver < 550 else ""
 
-    def do_set_device_pinned_mem_limit(self, pid="", device="", value="", *_):
+    def do_set_device_pinned_mem_limit(self, pid="", device="", setting="", *_):
         server = self.named(pid)
         if server is None:
             return f"Server {pid} not found\n"
         if not (self.folder / "server-limit-kept").exists():
-            server.limits[self.device(device)] = size(value)
+            server.limits[self.device(device)] = size(setting)
         return None
 
     def device(self, text):
@@ -187,10 +187,10 @@ class Daemon:
     def do_get_default_client_priority(self, *_):
         return f"{self.priority}\n"
 
-    def do_set_default_client_priority(self, value="", *_):
-        if value not in ("0", "1"):
+    def do_set_default_client_priority(self, setting="", *_):
+        if setting not in ("0", "1"):
             return "Invalid priority value - must be 0 or 1!\n"
-        self.priority = int(value)
+        self.priority = int(setting)
         return None
 
     def do_quit(self, *arguments):
@@ -203,9 +203,9 @@ class Daemon:
         self.host.log("Exit with status 0")
         raise Ended(0)
 
-    def read_percentage(self, value, before):
+    def read_percentage(self, setting, before):
         try:
-            number = float(value.removesuffix("%"))
+            number = float(setting.removesuffix("%"))
         except ValueError:
             number = 0.0
         if 0.0 < number <= 100.0:

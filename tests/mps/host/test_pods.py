@@ -19,7 +19,7 @@ def pod(uid: str, *holdings: tuple[str, int], **changes: object) -> PodView:
 
 
 def test_demands_of_cards():
-    found = pods.demands(
+    demands = pods.demands(
         [
             pod("a", ("GPU-0", 5), ("GPU-0", 7)),
             pod("b", ("GPU-0", 9), finished=True),
@@ -28,7 +28,7 @@ def test_demands_of_cards():
         ],
         CARDS,
     )
-    assert found == {"GPU-0": Demand((5, 7, 8), without_mps=False), "GPU-1": Demand((3,), without_mps=True)}
+    assert demands == {"GPU-0": Demand((5, 7, 8), without_mps=False), "GPU-1": Demand((3,), without_mps=True)}
     mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
     assert not mixed["GPU-0"].without_mps, "who wants limits gets them"
     assert mixed["GPU-1"] == Demand((), without_mps=False), "an empty card is on"
@@ -65,7 +65,7 @@ def test_containers_have_their_keys_and_what_the_runtime_calls_them():
         },
     }
     seen = pods.parse_pod(json.dumps(wire).encode())
-    assert [(one.key, one.name, one.runtime_id) for one in seen.containers] == [
+    assert [(container.key, container.name, container.runtime_id) for container in seen.containers] == [
         ("init-0", "i", ""),
         ("init-1", "side", "c1"),
         ("0", "a", ""),
@@ -93,7 +93,7 @@ def test_a_static_pods_groups_have_another_name():
 
 
 @pytest.mark.parametrize(
-    ("version", "multi_user", "server_status", "most"),
+    ("version", "multi_user", "server_status", "max_clients"),
     [
         ("535.261.03", False, False, 48),
         ("550.163.01", False, True, 48),
@@ -106,12 +106,12 @@ def test_a_static_pods_groups_have_another_name():
         ("470.1", False, False, 48),
     ],
 )
-def test_what_drivers_can(version, multi_user, server_status, most):
-    found = drivers.capabilities_of(version)
-    assert (found.multi_user, found.server_status) == (multi_user, server_status)
-    assert found.max_clients(CARDS[0]) == most
+def test_what_drivers_can(version, multi_user, server_status, max_clients):
+    demands = drivers.capabilities_of(version)
+    assert (demands.multi_user, demands.server_status) == (multi_user, server_status)
+    assert demands.max_clients(CARDS[0]) == max_clients
     old = GpuCard(index=0, uuid="g", model="P100", memory=MiB(1), devices=(), properties={"computeCapability": "6.0"})
-    assert found.max_clients(old) == 16
+    assert demands.max_clients(old) == 16
 
 
 def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():

@@ -50,9 +50,9 @@ def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
     daemon, server = running(CONTROL, FOREGROUND), running(SERVER)
     running(CONTROL)  # its front end
     running(CONTROL, FOREGROUND, pipe="other")
-    (found,) = LOCAL.daemons(folder / "pipe")
-    assert (found.pid, found.is_alive()) == (daemon.pid, True)
-    assert [one.pid for one in LOCAL.servers(folder / "pipe")] == [server.pid]
+    (listed,) = LOCAL.daemons(folder / "pipe")
+    assert (listed.pid, listed.is_alive()) == (daemon.pid, True)
+    assert [process.pid for process in LOCAL.servers(folder / "pipe")] == [server.pid]
     assert LOCAL.is_server(server.pid)
     assert not LOCAL.is_server(daemon.pid)
     assert LOCAL.environment(daemon.pid)[mps.PIPE_ENV] == str(folder / "pipe")
@@ -79,23 +79,23 @@ def test_a_process_cannot_write_to_the_terminal_of_who_reads_its_name(tmp_path, 
 
 def test_one_that_has_ended_is_signalled_no_more(folder, running):
     daemon = running(CONTROL, FOREGROUND)
-    (found,) = LOCAL.daemons(folder / "pipe")
-    found.signal(signal.SIGKILL)
+    (listed,) = LOCAL.daemons(folder / "pipe")
+    listed.signal(signal.SIGKILL)
     assert daemon.wait(SECONDS) == -signal.SIGKILL
-    assert not found.is_alive()
-    found.signal(signal.SIGKILL)
-    assert LOCAL.environment(found.pid) == {}
+    assert not listed.is_alive()
+    listed.signal(signal.SIGKILL)
+    assert LOCAL.environment(daemon.pid) == {}
     assert LOCAL.name(NOBODYS) == ""
     assert LOCAL.memberships(NOBODYS) == ()
 
 
 def test_a_number_that_another_process_has_now_is_not_it(folder, running):
     running(CONTROL, FOREGROUND)
-    (found,) = LOCAL.daemons(folder / "pipe")
-    former = type(found)(found.pid, found.started - 1)
+    (daemon,) = LOCAL.daemons(folder / "pipe")
+    former = type(daemon)(daemon.pid, daemon.started - 1)
     assert not former.is_alive()
     former.signal(signal.SIGKILL)
-    assert found.is_alive()
+    assert daemon.is_alive()
 
 
 def test_a_child_says_how_it_ended_and_leaves_no_zombie(output, monkeypatch):
