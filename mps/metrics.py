@@ -8,12 +8,12 @@ UP = Gauge("cardwise_mps_up", "1 while the card's MPS is ready for containers", 
 STATE = Gauge("cardwise_mps_state", "1 for the state that the card's MPS is in, 0 for the others", ["card", "state"])
 HEALS = Counter("cardwise_mps_heals", "Times that the card's MPS became ready again after a failure", ["card"])
 STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["card"])
-FAILURES = Counter("cardwise_mps_daemon_failures", "Ends of a daemon that nobody asked for", ["card"])
-FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has brought upon its card", ["card"])
-LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon had other settings than it was given", ["card"])
+FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["card"])
+FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its card", ["card"])
+LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["card"])
 CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the card's server", ["card"])
-CEILING = Gauge("cardwise_mps_ceiling_bytes", "Most memory that one client gets on the card", ["card"])
-DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were taken off their server", ["card", "why"])
+CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the card", ["card"])
+DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["card", "why"])
 PROBE = Histogram(
     "cardwise_mps_probe_seconds",
     "Time of a probe by outcome",
@@ -22,21 +22,21 @@ PROBE = Histogram(
 )
 USED = Gauge(
     "cardwise_mps_used_bytes",
-    "Memory of the card that the container's processes have together, as the driver says",
+    "Memory of the card that the container's processes use in total, as the driver reports",
     ["namespace", "pod", "container", "card"],
 )
 AUDIT_STANDING = Gauge(
     "cardwise_mps_audit_standing",
-    "Pods or processes that use the card as they should not, by reason",
+    "Standing violations of pods or processes on the card, by reason",
     ["card", "reason"],
 )
-AUDIT_FOUND = Counter("cardwise_mps_audit_found", "How often the audit spoke up", ["card", "reason"])
+AUDIT_FOUND = Counter("cardwise_mps_audit_found", "Violations that the audit reported", ["card", "reason"])
 AUDIT_EVICTIONS = Counter(
-    "cardwise_mps_audit_evictions", "Pods that the audit evicted, or did not (budget, error, withheld)", ["outcome"]
+    "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
 AUDIT_BLIND = Counter("cardwise_mps_audit_blind", "Audits of a card that could not list its processes", ["card"])
 THREADS = Counter(
-    "cardwise_mps_thread_failures", "Unforeseen errors that a thread met and went on after; see the log", ["thread"]
+    "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 
 

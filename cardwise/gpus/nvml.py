@@ -200,7 +200,7 @@ class NvmlGpus:
         while not self._clock.wait(self._closing, _PROBE_SECONDS):
             try:
                 self._probe_cards()
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and the loop continues
                 self._report_failure("nvml-probe")
 
     def _probe_cards(self, timeout: float = _PROBE_SECONDS) -> None:
@@ -288,7 +288,7 @@ class NvmlGpus:
                 try:
                     self._register_events(events, registered)
                     self._wait_event(events)
-                except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and the loop continues
                     self._report_failure("nvml-xids")
                     self._clock.wait(self._closing, 1.0)
         finally:
@@ -352,7 +352,7 @@ def _card_problem(handle: Any) -> str:
         return f"the card does not answer: {error}"
     action = _optional_number(lambda: _recovery_action(handle))
     if action:
-        return f"the driver asks for recovery action {action} (1: reset, 2: reboot, 3: drain)"
+        return f"the driver requests recovery action {action} (1: reset, 2: reboot, 3: drain)"
     if _optional_number(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
         return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); replace the card"
     return ""

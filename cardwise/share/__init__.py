@@ -11,7 +11,7 @@ only, nothing else of Cardwise, and keep to the syntax of Python 3.7.
     reading       reads a container's share from its environment and the share agent's file
 """
 
-# Where the folder of `installation.lay_out` is mounted, read-only, and what PYTHONPATH names.
+# Where the folder of `installation.install_files` is mounted, read-only; PYTHONPATH names it.
 MOUNT = "/run/cardwise/python"
 
 # The share agent's file, and the variable that overrides its path.

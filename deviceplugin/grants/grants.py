@@ -57,23 +57,23 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
 
 
 class _Format(Struct):
-    """What says how the rest of a grant on disk is to be read."""
+    """The field of a grant on disk that tells how to read the others."""
 
     version: Any = _VERSION
 
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container's share and devices. `slots` are its device IDs; `pod_...` are those of all containers of its pod.
-    Shares are on the disk as `CardShare` names its fields; `whole` is missing in grants of an older version.
+    """A container's shares and devices. On disk, shares have the field names of `CardShare`.
 
-    `pod_keys` says whose each of the `pod_shares` is; it is empty in a grant of an older version. `pod_device_keys`
-    says the same of the `pod_devices`.
+    slots: the container's device IDs.
+    shares, devices: those of the container.
+    pod_shares, pod_devices: those of all containers of its pod, which the pod holds from its first grant on.
+    pod_keys: the container key of each of the `pod_shares`; empty in a grant of an older version.
+    pod_device_keys: the container key of each of the `pod_devices`.
+    mps_mode, sm_percent: the pod's MPS annotations.
+    mps: the folders of the MPS daemons that the container gets; none if it runs without MPS.
 
-    The pod holds all of them from its first grant on: else a later pod could take what its second container, or its
-    first when it restarts, will need.
-
-    `mps_mode` and `sm_percent` are what the pod says of MPS, `mps` the folders of the daemons that the container is
-    given: none where it does without. They are here so that a restart and a new CDI spec need nobody else.
+    A restart and a new CDI spec need only the grant.
     """
 
     version: int = _VERSION
@@ -288,9 +288,9 @@ class GrantStore:
         return list(grants.values())
 
     def undo_add(self, added: AddedGrant) -> None:
-        """Undo a claim that nothing was delivered for, unless its container was granted anew since. Raises OSError.
+        """Undo `add` for a grant that was not delivered, unless its container has a newer one. Raises OSError.
 
-        A container that starts again keeps the grant that it had: it may start without the API server by that.
+        A container that restarts keeps its previous grant, with which it can start without the API server.
         """
         grant, previous = added.grant, added.previous
         with self._disk_lock(grant.pod_uid):
@@ -439,11 +439,11 @@ def _read(path: Path) -> Grant:
         known = " and ".join(map(str, _KNOWN))
         raise ValueError(
             f"another version of the device plugin wrote it: it has version {quoted(version)}, "
-            f"this one reads versions {known}; a container that runs gets its grant anew"
+            f"this one reads versions {known}; a running container gets a new grant"
         )
     grant = msgspec.json.decode(text, type=Grant)
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
-        raise ValueError("it does not say what its name says")
+        raise ValueError("its pod UID or container is not that of its path")
     _check_names(grant)
     return grant
 

@@ -171,7 +171,11 @@ def _has_no_visible_card(pod: NodePod, grant: Grant) -> bool:
 
 
 class PreStart:
-    """The verb. `release` frees the shares of pods of which nothing is alive; `on_granted` hears of each grant."""
+    """Handles PreStartContainer.
+
+    release: releases the grants of those of these pods that have ended.
+    on_granted: called with the pod of each grant.
+    """
 
     def __init__(
         self,

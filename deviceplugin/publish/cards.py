@@ -182,8 +182,9 @@ def statuses(
     access: str,
     held_shares: Callable[[str], Sequence[HeldShare] | None],
 ) -> dict[str, Json]:
-    """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept; none of those of which
-    nobody knows what is held.
+    """The statuses of cards and devices, by UUID: the present ones in `healths`, and the `gone` ones that are kept.
+
+    Those whose held shares are unknown are left out.
     """
     healths_and_gone = {
         **healths,

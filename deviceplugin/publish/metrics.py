@@ -14,26 +14,26 @@ _LABELS = ["card", "index", "model"]
 
 PRE_START = Histogram(
     "cardwise_prestart_seconds",
-    "Time of PreStartContainer by outcome: granted, refused (told to the pod, retried by the kubelet) or failed",
+    "Time of PreStartContainer by outcome: granted, refused (reported to the pod, retried by the kubelet) or failed",
     ["outcome"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 REGISTRATIONS = Counter("cardwise_registrations", "Registrations with the kubelet")
 FAILURES = Counter(
-    "cardwise_thread_failures", "Unforeseen errors that a thread met and went on after; see the log", ["thread"]
+    "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
-HELD = Gauge("cardwise_held_shares", "Shares of ended pods whose containers are not gone yet")
+HELD = Gauge("cardwise_held_shares", "Shares of terminating pods")
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
 _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
     ("cardwise_card_memory_bytes", "Memory of the card.", lambda level: level.card.memory * _BYTES),
     (
         "cardwise_card_used_bytes",
-        "Memory of the card that pods of this node have asked for.",
+        "Memory of the card that pods of this node request.",
         lambda level: level.used * _BYTES,
     ),
-    ("cardwise_card_free_bytes", "Memory of the card that no pod has asked for.", lambda level: level.free * _BYTES),
+    ("cardwise_card_free_bytes", "Memory of the card that no pod requests.", lambda level: level.free * _BYTES),
     (
         "cardwise_card_granted_bytes",
         "Memory of the card that started containers hold.",
@@ -42,10 +42,14 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
     ("cardwise_card_shares", "Containers that have a share of the card.", lambda level: level.shares),
     (
         "cardwise_card_cores_used_ratio",
-        "Part of the card's SMs that pods have asked for.",
+        "Fraction of the card's SMs that pods request.",
         lambda level: level.core / FULL_CORE,
     ),
-    ("cardwise_card_healthy", "1 while the card takes new shares, 0 while it is sick.", lambda level: level.healthy),
+    (
+        "cardwise_card_healthy",
+        "1 while the card takes new shares, 0 while it is unhealthy.",
+        lambda level: level.healthy,
+    ),
 )
 
 

@@ -32,8 +32,8 @@ EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD, Reason.PAST_MPS
 class ProcessUse:
     """A process on a card. `memory`: in MiB, None if the driver does not report it.
 
-    `pod` is the UID of its pod, "" for none; `container` the runtime's ID of its container, "" where nobody says it.
-    `bypasses_mps`: it is no client of the MPS server that the card is closed for.
+    `pod` is the UID of its pod, "" for none; `container` the runtime's ID of its container, "" if unknown.
+    `bypasses_mps`: whether it is not a client of the MPS server that the card is closed for.
     """
 
     card: str

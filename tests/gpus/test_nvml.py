@@ -342,7 +342,7 @@ def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(
     driver.recovery_actions[0], driver.unmapped[1] = 1, 1
     gpus = make_gpus()
     reasons = [state.reason for state in gpus.health().values()]
-    assert reasons[0] == "the driver asks for recovery action 1 (1: reset, 2: reboot, 3: drain)", "from the beginning"
+    assert reasons[0] == "the driver requests recovery action 1 (1: reset, 2: reboot, 3: drain)", "from the beginning"
     assert "could not be remapped" in reasons[1]
     driver.recovery_actions[0] = 0
     for _ in range(6):

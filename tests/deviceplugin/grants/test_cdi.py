@@ -11,7 +11,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi, environment
-from deviceplugin.grants.access import Access, Delivery, decide
+from deviceplugin.grants.access import Access, Delivery, choose_access
 from deviceplugin.sources.containers import RuntimeFacts
 from tests.deviceplugin.records import grant
 
@@ -31,7 +31,7 @@ from tests.deviceplugin.records import grant
     ],
 )
 def test_card_access_is_the_runtimes_alone(facts, access):
-    assert decide(facts)[0] is access
+    assert choose_access(facts)[0] is access
 
 
 class TestNvidiaSpecs:
