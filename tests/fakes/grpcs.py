@@ -1,4 +1,4 @@
-"""Both ends of a gRPC service, by its description: a stub with its methods, and what serves an object that has them."""
+"""Both ends of a gRPC service, by its descriptor: a stub, and handlers that call the methods of an object."""
 
 from types import SimpleNamespace
 
@@ -8,21 +8,25 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 def stub(channel: grpc.Channel, service: ServiceDescriptor) -> SimpleNamespace:
-    def method(one: MethodDescriptor):
-        asked, answer = GetMessageClass(one.input_type), GetMessageClass(one.output_type)
-        kind = channel.unary_stream if one.server_streaming else channel.unary_unary
-        return kind(f"/{service.full_name}/{one.name}", asked.SerializeToString, answer.FromString)
+    """A client of the service: an object with its methods."""
 
-    return SimpleNamespace(**{one.name: method(one) for one in service.methods})
+    def callable_for(method: MethodDescriptor):
+        request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        create = channel.unary_stream if method.server_streaming else channel.unary_unary
+        return create(f"/{service.full_name}/{method.name}", request.SerializeToString, response.FromString)
+
+    return SimpleNamespace(**{method.name: callable_for(method) for method in service.methods})
 
 
 def serve(server: grpc.Server, service: ServiceDescriptor, served: object) -> None:
-    """Methods that `served` has not are unimplemented."""
+    """Serve the methods of `served`. Methods that it does not have are unimplemented."""
 
-    def handler(one: MethodDescriptor):
-        asked, answer = GetMessageClass(one.input_type), GetMessageClass(one.output_type)
-        kind = grpc.unary_stream_rpc_method_handler if one.server_streaming else grpc.unary_unary_rpc_method_handler
-        return kind(getattr(served, one.name), asked.FromString, answer.SerializeToString)
+    def handler_for(method: MethodDescriptor):
+        request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        create = (
+            grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return create(getattr(served, method.name), request.FromString, response.SerializeToString)
 
-    handlers = {one.name: handler(one) for one in service.methods if hasattr(served, one.name)}
+    handlers = {method.name: handler_for(method) for method in service.methods if hasattr(served, method.name)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
