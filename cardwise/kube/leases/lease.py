@@ -18,6 +18,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.leases.election import Election, LeaseCall
+from cardwise.kube.recovery import Outage
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
@@ -73,6 +74,7 @@ class LeaderElector:
         self._told = 0  # the epoch that on_change was told of, 0 for none
         self._holder: str | None = None
         self._trouble = ""
+        self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -132,8 +134,8 @@ class LeaderElector:
         call = self._election.call(self._clock.now(), self._clock.wall())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()
-        if error is None and self._trouble:
-            self._client.recovery.announce(self)
+        if error is None:
+            self._outage.mark_succeeded()
         if error is not None:
             delay = self._backoff.next()
             self._complain(call, error)
@@ -214,6 +216,7 @@ class LeaderElector:
         """Logs news only: the same every two seconds would bury all else."""
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
             return  # somebody else was first, or it is not there yet: that is how an election goes
+        self._outage.mark_failed()
         trouble = f"{call.kind} {error.status} {error.reason}"
         if trouble != self._trouble:
             _log.warning("no answer about the lease", lease=self._path, call=call.kind, error=str(error))

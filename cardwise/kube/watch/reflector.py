@@ -20,6 +20,7 @@ from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
 from cardwise.kube.nesting import bounded, following
+from cardwise.kube.recovery import Outage
 from cardwise.kube.watch.store import Diff, Store
 from cardwise.kube.watching import Watch
 
@@ -129,9 +130,12 @@ class Reflector(Generic[T]):
         self._version = ""
         self._heard: float | None = None
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
-        self._failed = False  # the last call to the API server
+        self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._wake = threading.Event()  # ends a pause before the next try
+        self._retried = False  # `retry` has ended the pause
+        self._due = -math.inf  # when the last pause would have ended, if `retry` ended it
+        self._retriable = True  # whether `retry` may end a pause
         self._expired_before = False
         self._asked: list[threading.Event] = []  # for lists that are to begin yet
         self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
@@ -173,8 +177,11 @@ class Reflector(Generic[T]):
         return done
 
     def retry(self) -> None:
-        """End the pause after a failed call: the API server answers again."""
-        self._wake.set()
+        """End the pause after a failed call: the API server answers again. See `recovery.Retrying`."""
+        with self._lock:
+            if self._retriable:
+                self._retried = True
+                self._wake.set()
 
     def disconnected_seconds(self) -> float:
         """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
@@ -210,7 +217,7 @@ class Reflector(Generic[T]):
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
                 self.errors += 1
-                self._failed = True
+                self._outage.mark_failed(self._disconnected_at)
                 self._log.warning("the watch went silent, connecting again", error=str(error))
             except errors.Gone as error:
                 self._log.info("list again: version expired", error=str(error))
@@ -218,7 +225,7 @@ class Reflector(Generic[T]):
                 delay = backoff.next()
             except errors.KubeError as error:
                 self.errors += 1
-                self._failed = True
+                self._outage.mark_failed()
                 if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
                     # Our version is from a future that the server no longer knows: etcd was restored from a backup.
                     self._version = ""
@@ -233,14 +240,24 @@ class Reflector(Generic[T]):
             if self.events > before:
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
                 backoff.reset()
-            self._clock.wait(self._wake, delay)
-            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`, or was the pause itself
+            self._pause(delay)
 
-    def _reached(self) -> None:
-        """A call succeeded: after a failure, the other loops of the process may try again now."""
-        if self._failed:
-            self._failed = False
-            self._client.recovery.announce(self)
+    def _pause(self, delay: float) -> None:
+        """Wait `delay` seconds before the next try. After a pause that `retry` ended, wait for its rest as well, but
+        together no longer than the longest pause of the back-off; `retry` does not end that.
+        """
+        now = self._clock.now()
+        until = now + delay
+        if delay:
+            until = max(until, min(self._due + delay, now + self._pace.backoff_cap))
+        with self._lock:
+            self._retriable |= self._due <= now
+        self._clock.wait(self._wake, until - now)
+        with self._lock:
+            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`, or was the pause itself
+            self._due = until if self._retried else -math.inf
+            self._retriable = self._due <= self._clock.now()
+            self._retried = False
 
     def _relist(self) -> None:
         with self._lock:
@@ -278,7 +295,7 @@ class Reflector(Generic[T]):
             self._expired_before = True
             raise
         self._expired_before = False
-        self._reached()
+        self._outage.mark_succeeded()
         self.relists += 1
         self._version = version
         if not first:
@@ -307,7 +324,7 @@ class Reflector(Generic[T]):
             seconds = max(1.0, min(seconds, settle_at - started))
         watch = self._client.watch(self._path, self._query, self._version, seconds, read_timeout=self._pace.silence)
         self._disconnected_at = None
-        self._reached()
+        self._outage.mark_succeeded()
         with self._lock:
             self._watch = watch
             if self._stopping.is_set() or self._asked:
