@@ -1,4 +1,4 @@
-"""Fair queueing: whose write is next, so that nobody's slow or many writes delay those of others.
+"""Fair queueing: whose write (or call) is next, so that nobody's slow or many writes delay those of others.
 
 Start-time fair queueing. Each namespace (or node, or kind) has a virtual time: the seconds that its writes have taken.
 The next write is that of the namespace with the least. With A, whose writes take 2 s each, and B, whose writes take
@@ -15,15 +15,20 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 _LEAST = 0.02  # seconds that a write counts for at least: many short writes take an owner's time as well
+_MANY = 1000  # owners of which is remembered what they have used
 
 
 class FairQueueing:
-    """Chooses the next owner (a namespace, a node or a kind) so that each gets the same time.
+    """Chooses the next owner (a namespace, a node, a kind or an address) so that each gets the same time.
 
     An owner whose objects are slow to write, or many, delays only itself.
+
+    least: seconds that a write counts for at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = _LEAST) -> None:
+        self._least = least
+        self._many = _MANY
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
         self._now = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
@@ -47,15 +52,24 @@ class FairQueueing:
             heappush(self._heap, (used, used, next(self._order), owner))  # it has used time since it waits
         self._waiting.remove(owner)
         self._now = since
-        self._used[owner] = since + _LEAST
+        self._used[owner] = since + self._least
+        if len(self._used) > self._many:  # who has used no more than who is served now is as one who was idle
+            self._used = {name: used for name, used in self._used.items() if used > since}
+            self._many = max(_MANY, 2 * len(self._used))
         return owner
 
     def took(self, owner: str, seconds: float) -> None:
         """A write of the owner that was chosen took so long."""
-        self._used[owner] = self._used.get(owner, 0.0) + max(0.0, seconds - _LEAST)
+        self.charge(owner, max(0.0, seconds - self._least))
+
+    def charge(self, owner: str, seconds: float) -> None:
+        """The owner has used so many seconds more than it was charged when it was chosen."""
+        self._used[owner] = self._used.get(owner, 0.0) + seconds
 
     def rest(self) -> None:
         """Nobody waits."""
+        self._waiting.clear()
+        self._heap.clear()
         self._used.clear()
         self._now = 0.0
 

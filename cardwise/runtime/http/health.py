@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry, exposition
 from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.httpcalls import Environ
-from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener, Threads
+from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener
+from cardwise.runtime.http.threads import Threads
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.health")

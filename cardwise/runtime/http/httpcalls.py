@@ -38,6 +38,9 @@ _MOST_HEADERS: Final = 100  # lines, whatever their names
 _SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
 # The interim answer for which a client waits before it sends the body (RFC 9110, section 10.1.1).
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Bytes of memory, with Python's own of strings and dicts: a call's environ, and each header line in it.
+_CALL_BYTES: Final = 4_096
+_LINE_BYTES: Final = 256
 _MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
 
 
@@ -53,12 +56,12 @@ class Call(NamedTuple):
     """A call that has come whole.
 
     environ: its PATH_INFO is as it was sent, with its escapes; `answered` decodes it.
-    size: bytes of its body.
+    held: bytes of memory that it takes, an estimate.
     last: the connection ends with its answer.
     """
 
     environ: Environ
-    size: int
+    held: int
     last: bool
 
 
@@ -82,8 +85,13 @@ class Reader:
 
     @property
     def held(self) -> int:
-        """Bytes that are kept of calls, whole or not."""
-        return self._head + len(self._body) + sum(call.size for call in self.calls)
+        """Bytes of memory that calls take, whole or not: an estimate."""
+        begun = self._bytes_of_head() + self._head + sys.getsizeof(self._body) if self.begun else 0
+        return begun + sum(call.held for call in self.calls)
+
+    def _bytes_of_head(self) -> int:
+        """Of the call that is read: its environ, as far as it has come."""
+        return _CALL_BYTES + self._header_lines * _LINE_BYTES + self._header_bytes + len(self._url)
 
     def close(self) -> None:
         """Nothing is read any more. It and its parser would keep each other until the next garbage collection."""
@@ -180,7 +188,7 @@ class Reader:
         environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # whose `read` hands out these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
-        self.calls.append(Call(environ, len(self._body), last))
+        self.calls.append(Call(environ, self._bytes_of_head() + len(self._body), last))
         self._reset()
 
     def _reset(self) -> None:

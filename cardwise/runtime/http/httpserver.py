@@ -16,7 +16,6 @@ import queue
 import select
 import socket
 import ssl
-import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,15 +27,21 @@ import prometheus_client
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import BadCall, Environ, Reader, WsgiApp
+from cardwise.runtime.http.threads import Threads, Work
 from cardwise.runtime.http.tlsline import TlsLine
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
 _ROUND_SECONDS: Final = 0.25  # at most, between two looks at what time is over
 _ACCEPTS: Final = 32  # of one address in a round
-_HANDSHAKE_SECONDS: Final = 0.002  # of work for handshakes in a round: clients that are in already come first
+# Seconds of work in a round. Those of handshakes are few: clients that are in already come first. What is left over
+# when they are used up is ready in the next round too, which begins with the address that has used least.
+_READ_SECONDS: Final = 0.02
+_HANDSHAKE_SECONDS: Final = 0.002
+_LEAST_TURN: Final = 0.00005  # seconds that a turn of the reading thread counts for at least
 # RFC 8446, section 5.1: type, version and length stand before the content, which has at most this many bytes.
 _RECORD_HEAD: Final = 5
 _RECORD_MOST: Final = 16_384
@@ -46,9 +51,9 @@ _READS: Final = 8  # of one connection in a round
 # Seconds that a thread stays with a connection after an answer, for the next call. kube-scheduler asks for one pod
 # after the other on the same connection: handing it back between them costs more than most answers.
 _STAY_SECONDS: Final = 0.1
-_STAYING: Final = 16  # threads of a set that may do so; two are always left for whoever else comes
-_SOURCES: Final = 8  # addresses that may hold all bytes that clients without a certificate may hold
-_SMALL: Final = 32_768  # bytes of a call that is heard however much its address holds: a review of an ordinary pod
+# Bytes that a connection takes without its calls: the objects of Python, and OpenSSL's with the buffers of a TlsLine.
+_CONNECTION_BYTES: Final = 8_192
+_TLS_BYTES: Final = 65_536
 _MOST_BUSY: Final = 4000  # calls without a certificate, of all addresses together
 # What accept(2) says when none waits, and of a connection that has failed already or that the machine keeps out.
 _GONE: Final = frozenset({
@@ -80,7 +85,7 @@ class ConnectionPhase(Enum):
 
 class Bound(NamedTuple):
     """The limits of a phase: how long a connection may be in it, and how many connections without a certificate. If
-    one more comes, the one that has been there longest is closed.
+    one more comes, a connection of the address that has most there is closed, the one that has been there longest.
     """
 
     seconds: float
@@ -94,8 +99,9 @@ class Limits:
 
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
     address that have come whole and are not answered yet; more are refused. `body`: bytes of one call. `held`: bytes
-    of calls without a certificate that have not been answered yet, of which one address may have an eighth, or one
-    call, and small ones besides.
+    that connections without a certificate and their calls take. Where they take more, the address that holds most
+    loses its largest call, unless a thread has it. So N addresses may hold an Nth each whatever the others do, and an
+    address that calls for many (an API server) loses nobody's small calls for another's large ones.
     """
 
     handshake: Bound = Bound(2.0, 1000)
@@ -109,73 +115,14 @@ class Limits:
     held: int = 64 << 20
 
 
-class Threads:
-    """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end.
-
-    Where more is to be done than there are threads, those who ask take turns, so that nobody waits for all that another
-    has asked; and in the turns of one, those for whom he asks.
-    """
-
-    def __init__(self, name: str, most: int) -> None:
-        self.staying = threading.Semaphore(max(0, min(_STAYING, most - 2)))
-        self._name = name
-        self._left = most
-        self._free = 0
-        self._work: OrderedDict[str, OrderedDict[str, deque[Callable[[], None]]]] = OrderedDict()
-        self._waiting = 0
-        self._some = threading.Condition()
-
-    @property
-    def busy(self) -> bool:
-        """Whether what is submitted now will wait."""
-        return not self._left and self._waiting >= self._free
-
-    def submit(self, work: Callable[[], None], asker: str = "", whose: str = "") -> None:
-        """Queues the work for the next free thread. Askers take turns, and so do those that one asks for (`whose`)."""
-        with self._some:
-            self._work.setdefault(asker, OrderedDict()).setdefault(whose, deque()).append(work)
-            self._waiting += 1
-            if self._waiting <= self._free or not self._left:
-                self._some.notify()
-                return
-            self._left -= 1
-        threading.Thread(target=self._run, name=f"{self._name}_{self._left}", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            with self._some:
-                self._free += 1
-                while not self._work:
-                    self._some.wait()
-                self._free -= 1
-                work = self._next()
-            work()
-
-    def _next(self) -> Callable[[], None]:
-        asker, asked = next(iter(self._work.items()))
-        whose, theirs = next(iter(asked.items()))
-        work = theirs.popleft()
-        self._waiting -= 1
-        _had_turn(asked, whose)
-        _had_turn(self._work, asker)
-        return work
-
-
-def _had_turn(waiting: OrderedDict[str, Any], who: str) -> None:
-    if waiting[who]:
-        waiting.move_to_end(who)
-    else:
-        del waiting[who]
-
-
 Route = Callable[[Environ], Threads]
 
 
 class Listener(NamedTuple):
     """A listening socket, and whose threads answer a call that came by it. `slow`: calls may wait there for long.
 
-    `whose`: for whom a client calls, where one calls for many, who take turns then. Asked while all threads are busy,
-    by the server's thread: it must be quick, and raise nothing.
+    `whose`: for whom a client calls, where one calls for many, who take turns then. Asked by the server's thread: it
+    must be quick, and raise nothing.
     """
 
     sock: socket.socket
@@ -184,20 +131,33 @@ class Listener(NamedTuple):
     whose: Callable[[Environ], str] | None = None
 
 
+class _Client:
+    """What an address has here without a certificate."""
+
+    __slots__ = ("connections", "held", "phases")
+
+    def __init__(self) -> None:
+        self.connections: dict[_Connection, None] = {}
+        self.phases: Counter[ConnectionPhase] = Counter()  # how many connections are in each
+        self.held = 0  # bytes
+
+
 class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
-        "arrived", "authenticated", "deadline", "held", "last", "listener", "phase", "poller", "queue", "readable",
-        "reader", "sock", "source", "tls", "unsent", "wanted",
+        "arrived", "client", "deadline", "held", "last", "listener", "phase", "poller", "queue", "readable", "reader",
+        "sock", "source", "threads", "tls", "unsent", "wanted", "work",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, source: str, listener: Listener, reader: Reader) -> None:
+    def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
         self.sock = sock
         self.source = source
+        self.client: _Client | None = client  # None: it has shown a certificate
         self.listener = listener
         self.reader = reader
-        self.authenticated = False
+        self.threads: Threads | None = None  # that answer its call
+        self.work: Work | None = None  # its call, for them
         self.arrived = 0.0  # when the call that is read or answered began to come
         self.last = False  # the connection ends with what is unsent
         self.unsent = memoryview(b"")
@@ -209,6 +169,12 @@ class _Connection:
         self.readable: select.poll | None = None  # of the thread that stays with it
         self.wanted = _RECORD_HEAD  # bytes for which the kernel wakes us before there is TLS
         self.tls: TlsLine | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes, an estimate. Not while a thread answers it."""
+        own = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
+        return own + self.reader.held + len(self.unsent)
 
     def receive(self) -> bool:
         """Reads what has come, at most until a call is whole. False: the client is gone. Raises BadCall."""
@@ -249,12 +215,6 @@ class _Connection:
         return True
 
 
-def _take(counter: Counter[str], source: str, amount: int) -> None:
-    counter[source] -= amount
-    if not counter[source]:
-        del counter[source]
-
-
 class HttpServer:
     """Serves `app` on the listeners from `run` until some time after `stop`.
 
@@ -293,10 +253,10 @@ class HttpServer:
             (phase, authenticated): OrderedDict() for phase in ConnectionPhase for authenticated in (False, True)
         }
         self._connections: dict[int, _Connection] = {}
-        self._sources: Counter[str] = Counter()  # connections of addresses
-        self._busy: Counter[str] = Counter()  # calls under way
-        self._held = 0
-        self._held_of: Counter[str] = Counter()
+        self._clients: dict[str, _Client] = {}  # by address
+        self._held = 0  # bytes, by all of them
+        self._reads = FairQueueing(least=_LEAST_TURN)
+        self._handshake_turns = FairQueueing(least=_LEAST_TURN)
         self._poller = select.epoll()
         # Handshakes are polled apart, so that many of them keep nobody waiting who is in already.
         self._handshakes = select.epoll()
@@ -331,23 +291,49 @@ class HttpServer:
     # The server's thread.
 
     def _round(self) -> None:
-        ready, handshakes = [], False
+        ready, listeners, handshakes = list[_Connection](), list[Listener](), False
         for number, _ in self._poller.poll(_ROUND_SECONDS):
-            connection = self._connections.get(number)
-            if connection is not None:
-                self._safely(self._proceed, connection)
+            if (connection := self._connections.get(number)) is not None:
+                ready.append(connection)
             elif number == self._wake:
                 self._take_back()
             elif number in self._listeners:
-                ready.append(self._listeners[number])
+                listeners.append(self._listeners[number])
             else:
                 handshakes = True
+        self._take_turns(self._reads, ready, self._proceed, _READ_SECONDS)
         # Only now: the number of a connection that was closed above may be given to a new one.
-        for listener in ready:
+        for listener in listeners:
             self._accept(listener, _ACCEPTS)
         if handshakes:
             self._shake_hands()
         self._end_what_is_over()
+
+    def _take_turns(
+        self, turns: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
+    ) -> None:
+        """Takes the step for the connections, for so many seconds: each address gets the same time."""
+        waiting: dict[str, deque[_Connection]] = {}
+        for connection in ready:
+            waiting.setdefault(connection.source, deque()).append(connection)
+            turns.wait(connection.source)
+        now = self._clock.now()
+        until = now + seconds
+        while waiting and now < until:
+            source = turns.next()
+            if source not in waiting:
+                continue  # it waited in a former round, and its connections are gone
+            connection = waiting[source].popleft()
+            if waiting[source]:
+                turns.wait(source)
+            else:
+                del waiting[source]
+            if connection.sock.fileno() >= 0:  # else it was closed for another
+                self._safely(step, connection)
+            before, now = now, self._clock.now()
+            turns.took(source, now - before)
+        if not waiting:
+            turns.rest()
 
     def _proceed(self, connection: _Connection) -> None:
         """Something can be read or, where that is waited for, written."""
@@ -387,19 +373,36 @@ class HttpServer:
         elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
             self._enter(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
-            self._count(connection)
+            self._measure(connection)
+            self._free_memory()
 
     def _have_answered(self, connection: _Connection) -> None:
-        waiting, source = self._queues[ConnectionPhase.BUSY, False], connection.source
-        if not connection.authenticated and (self._busy[source] >= self._limits.busy or len(waiting) >= _MOST_BUSY):
+        client = connection.client
+        if client is not None and not self._may_wait(client):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._enter(connection, ConnectionPhase.BUSY, None)
         environ, listener = connection.reader.calls[0].environ, connection.listener
-        threads = listener.route(environ)
-        asker = "" if connection.authenticated else source
-        whose = listener.whose(environ) if listener.whose is not None and threads.busy else ""
-        threads.submit(lambda: self._answer(connection, threads), asker, whose)
+        threads = connection.threads = listener.route(environ)
+        whose = listener.whose(environ) if listener.whose is not None else ""
+        address = "" if client is None else connection.source
+        connection.work = threads.submit(lambda: self._answer(connection, threads), address, whose)
+        self._free_memory()
+
+    def _may_wait(self, client: _Client) -> bool:
+        """Whether one more call of the client may wait for a thread. Where too many wait, the address that has most
+        loses its last one.
+        """
+        mine = client.phases[ConnectionPhase.BUSY]
+        if mine >= self._limits.busy:
+            return False
+        waiting = self._queues[ConnectionPhase.BUSY, False]
+        if len(waiting) < _MOST_BUSY:
+            return True
+        largest = max(self._clients.values(), key=lambda other: other.phases[ConnectionPhase.BUSY])
+        if largest.phases[ConnectionPhase.BUSY] <= mine + 1:
+            return False
+        return any(self._give_up(other, "crowded") for other in reversed(waiting) if other.client is largest)
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -433,7 +436,9 @@ class HttpServer:
             os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._safely(self._write, self._handed_back.get_nowait())
+                connection = self._handed_back.get_nowait()
+                connection.work = None
+                self._safely(self._write, connection)
 
     def _accept(self, listener: Listener, most: int) -> bool:
         """Whether more may be waiting."""
@@ -453,7 +458,8 @@ class HttpServer:
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], listener: Listener) -> None:
         source = address[0]
-        if self._sources[source] >= self._limits.source:
+        client = self._clients.get(source) or _Client()
+        if len(client.connections) >= self._limits.source:
             _DROPPED.labels("source").inc()
             sock.close()
             return
@@ -467,26 +473,28 @@ class HttpServer:
             sock.close()  # gone already
             return
         environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
-        connection = _Connection(sock, source, listener, Reader(environ, self._limits.body))
+        connection = _Connection(sock, source, client, listener, Reader(environ, self._limits.body))
         self._connections[sock.fileno()] = connection
-        self._sources[source] += 1
+        self._clients[source] = client
+        client.connections[connection] = None
         if secure:
             self._enter(connection, ConnectionPhase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
         else:
             self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
 
     def _shake_hands(self) -> None:
-        until = self._clock.now() + _HANDSHAKE_SECONDS
-        for number, events in self._handshakes.poll(0, 64):
-            connection = self._connections[number]
+        events = dict(self._handshakes.poll(0))
+
+        def step(connection: _Connection) -> None:
             if connection.tls is not None:
-                self._safely(self._shake_hand, connection)
-            elif events & select.EPOLLRDHUP:
+                self._shake_hand(connection)
+            elif events[connection.sock.fileno()] & select.EPOLLRDHUP:
                 self._close(connection)
             else:
-                self._safely(self._begin_handshake, connection)
-            if self._clock.now() >= until:
-                break
+                self._begin_handshake(connection)
+
+        ready = [self._connections[number] for number in events]
+        self._take_turns(self._handshake_turns, ready, step, _HANDSHAKE_SECONDS)
 
     def _begin_handshake(self, connection: _Connection) -> None:
         """When the client's first record is there as a whole. Until then the kernel keeps what has come, and wakes
@@ -521,10 +529,9 @@ class HttpServer:
             return
         if connection.tls.getpeercert() is not None:
             self._leave(connection)
-            _take(self._sources, connection.source, 1)
-            connection.authenticated = True
+            self._forget(connection)
         self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
-        if connection.tls.pending:
+        if connection.tls.pending and connection.sock.fileno() >= 0:
             self._read(connection)
 
     def _end_what_is_over(self) -> None:
@@ -555,11 +562,12 @@ class HttpServer:
         self, connection: _Connection, phase: ConnectionPhase, poller: select.epoll | None, events: int = 0
     ) -> None:
         self._leave(connection)
-        waiting, bound = self._queues[phase, connection.authenticated], self._bounds[phase]
-        if not connection.authenticated and len(waiting) >= bound.most:
-            self._drop(next(iter(waiting)), "crowded")
-        if phase is ConnectionPhase.BUSY and not connection.authenticated:
-            self._busy[connection.source] += 1
+        client, bound = connection.client, self._bounds[phase]
+        waiting = self._queues[phase, client is None]
+        if client is not None:
+            if len(waiting) >= bound.most:
+                self._drop_of_largest(phase)
+            client.phases[phase] += 1
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -571,35 +579,55 @@ class HttpServer:
             if poller is not None:
                 poller.register(connection.sock, events)
             connection.poller = poller
-        self._count(connection)
+        self._measure(connection)
+        if phase is not ConnectionPhase.BUSY:  # that one can be given up once it has been submitted
+            self._free_memory()
 
     def _leave(self, connection: _Connection) -> None:
         if connection.queue is not None:
-            if connection.phase is ConnectionPhase.BUSY and not connection.authenticated:
-                _take(self._busy, connection.source, 1)
+            if connection.client is not None:
+                connection.client.phases[connection.phase] -= 1
             del connection.queue[connection]
             connection.queue = None
 
-    def _count(self, connection: _Connection) -> None:
-        """What the connection holds; where all of them hold too much, those go that have been at it longest."""
-        if connection.authenticated:
-            return
-        holds = connection.reader.held + len(connection.unsent)
-        self._hold(connection, holds - connection.held)
-        mine = self._held_of[connection.source]
-        if mine > max(self._limits.held // _SOURCES, self._limits.body) and mine > holds > _SMALL:
-            if connection.phase is not ConnectionPhase.BUSY:
-                self._drop(connection, "memory")
-            return
-        for phase in (ConnectionPhase.READING, ConnectionPhase.WRITING):
-            waiting = self._queues[phase, False]
-            while self._held > self._limits.held and waiting:
-                self._drop(next(iter(waiting)), "memory")
+    def _drop_of_largest(self, phase: ConnectionPhase) -> None:
+        """Of the address with the most connections in the phase, drops the one that has been in it longest."""
+        most = max(client.phases[phase] for client in self._clients.values())
+        for connection in self._queues[phase, False]:
+            if connection.client is not None and connection.client.phases[phase] == most:
+                self._drop(connection, "crowded")
+                return
 
-    def _hold(self, connection: _Connection, more: int) -> None:
+    def _measure(self, connection: _Connection) -> None:
+        if connection.client is not None:
+            self._hold(connection, connection.client, connection.size - connection.held)
+
+    def _hold(self, connection: _Connection, client: _Client, more: int) -> None:
         connection.held += more
+        client.held += more
         self._held += more
-        _take(self._held_of, connection.source, -more)
+
+    def _free_memory(self) -> None:
+        """Where connections hold too much, gives up the largest of the address that holds most, until they do not."""
+        while self._held > self._limits.held and self._give_up_largest():
+            pass
+
+    def _give_up_largest(self) -> bool:
+        for client in sorted(self._clients.values(), key=lambda client: client.held, reverse=True):
+            for connection in sorted(client.connections, key=lambda each: each.held, reverse=True):
+                if self._give_up(connection, "memory"):
+                    return True
+        return False
+
+    def _give_up(self, connection: _Connection, reason: str) -> bool:
+        """Closes the connection, unless a thread answers it; if its call waits for one, with 503."""
+        if connection.phase is ConnectionPhase.BUSY:
+            if connection.threads is None or connection.work is None or not connection.threads.cancel(connection.work):
+                return False
+            connection.unsent = memoryview(httpcalls.refusal(HTTPStatus.SERVICE_UNAVAILABLE))
+            connection.send()
+        self._drop(connection, reason)
+        return True
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         _DROPPED.labels(reason).inc()
@@ -607,12 +635,22 @@ class HttpServer:
 
     def _close(self, connection: _Connection) -> None:
         self._leave(connection)
-        self._hold(connection, -connection.held)
-        if not connection.authenticated:
-            _take(self._sources, connection.source, 1)
+        self._forget(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
+        connection.work = None  # which knows the connection
         connection.sock.close()  # which takes it from its poller
+
+    def _forget(self, connection: _Connection) -> None:
+        """It is none of its address any more: it has shown a certificate, or ends."""
+        client = connection.client
+        if client is None:
+            return
+        self._hold(connection, client, -connection.held)
+        del client.connections[connection]
+        if not client.connections:
+            del self._clients[connection.source]
+        connection.client = None
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -646,7 +684,7 @@ class HttpServer:
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call came on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return connection.authenticated and connection.listener.whose is None  # others take turns
+            return connection.client is None and connection.listener.whose is None  # others take turns
         if connection.listener.whose is not None and threads.busy:
             return False
         if not self._alive or not threads.staying.acquire(blocking=False):

@@ -22,7 +22,8 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
-from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, Threads
+from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
+from cardwise.runtime.http.threads import Threads
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.serving")

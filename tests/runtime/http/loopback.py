@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import Environ
-from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, Threads
+from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
+from cardwise.runtime.http.threads import Threads
 from tests.fakes.clock import FakeClock
 
 PATIENCE = 60.0  # seconds: only decides how late a broken test fails

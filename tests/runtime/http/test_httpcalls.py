@@ -118,7 +118,7 @@ def test_what_has_begun_is_known_until_it_is_whole():
     assert reader.held >= len(b'{"Pod":nul')
     reader.feed(GOS[-1:])
     assert not reader.begun
-    assert reader.held == 11
+    assert 4096 + 5 * 256 + 11 < reader.held < 6000, "its environ, its header lines and its body"
     reader.calls.clear()
     assert reader.held == 0
 

@@ -6,11 +6,15 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cardwise.runtime.http.httpserver import Bound, Threads
+from cardwise.kube.fairqueueing import FairQueueing
+from cardwise.runtime.http import httpserver
+from cardwise.runtime.http.httpserver import Bound, ConnectionPhase
 from cardwise.runtime.http.serving import server_context
+from cardwise.runtime.http.threads import Threads
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
 from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, answer, asks, client, until, until_refused
 
@@ -194,40 +198,121 @@ def test_bodies_without_a_certificate_are_bounded_together(serve):
     assert len(answer(lines[-1])) == 100_000
 
 
-def test_what_one_address_holds_closes_its_own_connections_and_no_other(serve):
-    """Also when all that it holds are calls that have come whole, and wait."""
-    server = serve(threads=1, held=800_000, body=100_000)
-    waits = [server.connect(source="127.0.0.2") for _ in range(2)]
-    # The second is small: a big one that has come in part would be closed itself.
-    for line, size in zip(waits, (90_000, 20_000), strict=True):
-        line.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
-        if line is waits[0]:
-            assert server.waiting.acquire(timeout=PATIENCE)
-    another = server.connect(source="127.0.0.2")
-    another.sendall(BODY + b"x" * 50_000)
-    assert closed(another)
-    line = server.connect()
-    line.sendall(BODY + b"x" * 50_000)
-    line.sendall(b"x" * 50_000)
-    server.released.set()
-    assert len(answer(line)) == 100_000
-    assert [len(answer(each)) for each in waits] == [90_000, 20_000]
+def post(path: str, size: int, sent: int | None = None) -> bytes:
+    """A call with a body of so many bytes, of which so many are sent."""
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * (
+        size if sent is None else sent
+    )
 
 
-def test_who_says_little_is_heard_also_by_an_address_that_holds_all_it_may(serve):
-    """Of an API server all tenants have one address: who sends it big objects must not silence who sends small ones."""
-    server = serve(threads=1, held=800_000, body=100_000)
-    big = server.connect()
-    big.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000)
+def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest(serve):
+    """And none of another, however large those are that have come from there."""
+    server = serve(held=400_000)
+    others = [server.connect(source="127.0.0.3") for _ in range(2)]
+    mine = [server.connect(source="127.0.0.2") for _ in range(3)]
+    for line, sent in zip([*others, *mine], (90_000, 10_000, 60_000, 95_000, 5_000), strict=True):
+        line.sendall(post("/echo", 100_000, sent))
+        server.get()
+    until(lambda: server.server._held > 260_000 + 5 * 12_000, "that all has been read")
+    more = server.connect(source="127.0.0.2")
+    more.sendall(post("/echo", 100_000, 90_000))
+    assert closed(mine[1])
+    del mine[1]
+    for line, sent in zip([*others, *mine, more], (90_000, 10_000, 60_000, 5_000, 90_000), strict=True):
+        line.sendall(b"x" * (100_000 - sent))
+        assert len(answer(line)) == 100_000
+
+
+def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
+    """A small call of another address that comes in two pieces is answered, whatever those hold that came whole."""
+    server = serve(threads=1, held=320_000)
+    has_thread, waits = server.connect(source="127.0.0.2"), server.connect(source="127.0.0.2")
+    has_thread.sendall(post("/wait", 100_000))
     assert server.waiting.acquire(timeout=PATIENCE)
     small = server.connect()
-    small.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + b"x" * 19_000)
-    refused = server.connect()
-    refused.sendall(b"no call\r\n\r\n")
-    assert refused.recv(100)  # without a thread; by now the small one has been looked at
-    small.sendall(b"x" * 1_000)
+    small.sendall(post("/echo", 1_000, 500))
+    waits.sendall(post("/echo", 90_000))
+    until(lambda: server.pool._waiting == 1, "that the second waits")
+    more = server.connect(source="127.0.0.3")
+    more.sendall(post("/echo", 100_000, 99_000))
+    assert waits.recv(100).startswith(b"HTTP/1.1 503")
+    small.sendall(b"x" * 500)
+    more.sendall(b"x" * 1_000)
     server.released.set()
-    assert [len(answer(each)) for each in (big, small)] == [90_000, 20_000]
+    assert [len(answer(line)) for line in (has_thread, small, more)] == [100_000, 1_000, 100_000]
+
+
+def test_of_one_address_large_calls_silence_no_small_ones(serve):
+    """All tenants have the API server's address: who sends it big objects must not silence who sends small ones."""
+    server = serve(held=250_000)
+    small, big = server.connect(), [server.connect() for _ in range(3)]
+    small.sendall(post("/echo", 20_000, 19_000))
+    for line in big:
+        line.sendall(post("/echo", 100_000, 90_000))
+        server.get(source="127.0.0.2")
+    assert closed(big[0])
+    small.sendall(b"x" * 1_000)
+    assert len(answer(small)) == 20_000
+
+
+def test_all_that_a_call_takes_is_counted(serve, certificates):
+    """The headers, the objects of Python and TLS: they are more than the body of most reviews."""
+    server = serve(tls(certificates, client_ca=False))
+    line = server.connect(context=client(certificates, show=False))
+    line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: x\r\n" % i for i in range(90)))
+    server.get(context=client(certificates, show=False), source="127.0.0.2")
+    until(lambda: server.server._held > 65_536 + 90 * 256, "that it is counted")
+    line.close()
+    until(lambda: server.server._held < 65_536 * 2, "that it is not counted any more")
+
+
+def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(serve, monkeypatch):
+    monkeypatch.setattr(httpserver, "_MOST_BUSY", 7)
+    server = serve(threads=1)
+    many = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
+    for number, line in enumerate(many):
+        asks(line, "/wait")
+        until(lambda many=number + 1: len(server.server._queues[ConnectionPhase.BUSY, False]) == many, "that all wait")
+    third = server.connect(source="127.0.0.9")
+    asks(third)
+    assert many[6].recv(100).startswith(b"HTTP/1.1 503"), "the last of the address that has most"
+    one_more = server.connect(source="127.0.0.3")
+    asks(one_more)
+    assert one_more.recv(100).startswith(b"HTTP/1.1 503"), "it has as many as the largest"
+    server.released.set()
+    assert answer(third) == b"ok"
+
+
+def test_where_many_wait_it_is_the_crowds_oldest_that_goes_and_no_other(serve):
+    server = serve(idle=Bound(100.0, 4))
+    alone, crowd = server.connect(), [server.connect(source="127.0.0.2") for _ in range(3)]
+    until(lambda: len(server.server._connections) == 4, "that all are there")
+    crowd.append(server.connect(source="127.0.0.2"))
+    assert closed(crowd[0])
+    asks(alone)
+    assert answer(alone) == b"ok"
+
+
+def test_the_thread_that_reads_gives_each_address_the_same_time(serve):
+    """Calls of a stranger that are costly to read delay its own next ones; a probe in the same round is read first."""
+    server = serve()
+    read, cost = [], {"heavy": 0.008, "light": 0.0001}
+    connections = [
+        SimpleNamespace(source=name, number=i, sock=SimpleNamespace(fileno=lambda: 1))
+        for name, count in (("heavy", 30), ("light", 3))
+        for i in range(count)
+    ]
+
+    def step(connection) -> None:
+        read.append(connection.source)
+        server.clock.advance(cost[connection.source])
+
+    turns = FairQueueing(least=0.00005)
+    server.server._take_turns(turns, connections, step, 0.02)
+    assert read == ["heavy", "light", "light", "light", "heavy", "heavy"], "and the round is over after 20 ms"
+    read.clear()
+    server.server._take_turns(turns, [*connections[3:30], *connections[30:]], step, 0.02)
+    assert read[:3] == ["light"] * 3, "the next one begins with the address that has used least"
 
 
 def test_addresses_take_turns(serve):

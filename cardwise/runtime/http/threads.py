@@ -1,0 +1,178 @@
+"""Threads that answer calls, and whose call is next: each client address gets the same time of them.
+
+The unit is time and not calls, since a call may cost a hundred times what another does. With four threads, an address
+A whose calls take 400 ms each and an address B whose calls take 4 ms each, B has a hundred calls answered for each of
+A's. A call costs its seconds of CPU, or its seconds with a thread divided by the number of threads, whichever is more:
+these are the two things that calls have in common.
+
+Of N + 1 addresses that always have calls waiting each gets 1/(N + 1) of the time, however many connections, calls or
+namespaces it has. An API server, which calls for a whole cluster, has no greater weight: without a certificate it looks
+like everybody else, and what it says about namespaces anybody could say. But an address that uses less than its part
+waits for no queue: its call is begun as soon as any thread is free. So the API server of a cluster that is attacked
+from N addresses creates pods with the usual delay until they take 1/(N + 1) of the CPU. With a certificate
+(`webhook.clientCA`) no other address has a call at all.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.fairqueueing import FairQueueing
+
+_STAYING: Final = 16  # threads of a set that may stay with a connection; two are always left for whoever else comes
+_LEAST: Final = 0.0005  # seconds that a call counts for at least
+
+
+class Work:
+    """A call that waits for a thread, has one or is done."""
+
+    __slots__ = ("address", "charged", "run", "since", "whose")
+
+    def __init__(self, run: Callable[[], None], address: str, whose: str) -> None:
+        self.run = run
+        self.address = address
+        self.whose = whose
+        self.since: float | None = None  # when it got a thread
+        self.charged = _LEAST  # seconds that its address has been charged
+
+
+class _Address:
+    """The calls of one address. Those for whom it calls (namespaces) take turns by time as well."""
+
+    def __init__(self) -> None:
+        self.turns = FairQueueing(least=_LEAST)
+        self.waiting: dict[str, deque[Work]] = {}
+        self.running = 0
+
+    def add(self, work: Work) -> None:
+        self.waiting.setdefault(work.whose, deque()).append(work)
+        self.turns.wait(work.whose)
+
+    def remove(self, work: Work) -> bool:
+        """Whether it was waiting."""
+        queue = self.waiting.get(work.whose, ())
+        if work not in queue:
+            return False
+        self.waiting[work.whose].remove(work)
+        if not queue:
+            del self.waiting[work.whose]
+        return True
+
+    def next(self) -> Work:
+        """Chooses the next call, which waits no more; there must be one."""
+        while (whose := self.turns.next()) not in self.waiting:
+            pass  # its calls have been cancelled
+        queue = self.waiting[whose]
+        work = queue.popleft()
+        if queue:
+            self.turns.wait(whose)
+        else:
+            del self.waiting[whose]
+        return work
+
+
+class Threads:
+    """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end.
+
+    Where more is to be done than there are threads, client addresses take turns by time, and within an address those
+    for whom it calls.
+    """
+
+    def __init__(self, name: str, most: int, clock: Clock = SYSTEM) -> None:
+        self.staying = threading.Semaphore(max(0, min(_STAYING, most - 2)))
+        self._name = name
+        self._clock = clock
+        self._most = self._left = most
+        self._free = 0
+        self._turns = FairQueueing(least=_LEAST)
+        self._addresses: dict[str, _Address] = {}
+        self._running: dict[Work, None] = {}
+        self._waiting = 0
+        self._some = threading.Condition()
+
+    @property
+    def busy(self) -> bool:
+        """Whether what is submitted now will wait."""
+        return not self._left and self._waiting >= self._free
+
+    def submit(self, run: Callable[[], None], address: str = "", whose: str = "") -> Work:
+        """Queues a call of the address for the next free thread; `whose`: for whom the address calls."""
+        work = Work(run, address, whose)
+        with self._some:
+            self._addresses.setdefault(address, _Address()).add(work)
+            self._turns.wait(address)
+            self._waiting += 1
+            if self._waiting <= self._free or not self._left:
+                self._some.notify()
+                return work
+            self._left -= 1
+        threading.Thread(target=self._run, name=f"{self._name}_{self._left}", daemon=True).start()
+        return work
+
+    def cancel(self, work: Work) -> bool:
+        """Takes a call from the queue. False: a thread has it, or has had it."""
+        with self._some:
+            address = self._addresses.get(work.address)
+            if address is None or not address.remove(work):
+                return False
+            self._waiting -= 1
+            self._forget_if_done(work.address)
+            return True
+
+    def _run(self) -> None:
+        while True:
+            with self._some:
+                self._free += 1
+                while not self._waiting:
+                    self._some.wait()
+                self._free -= 1
+                work = self._begin_next()
+            before = self._clock.cpu()
+            try:
+                work.run()
+            finally:
+                with self._some:
+                    self._finish(work, self._clock.cpu() - before)
+                del work  # it knows its connection, and the next may be long in coming
+
+    def _begin_next(self) -> Work:
+        now = self._clock.now()
+        for running in self._running:  # else an address would get all threads before its first call is over
+            self._charge(running, self._seconds(running, now))
+        while not (address := self._addresses.get(name := self._turns.next())) or not address.waiting:
+            pass  # its calls have been cancelled
+        work = address.next()
+        work.since = now
+        address.running += 1
+        self._running[work] = None
+        self._waiting -= 1
+        if address.waiting:
+            self._turns.wait(name)
+        return work
+
+    def _finish(self, work: Work, cpu_seconds: float) -> None:
+        self._charge(work, max(cpu_seconds, self._seconds(work, self._clock.now())))
+        del self._running[work]
+        self._addresses[work.address].running -= 1
+        self._forget_if_done(work.address)
+
+    def _forget_if_done(self, name: str) -> None:
+        address = self._addresses[name]
+        if not address.waiting and not address.running:
+            del self._addresses[name]
+        if not self._addresses:
+            self._turns.rest()
+
+    def _seconds(self, work: Work, now: float) -> float:
+        """Its part of the threads' time until now."""
+        return (now - work.since) / self._most if work.since is not None else 0.0
+
+    def _charge(self, work: Work, seconds: float) -> None:
+        """Charges what the call has cost, so many seconds in all, to its address and to whom it is for."""
+        more = seconds - work.charged
+        if more > 0:
+            work.charged = seconds
+            self._turns.charge(work.address, more)
+            self._addresses[work.address].turns.charge(work.whose, more)
