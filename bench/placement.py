@@ -1,4 +1,4 @@
-"""How much of the cards each policy fills, on Alibaba's trace openb: FGD's own protocol, and with pods that leave.
+"""Measures the placement policies on Alibaba's trace openb: allocation by FGD's protocol, with leaving pods, latency.
 
 The trace is not shipped: its licence is for research and study.
 """
@@ -17,36 +17,36 @@ from bench import timing
 from bench.timing import Row
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import Load
-from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MiB
+from cardwise.core.columns.invalid import InvalidRequest
+from cardwise.core.columns.quantity import MiB
 from cardwise.simulation import runs, summary, traces
-from cardwise.simulation.churn import Churned, churn
-from cardwise.simulation.cluster import Cluster
-from cardwise.simulation.fill import WARM_EVERY, Filled, fill
+from cardwise.simulation.churn import ChurnResult, churn
+from cardwise.simulation.cluster import SimulatedCluster
+from cardwise.simulation.fill import PODS_BETWEEN_REFRESHES, FillResult, fill
 from cardwise.simulation.runs import Run
 from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
 from extender.cache.scoredpolicies import AT_ONCE
 
-_FULL = 0.85
+_INITIAL_SHARE = 0.85  # of all cards, allocated before decisions are measured
 LEVELS = (80, 90, 95, 100, 110, 130)
-PUBLISHED = "published_fgd_atc23.csv"
-_BESIDE = Path(__file__).parents[2] / "shared" / "data" / "openb"
+_PUBLISHED_FILE = "published_fgd_atc23.csv"
+_SHARED_TRACE = Path(__file__).parents[2] / "shared" / "data" / "openb"
 
 
-def folder(given: Path | None) -> Path:
-    """The trace: as given, of the environment, or where this project keeps it. Exits where it is nowhere."""
-    found = given or Path(os.environ.get("CARDWISE_OPENB", _BESIDE))
+def find_traces(option: Path | None) -> Path:
+    """The folder of the traces: that of the option, of CARDWISE_OPENB, or the project's. Exits without a trace."""
+    folder = option or Path(os.environ.get("CARDWISE_OPENB", _SHARED_TRACE))
     try:
-        traces.names(found)
+        traces.pod_list_names(folder)
     except InvalidRequest as error:
-        sys.exit(f"{error}; then name it by --traces or CARDWISE_OPENB")
-    return found
+        sys.exit(f"{error}; then name the folder by --traces or CARDWISE_OPENB")
+    return folder
 
 
-def published(at: Path) -> dict[tuple[str, str], dict[int, Mean]]:
-    """By trace and policy, what FGD's artefact expects; nothing where its table is not there."""
-    path = at / PUBLISHED
+def read_published(folder: Path) -> dict[tuple[str, str], dict[int, Mean]]:
+    """FGD's published allocation in percent, by trace and policy, then by level; empty if the folder has no table."""
+    path = folder / _PUBLISHED_FILE
     if not path.is_file():
         return {}
     with path.open(newline="") as file:
@@ -59,15 +59,15 @@ def published(at: Path) -> dict[tuple[str, str], dict[int, Mean]]:
         }
 
 
-def names(at: Path, chosen: Sequence[str]) -> list[str]:
-    """The traces to run: those chosen, else those that results are published of, else all."""
-    there = traces.names(at)
-    known = [name for name in dict.fromkeys(trace for trace, _ in published(at)) if name in there]
-    return list(chosen) or known or there
+def _traces_to_run(folder: Path, chosen: Sequence[str]) -> list[str]:
+    """The chosen traces; if none is chosen, those with published results; if there are none, all."""
+    available = traces.pod_list_names(folder)
+    with_results = [name for name in dict.fromkeys(trace for trace, _ in read_published(folder)) if name in available]
+    return list(chosen) or with_results or available
 
 
-def filling(
-    at: Path,
+def measure_filling(
+    folder: Path,
     chosen: Sequence[str],
     policies: Sequence[str],
     seeds: range,
@@ -76,154 +76,167 @@ def filling(
     known: bool,
     bounded: bool,
 ) -> list[Row]:
-    """Each policy on each trace, and what is published of it; last the means over the traces."""
-    workloads = [traces.read(at, name) for name in names(at, chosen)]
-    plan = _plan(workloads, policies, seeds)
+    """Fill the cards by each policy on each trace.
+
+    seeds: one run for each.
+    known: the policies know the workload from the start.
+    bounded: decisions score at most as many nodes as in the extender.
+    Returns a row for each policy and trace beside FGD's published numbers, the means over the traces, and latencies.
+    """
+    workloads = [traces.read_trace(folder, name) for name in _traces_to_run(folder, chosen)]
+    plan = _plan_runs(workloads, policies, seeds)
     times: dict[str, list[float]] = {}
 
-    def told(run: Run, one: Filled) -> None:
-        times.setdefault(run.policy, []).extend(one.seconds)
-        point, name = one.at(100), workloads[run.workload].name
-        said = f"{point.allocated:.2f} at 100 %" if point else "nothing"
-        print(f"{name} {run.policy} seed {run.seed}: {said}, {sum(one.seconds):.1f} s", file=sys.stderr, flush=True)
+    def print_run(run: Run, outcome: FillResult) -> None:
+        times.setdefault(run.policy, []).extend(outcome.seconds)
+        point, name = outcome.point_at(100), workloads[run.workload].name
+        allocated = f"{point.allocated:.2f} at 100 %" if point else "nothing"
+        seconds = f"{sum(outcome.seconds):.1f} s"
+        print(f"{name} {run.policy} seed {run.seed}: {allocated}, {seconds}", file=sys.stderr, flush=True)
 
     job = partial(
-        fill, learning=not known, fragments=len(workloads) == 1 and not bounded, at_once=AT_ONCE if bounded else None
+        fill,
+        learning=not known,
+        fragments=len(workloads) == 1 and not bounded,
+        max_scored_nodes=AT_ONCE if bounded else None,
     )
-    results = runs.run_all(job, workloads, plan, processes=processes, done=told)
-    found = summary.of_fills(plan, results, LEVELS)
-    theirs = published(at)
-    rows = [_row(workloads, one, theirs) for one in found]
-    rows += _means(workloads, found, theirs, policies) if len(workloads) > 1 else []
+    outcomes = runs.run_all(job, workloads, plan, processes=processes, on_run_done=print_run)
+    summaries = summary.summarize_fills(plan, outcomes, LEVELS)
+    published = read_published(folder)
+    rows = [_row(workloads, fills, published) for fills in summaries]
+    rows += _mean_rows(workloads, summaries, published, policies) if len(workloads) > 1 else []
     return rows + [timing.latency(f"{policy}: a decision", times[policy]) for policy in policies]
 
 
-def churning(
-    at: Path, trace: str, policies: Sequence[str], seeds: range, processes: int, *, lifetimes: float
+def measure_churn(
+    folder: Path, trace: str, policies: Sequence[str], seeds: range, processes: int, *, lifetimes: float
 ) -> list[Row]:
-    """Each policy where pods come and go, load 1.0."""
-    workloads = [traces.read(at, trace)]
-    plan = _plan(workloads, policies, seeds)
+    """Simulate arriving and leaving pods by each policy, at load 1.0, for `lifetimes` mean lifetimes of a pod."""
+    workloads = [traces.read_trace(folder, trace)]
+    plan = _plan_runs(workloads, policies, seeds)
 
-    def told(run: Run, one: Churned) -> None:
-        said = f"{one.allocated:.2f} allocated, {one.lost:.2f} refused"
-        print(f"{trace} {run.policy} seed {run.seed}, churn: {said}", file=sys.stderr, flush=True)
+    def print_run(run: Run, outcome: ChurnResult) -> None:
+        percents = f"{outcome.allocated:.2f} allocated, {outcome.lost:.2f} refused"
+        print(f"{trace} {run.policy} seed {run.seed}, churn: {percents}", file=sys.stderr, flush=True)
 
-    results = runs.run_all(partial(churn, lifetimes=lifetimes), workloads, plan, processes=processes, done=told)
+    job = partial(churn, lifetimes=lifetimes)
+    outcomes = runs.run_all(job, workloads, plan, processes=processes, on_run_done=print_run)
     return [
         Row(
-            f"{trace}, churn, {one.policy}",
+            f"{trace}, churn, {churns.policy}",
             {
-                "seeds": f"{one.seeds}",
-                "allocated": _with_sd(one.allocated),
-                "refused": _with_sd(one.lost),
-                "fragmented": f"{one.fragmented:.1f}",
+                "seeds": f"{churns.seeds}",
+                "allocated": _with_sd(churns.allocated),
+                "refused": _with_sd(churns.lost),
+                "fragmented": f"{churns.fragmented:.1f}",
             },
         )
-        for one in summary.of_churns(plan, results)
+        for churns in summary.summarize_churns(plan, outcomes)
     ]
 
 
-def deciding(at: Path, trace: str, policies: Sequence[str], nodes: int, decisions: int) -> list[Row]:
-    """What a decision takes among so many nodes of eight cards, 85 percent full: the engine as the extender has it.
+def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: int, decisions: int) -> list[Row]:
+    """Measure the latency of a decision in a cluster of 8-GPU nodes that is 85 % full, with the extender's engine.
 
-    For each pod that comes one goes. Scores beforehand are made between decisions, as by the extender's
-    `WorkloadController`, and are not counted, but told.
+    For each arriving pod a random pod is removed. Stale scores are recomputed between decisions, as the extender's
+    `WorkloadController` does; that time is reported apart from the decisions.
     """
-    pods = [pod for pod in traces.read(at, trace).pods if pod.shape.request]
+    pods = [pod for pod in traces.read_trace(folder, trace).pods if pod.shape.request]
     rows = []
     for policy in policies:
-        chance = Random(42)
-        before = _resident()
-        cluster = Cluster(_eights(nodes), "binpack", at_once=AT_ONCE)
-        there = 0
-        while cluster.used < _FULL * 8 * nodes * traces.WHOLE:
-            cluster.place(f"{there}", chance.choice(pods))
-            there += 1
-        bare = _resident()
+        random = Random(42)
+        start_mib = _resident_mib()
+        cluster = SimulatedCluster(_eight_card_nodes(nodes), "binpack", max_scored_nodes=AT_ONCE)
+        placed = 0
+        while cluster.allocated < _INITIAL_SHARE * 8 * nodes * traces.CARD_UNITS:
+            cluster.place(f"{placed}", random.choice(pods))
+            placed += 1
+        filled_mib = _resident_mib()
         cluster.policy = policy
         cluster.engine.want(policy)
-        cluster.know(pod.shape for pod in pods)
-        walls, cpus, warming = [], [], 0.0
+        cluster.set_workload(pod.shape for pod in pods)
+        walls, cpus, refreshing = [], [], 0.0
         for i in range(decisions):
-            if not i % WARM_EVERY:
+            if not i % PODS_BETWEEN_REFRESHES:
                 start = time.thread_time()
-                cluster.warm()
-                warming += time.thread_time() - start
-            cluster.remove(f"{chance.randrange(there + i)}")
+                cluster.refresh_scores()
+                refreshing += time.thread_time() - start
+            cluster.remove(f"{random.randrange(placed + i)}")
             wall, cpu = time.perf_counter(), time.thread_time()
-            cluster.place(f"{there + i}", chance.choice(pods))
+            cluster.place(f"{placed + i}", random.choice(pods))
             cpus.append(time.thread_time() - cpu)
             walls.append(time.perf_counter() - wall)
         rows += [timing.latency(f"{policy}: a decision", walls), timing.latency(f"{policy}: its cpu", cpus)]
-        per_pod = f"{warming / decisions * 1000:.2f} ms cpu a pod"
-        memory = {"nodes and pods": f"{bare - before} MiB", "scores": f"{_resident() - bare} MiB"}
-        rows.append(Row(f"{policy}: memory, scores beforehand", memory | {"beforehand": per_pod}))
+        per_pod = f"{refreshing / decisions * 1000:.2f} ms cpu a pod"
+        memory = {
+            "nodes and pods": f"{filled_mib - start_mib} MiB", "scores": f"{_resident_mib() - filled_mib} MiB"
+        }  # fmt: skip
+        rows.append(Row(f"{policy}: memory, refreshing scores", memory | {"refreshing": per_pod}))
     return rows
 
 
-def _eights(nodes: int) -> list[SimulatedNode]:
+def _eight_card_nodes(nodes: int) -> list[SimulatedNode]:
     return [
         SimulatedNode(
             f"node-{n:05d}",
-            tuple(Card(index=i, uuid=f"{n}-{i}", mem=MiB(traces.WHOLE), model="G2") for i in range(8)),
+            tuple(Card(index=i, uuid=f"{n}-{i}", mem=MiB(traces.CARD_UNITS), model="G2") for i in range(8)),
             Load(96_000, 384 << 30, 110),
         )
         for n in range(nodes)
     ]
 
 
-def _resident() -> int:
-    """MiB of memory that this process has."""
+def _resident_mib() -> int:
+    """The resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 
-def _plan(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[Run]:
-    """Seed by seed, so that there is something of everything soon."""
+def _plan_runs(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[Run]:
+    """All runs, seed by seed, so that first results of each policy and trace come early."""
     return [Run(i, policy, seed) for seed in seeds for i in range(len(workloads)) for policy in policies]
 
 
 def _row(
-    workloads: Sequence[SimulatedWorkload], one: FillSummary, theirs: dict[tuple[str, str], dict[int, Mean]]
+    workloads: Sequence[SimulatedWorkload], fills: FillSummary, published: dict[tuple[str, str], dict[int, Mean]]
 ) -> Row:
-    name = workloads[one.workload].name
-    values = {"seeds": f"{one.seeds}"} | {f"{level} %": f"{one.at[level].mean:.2f}" for level in LEVELS}
-    values |= {"s.d. at 100": f"{one.at[100].sd:.2f}"}
-    values |= {
-        "first refusal": f"{one.first_refusal:.1f}" if one.first_refusal is not None else "none",
-        "FGD published": _at_100(theirs, name, "FGD", lambda mean: f"{mean.mean:.2f} ({mean.sd:.2f})"),
-        "above it": _at_100(theirs, name, "FGD", lambda mean: f"{one.at[100].mean - mean.mean:+.2f}"),
-        "BestFit published": _at_100(theirs, name, "BestFit", lambda mean: f"{mean.mean:.2f}"),
+    name = workloads[fills.workload].name
+    columns = {"seeds": f"{fills.seeds}"} | {f"{level} %": f"{fills.at[level].mean:.2f}" for level in LEVELS}
+    columns |= {"s.d. at 100": f"{fills.at[100].sd:.2f}"}
+    columns |= {
+        "first refusal": f"{fills.first_refusal:.1f}" if fills.first_refusal is not None else "none",
+        "FGD published": _format_published(published, name, "FGD", lambda mean: f"{mean.mean:.2f} ({mean.sd:.2f})"),
+        "above it": _format_published(published, name, "FGD", lambda mean: f"{fills.at[100].mean - mean.mean:+.2f}"),
+        "BestFit published": _format_published(published, name, "BestFit", lambda mean: f"{mean.mean:.2f}"),
     }
-    return Row(f"{name}, {one.policy}", values)
+    return Row(f"{name}, {fills.policy}", columns)
 
 
-def _means(
+def _mean_rows(
     workloads: Sequence[SimulatedWorkload],
-    found: Sequence[FillSummary],
-    theirs: dict[tuple[str, str], dict[int, Mean]],
+    summaries: Sequence[FillSummary],
+    published: dict[tuple[str, str], dict[int, Mean]],
     policies: Sequence[str],
 ) -> list[Row]:
     rows = []
     for policy in policies:
-        of = [one for one in found if one.policy == policy]
-        above = [
-            one.at[100].mean - theirs[name, "FGD"][100].mean
-            for one in of
-            if ((name := workloads[one.workload].name), "FGD") in theirs
+        group = [fills for fills in summaries if fills.policy == policy]
+        differences = [
+            fills.at[100].mean - published[name, "FGD"][100].mean
+            for fills in group
+            if ((name := workloads[fills.workload].name), "FGD") in published
         ]
-        values = {"traces": f"{len(of)}", "mean at 100 %": f"{fmean(one.at[100].mean for one in of):.2f}"}
-        if above:
-            values |= {"above FGD published": f"{fmean(above):+.2f}", "least": f"{min(above):+.2f}"}
-        rows.append(Row(policy, values))
+        columns = {"traces": f"{len(group)}", "mean at 100 %": f"{fmean(fills.at[100].mean for fills in group):.2f}"}
+        if differences:
+            columns |= {"above FGD published": f"{fmean(differences):+.2f}", "least": f"{min(differences):+.2f}"}
+        rows.append(Row(policy, columns))
     return rows
 
 
-def _at_100(
-    theirs: dict[tuple[str, str], dict[int, Mean]], trace: str, policy: str, written: Callable[[Mean], str]
+def _format_published(
+    published: dict[tuple[str, str], dict[int, Mean]], trace: str, policy: str, format_mean: Callable[[Mean], str]
 ) -> str:
-    found = theirs.get((trace, policy))
-    return written(found[100]) if found is not None else "-"
+    means = published.get((trace, policy))
+    return format_mean(means[100]) if means is not None else "-"
 
 
 def _with_sd(mean: Mean) -> str:

@@ -23,10 +23,10 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube.client import KubeClient
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import churn
-from cardwise.simulation.churn import expected as expected_in_churn
-from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.churn import expected_arrivals as expected_churn_arrivals
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import TUNE
-from cardwise.simulation.fill import Step, expected, fill
+from cardwise.simulation.fill import OnProgress, expected_arrivals, fill
 from cardwise.simulation.runs import Run
 from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedWorkload
 
@@ -86,8 +86,8 @@ def show(asked: SimulationOptions, of: Path | KubeClient) -> None:
 
 
 def _of_trace(folder: Path, asked: SimulationOptions) -> _World:
-    workloads = [traces.read(folder, name, asked.nodes) for name in asked.pods or ("default",)]
-    specs = {spec for workload in workloads for spec in traces.specs(workload)}
+    workloads = [traces.read_trace(folder, name, asked.nodes) for name in asked.pods or ("default",)]
+    specs = {spec for workload in workloads for spec in traces.requested_classes(workload)}
     world = _World(workloads, asked.tune or TUNE)
     models = [card.model for node in workloads[0].nodes for card in node.cards]
     return _completed(world, asked, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs)))
@@ -148,13 +148,15 @@ def _filled(world: _World, asked: SimulationOptions) -> _Outcome:
         fill,
         tune=world.tune,
         learning=not (asked.known or world.live),  # what is simulated of a cluster is what its extender has seen
-        more=tuple(shape for _, shape in world.more),
-        added=tuple(world.added),
+        extra_shapes=tuple(shape for _, shape in world.more),
+        added_nodes=tuple(world.added),
     )
-    with _progress(sum(expected(workloads[run.workload], world.tune) for run in plan)) as step:
-        results = runs.run_all(job, workloads, plan, processes=asked.processes or runs.processes(), step=step)
-    levels = sorted({level for workload in workloads for level in summary.levels(workload, world.tune)})
-    found = summary.of_fills(plan, results, levels)
+    with _progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
+        results = runs.run_all(
+            job, workloads, plan, processes=asked.processes or runs.available_cores(), on_progress=on_progress
+        )
+    levels = sorted({level for workload in workloads for level in summary.reached_levels(workload, world.tune)})
+    found = summary.summarize_fills(plan, results, levels)
     table = replays.of_fills(workloads, found)
     if world.more:
         fits = [(name, one.policy, one.fits[i]) for i, (name, _) in enumerate(world.more) for one in found]
@@ -174,9 +176,13 @@ def _churned(world: _World, asked: SimulationOptions) -> _Outcome:
     plan, workloads = _plan(world, asked), world.workloads
     load, lifetimes = asked.load, asked.lifetimes
     job = partial(churn, load=load, lifetimes=lifetimes, learning=not (asked.known or world.live))
-    with _progress(sum(expected_in_churn(workloads[run.workload], load, lifetimes) for run in plan)) as step:
-        results = runs.run_all(job, workloads, plan, processes=asked.processes or runs.processes(), step=step)
-    found = summary.of_churns(plan, results)
+    with _progress(
+        sum(expected_churn_arrivals(workloads[run.workload], load, lifetimes) for run in plan)
+    ) as on_progress:
+        results = runs.run_all(
+            job, workloads, plan, processes=asked.processes or runs.available_cores(), on_progress=on_progress
+        )
+    found = summary.summarize_churns(plan, results)
 
     def plots(of: int) -> dict[str, bytes]:
         shown = [one for one in found if one.workload == of]
@@ -192,11 +198,11 @@ def _what_fits(live: Snapshot, world: _World, asked: SimulationOptions) -> _Outc
     found = []
     shapes = [shape for _, shape in world.more]
     for policy in asked.policy or sorted(POLICIES):
-        cluster = Cluster(live.nodes, policy)
+        cluster = SimulatedCluster(live.nodes, policy)
         for holding in live.holdings:
-            cluster.hold(holding)
+            cluster.add_assigned_pod(holding)
         _teach(cluster, live, shapes)
-        found.append((policy, cluster.fits(shapes, world.added)))
+        found.append((policy, cluster.count_fitting(shapes, world.added)))
     fits = [(name, policy, counts[i]) for i, (name, _) in enumerate(world.more) for policy, counts in found]
     if live.waiting:
         console.say(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
@@ -208,16 +214,16 @@ def _what_fits(live: Snapshot, world: _World, asked: SimulationOptions) -> _Outc
     return _Outcome(replays.of_fits(fits), rows, runs, lambda _: {})
 
 
-def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
+def _teach(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
     """What the extender has learned, or where that is not known, what is there, or else what is asked about."""
     if live.learned:
         try:
-            cluster.recall(live.learned)
+            cluster.load_workload(live.learned)
         except InvalidWorkload as error:
             console.say(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
         else:
             return
-    cluster.know([pod.shape for pod in live.pods] or shapes)
+    cluster.set_workload([pod.shape for pod in live.pods] or shapes)
 
 
 def _show(outcome: _Outcome, world: _World, asked: SimulationOptions) -> None:
@@ -235,7 +241,7 @@ def _show(outcome: _Outcome, world: _World, asked: SimulationOptions) -> None:
 
 
 @contextmanager
-def _progress(pods: int) -> Iterator[Step]:
+def _progress(pods: int) -> Iterator[OnProgress]:
     """A bar on a terminal, where it does not stand between what is printed."""
     if not sys.stderr.isatty():
         yield lambda _: None

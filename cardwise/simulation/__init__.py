@@ -1,15 +1,15 @@
-"""What a cluster would do with other pods, other policies or other nodes, by the engine that places the real ones.
+"""Simulates placement with other pods, policies or nodes, using the engine that places the real pods.
 
-Comes in: nodes and pods, of a cluster or of a trace. Goes out: by policy, what was placed, refused and left in pieces.
+Input: the nodes and pods of a cluster or of a trace. Output, by policy: placed pods, refused pods, fragmentation.
 
 The modules:
 
     cluster    a simulated cluster around the real engine
     workload   nodes and pods to simulate; `traces`: those of a CSV file
-    fill       pods come until the cluster is full; `churn`: pods come and go
+    fill       pods arrive until the cluster is full; `churn`: pods arrive and leave
     runs       many runs in several processes; `summary`: their means
-    tally      who was refused, by size of request
+    refusals   counts of refused pods, by size of the request
     fragments  idle memory that no pod can use
-    baselines  policies of others, for comparison
-    defaults   the values of options that are not given
+    baselines  published policies of others, for comparison
+    defaults   default values of the options
 """

@@ -1,4 +1,4 @@
-"""Policies of others, simulated for comparison; nobody places pods by them."""
+"""Published policies that are simulated for comparison only; the extender does not offer them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,14 +11,16 @@ from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Line
 from cardwise.core.placement.scored.scoring import Known, Market, Nearsighted, Scores
 from cardwise.core.placement.scored.shapes import Shape
 
-_MOST_POINTS: Final = 100
-_MOST_CPU: Final = 128_000.0  # milli, of a node of the trace;
-_MOST_CARDS: Final = 8.0  # what is left is counted as a share of these
+_MAX_SCORE: Final = 100
+_LARGEST_NODE_CPU: Final = 128_000.0  # millicores of the largest node of the trace
+_LARGEST_NODE_CARDS: Final = 8.0  # what a node would have free is counted as a share of these two
 
 
 class BestFit(Nearsighted):
-    """Best fit as FGD's authors compare with it (USENIX ATC 2023): the node where the least cpu and cards are left,
-    both counted the same, in whole points of 100; and on it the fullest card.
+    """Best fit as FGD's authors compare with it (USENIX ATC 2023).
+
+    Chooses the node with the least CPU and GPU free after placement, weighted equally and rounded down to whole points
+    of 100, and on that node the fullest card.
     """
 
     width = 0
@@ -27,20 +29,21 @@ class BestFit(Nearsighted):
         self._yardstick = market.yardstick
 
     def tally(self, lines: Lines) -> Floats:
-        """Nothing is to be kept."""
+        """An empty table: best fit keeps no state per node."""
         return np.zeros((len(lines), 0))
 
     def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
-        """As above."""
+        """Zero for every node: best fit does not weigh what a node could still take."""
         return np.zeros(len(tally))
 
     def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
+        """Score each node by its CPU and cards after placement: the less it would have free, the higher."""
         ask = shape.ask
         chosen = chosen_cards(lines, shape, usable)
-        cards = (lines.free.sum(axis=1) - used(shape, lines, chosen)) / self._yardstick
-        left = ((lines.cpu - ask.cpu) / _MOST_CPU + cards / _MOST_CARDS) / 2
+        free_cards = (lines.free.sum(axis=1) - used(shape, lines, chosen)) / self._yardstick
+        free_share = ((lines.cpu - ask.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
         card = chosen.argmax(axis=1) if ask.cards == 1 else np.full(len(lines), ABSENT)
-        return Scores(np.floor(_MOST_POINTS * (1 - left)), card)
+        return Scores(np.floor(_MAX_SCORE * (1 - free_share)), card)
 
 
 BASELINES: Final[Mapping[str, Score]] = {**SCORINGS, "bestfit": BestFit}

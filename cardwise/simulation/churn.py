@@ -1,8 +1,7 @@
-"""A cluster in which pods come and go: Poisson arrivals, exponential lifetimes, so much asked for as `load` times the
-cards.
+"""Simulates pods that arrive and leave: Poisson arrivals and exponential lifetimes, at a given mean load of the cards.
 
-FGD's protocol only fills an empty cluster, and a policy that is good at that may scatter what leaves again. Time is
-counted in mean lifetimes. A refused pod is lost.
+FGD's protocol only fills an empty cluster; a policy that does well there may leave scattered free memory once pods end.
+Time is counted in mean lifetimes of a pod. A refused pod does not arrive again.
 """
 
 import heapq
@@ -10,20 +9,25 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import LIFETIMES, LOAD
-from cardwise.simulation.fill import STEP, Step
+from cardwise.simulation.fill import PROGRESS_STEP, OnProgress
 from cardwise.simulation.fragments import SimulatedFragments
-from cardwise.simulation.tally import RefusedPods, Tally
-from cardwise.simulation.workload import SimulatedWorkload, in_order, shuffled
+from cardwise.simulation.refusals import RefusalTally, RefusedPods
+from cardwise.simulation.workload import SimulatedWorkload, shuffled_nodes, sorted_by_name
 
-WARM: Final = 2.0  # lifetimes that are not measured: the cluster begins full, and not as it is in the long run
-_TICKS: Final = 20  # moments a lifetime
+WARMUP_LIFETIMES: Final = 2.0  # not measured: the cluster starts full, and has to reach its steady state
+_SAMPLES_PER_LIFETIME: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One sample: what was allocated, in percent, and how much of the idle rest arriving pods could not use."""
+class ChurnSample:
+    """One sample of a run.
+
+    time: in mean lifetimes since the start.
+    allocated: percent of all cards.
+    fragmented: percent of the idle cards that arriving pods could not use.
+    """
 
     time: float
     allocated: float
@@ -31,18 +35,22 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Churned:
-    """One run: `allocated` is the mean over time, `lost` how much of what was asked for was refused, in percent."""
+class ChurnResult:
+    """One run.
+
+    allocated: percent of all cards, the mean over time.
+    lost: percent of the requested cards that were refused.
+    """
 
     allocated: float
     lost: float
-    moments: tuple[Moment, ...]
+    moments: tuple[ChurnSample, ...]
     refused: tuple[RefusedPods, ...]
 
 
-def expected(workload: SimulatedWorkload, load: float = LOAD, lifetimes: float = LIFETIMES) -> int:
-    """About how many pods come in one run."""
-    return int(_together(workload, load) * (1 + WARM + lifetimes))
+def expected_arrivals(workload: SimulatedWorkload, load: float = LOAD, lifetimes: float = LIFETIMES) -> int:
+    """The approximate number of pods that arrive in one run."""
+    return int(_mean_running_pods(workload, load) * (1 + WARMUP_LIFETIMES + lifetimes))
 
 
 def churn(
@@ -53,66 +61,72 @@ def churn(
     load: float = LOAD,
     lifetimes: float = LIFETIMES,
     learning: bool = True,
-    step: Step | None = None,
-) -> Churned:
-    """One run. At the beginning so many pods come at once as there are together in the mean."""
-    chance = Random(seed)
-    pods = in_order(workload.pods)
-    rate = _together(workload, load)
-    cluster = Cluster(shuffled(workload, seed), policy)
+    on_progress: OnProgress | None = None,
+) -> ChurnResult:
+    """Simulate one run. It starts with the arrival of as many pods at once as run at the same time on average.
+
+    load: mean demand of the running pods, as a multiple of all cards.
+    lifetimes: measured time, in mean lifetimes of a pod.
+    learning: the policies learn the workload from arriving pods; otherwise they know it from the start.
+    on_progress: called with the number of pods that arrived since the last call.
+    """
+    random = Random(seed)
+    pods = sorted_by_name(workload.pods)
+    rate = _mean_running_pods(workload, load)
+    cluster = SimulatedCluster(shuffled_nodes(workload, seed), policy)
     if not learning:
-        cluster.know(pod.shape for pod in pods)
-    seen = SimulatedFragments(workload, cluster)
-    tally = Tally()
+        cluster.set_workload(pod.shape for pod in pods)
+    fragments = SimulatedFragments(workload, cluster)
+    tally = RefusalTally()
     ends: list[tuple[float, int]] = []
-    moments: list[Moment] = []
-    now, area, came = 0.0, 0.0, 0
-    at_once = round(rate)
-    until = WARM + lifetimes
-    while now < until and at_once + rate > 0:
-        coming = now if came < at_once else now + chance.expovariate(rate)
-        coming = min(coming, until)
-        # Who ends before the next one comes.
-        while ends and ends[0][0] <= coming:
-            end, which = heapq.heappop(ends)
-            area += cluster.used * _measured(now, end)
+    moments: list[ChurnSample] = []
+    now, allocated_time, arrived = 0.0, 0.0, 0
+    initial_pods = round(rate)
+    end_time = WARMUP_LIFETIMES + lifetimes
+    while now < end_time and initial_pods + rate > 0:
+        arrival = now if arrived < initial_pods else now + random.expovariate(rate)
+        arrival = min(arrival, end_time)
+        # Remove the pods that end before the next arrival.
+        while ends and ends[0][0] <= arrival:
+            end, number = heapq.heappop(ends)
+            allocated_time += cluster.allocated * _measured_time(now, end)
             now = end
-            node = cluster.remove(f"{which}")
+            node = cluster.remove(f"{number}")
             if node is not None:
-                seen.touch(node)
-        area += cluster.used * _measured(now, coming)
-        now = coming
-        if now >= until:
+                fragments.mark_changed(node)
+        allocated_time += cluster.allocated * _measured_time(now, arrival)
+        now = arrival
+        if now >= end_time:
             break
-        if now > len(moments) / _TICKS:
-            moments.append(Moment(now, 100 * cluster.used / workload.capacity, seen.percent()))
-        # Drawn for those as well who are refused: every policy sees the same pods come, for the same time.
-        pod, ends_at = chance.choice(pods), now + chance.expovariate(1.0)
+        if now > len(moments) / _SAMPLES_PER_LIFETIME:
+            moments.append(ChurnSample(now, 100 * cluster.allocated / workload.capacity, fragments.percent()))
+        # Lifetimes are drawn for refused pods too, so that every policy gets the same pods with the same lifetimes.
+        pod, ends_at = random.choice(pods), now + random.expovariate(1.0)
         if learning:
-            cluster.saw(pod.shape)
-        node = cluster.place(f"{came}", pod)
-        if now >= WARM:
-            tally.add(workload.cards_of(pod.shape), refused=node is None)
+            cluster.observe_arrival(pod.shape)
+        node = cluster.place(f"{arrived}", pod)
+        if now >= WARMUP_LIFETIMES:
+            tally.add(workload.size_in_cards(pod.shape), refused=node is None)
         if node is not None:
-            seen.touch(node)
-            heapq.heappush(ends, (ends_at, came))
-        came += 1
-        if step is not None and not came % STEP:
-            step(STEP)
-    return Churned(
-        allocated=100 * area / (lifetimes * workload.capacity) if workload.capacity else 0.0,
-        lost=tally.lost(),
+            fragments.mark_changed(node)
+            heapq.heappush(ends, (ends_at, arrived))
+        arrived += 1
+        if on_progress is not None and not arrived % PROGRESS_STEP:
+            on_progress(PROGRESS_STEP)
+    return ChurnResult(
+        allocated=100 * allocated_time / (lifetimes * workload.capacity) if workload.capacity else 0.0,
+        lost=tally.refused_percent(),
         moments=tuple(moments),
         refused=tally.rows(),
     )
 
 
-def _together(workload: SimulatedWorkload, load: float) -> float:
-    """How many pods there are at a time when so much is asked for, and so come in a lifetime."""
+def _mean_running_pods(workload: SimulatedWorkload, load: float) -> float:
+    """The mean number of running pods at this load, which is also the number of arrivals in a lifetime."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     return load * workload.capacity * len(workload.pods) / demand if demand else 0.0
 
 
-def _measured(start: float, end: float) -> float:
-    """How much of the time between them counts."""
-    return max(0.0, end - max(start, WARM))
+def _measured_time(start: float, end: float) -> float:
+    """How much of the time from `start` to `end` is after the warm-up, in lifetimes."""
+    return max(0.0, end - max(start, WARMUP_LIFETIMES))

@@ -1,7 +1,7 @@
-"""A cluster that is not there: a ledger, what its nodes have left, and the engine that the extender asks.
+"""A simulated cluster: a ledger of cards, the free CPU, memory and pod slots of the nodes, and the extender's engine.
 
-Nothing here says where a pod fits or goes. What kube-scheduler would check of a node beside its cards is cpu, memory
-and the number of pods, and the engine is told of these.
+The engine decides where a pod fits and is placed, as in the extender. Of kube-scheduler's checks only CPU, memory and
+the number of pods are simulated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,98 +18,104 @@ _NAMESPACE: Final = "simulated"
 NO_CARD: Final = PodRequest(containers=())
 
 
-class Cluster:
-    """Under one policy. `at_once`: so many nodes a decision scores at most, as in the extender; None for all."""
+class SimulatedCluster:
+    """A cluster under one policy.
 
-    def __init__(self, nodes: Iterable[SimulatedNode], policy: str, *, at_once: int | None = None) -> None:
+    max_scored_nodes: the most nodes that one decision scores, as in the extender; None for all.
+    """
+
+    def __init__(self, nodes: Iterable[SimulatedNode], policy: str, *, max_scored_nodes: int | None = None) -> None:
         self.ledger = Ledger()
-        self.used = 0  # of all cards
+        self.allocated = 0  # of all cards, in units of card memory
         self.policy = policy
-        self._left: dict[str, Load] = {}
-        self._loads: dict[str, Load] = {}  # of the pods
-        self.engine = Engine(self.ledger, self, at_once=at_once, scorings=BASELINES)
+        self._free_loads: dict[str, Load] = {}
+        self._pod_loads: dict[str, Load] = {}  # by the pod's UID
+        self.engine = Engine(self.ledger, self, at_once=max_scored_nodes, scorings=BASELINES)
         self.engine.want(policy)
-        self.add(nodes)
+        self.add_nodes(nodes)
 
-    def add(self, nodes: Iterable[SimulatedNode]) -> None:
-        """Further ones."""
+    def add_nodes(self, nodes: Iterable[SimulatedNode]) -> None:
+        """Add nodes, without pods on them."""
         for node in nodes:
             self.ledger.set_cards(node.name, node.cards)
             self.ledger.set_devices(node.name, node.devices)
-            self._left[node.name] = node.left
+            self._free_loads[node.name] = node.free_load
             self.engine.touch(node.name)
 
     def left(self, node: str) -> Load | None:
-        """What the node has left beside cards."""
-        return self._left.get(node)
+        """The node's free CPU, memory and pod slots; None if there is no such node."""
+        return self._free_loads.get(node)
 
-    def saw(self, shape: PodShape) -> None:
-        """A pod of this shape has come: the policies learn from it."""
+    def observe_arrival(self, shape: PodShape) -> None:
+        """Record the arrival of a pod of this shape, so that the policies learn from it."""
         self.engine.saw(shape.request or NO_CARD, shape.load)
         study = self.engine.due()
         if study is not None:
             self.engine.adopt(learn(study))
 
-    def warm(self) -> None:
-        """Scores beforehand what decisions would find stale in great number, as the extender does meanwhile."""
+    def refresh_scores(self) -> None:
+        """Recompute stale scores before a decision needs them, as the extender does between calls."""
         while self.engine.warm():
             pass
 
-    def know(self, shapes: Iterable[PodShape]) -> None:
-        """The policies know beforehand that pods of these shapes come, so often as they are named here."""
+    def set_workload(self, shapes: Iterable[PodShape]) -> None:
+        """Teach the policies in advance which pods will arrive; a shape counts as often as it is given."""
         for shape in shapes:
             self.engine.saw(shape.request or NO_CARD, shape.load)
         self.engine.adopt(learn(self.engine.study()))
 
-    def recall(self, text: str) -> None:
-        """As `know`, from what an engine has written of its workload. Raises InvalidWorkload."""
+    def load_workload(self, text: str) -> None:
+        """Teach the policies the workload that an engine has saved as text. Raises InvalidWorkload."""
         self.engine.workload.load(text)
         self.engine.adopt(learn(self.engine.study()))
 
-    def hold(self, holding: Holding) -> None:
-        """What is there already. What it takes beside cards is not in what its node has left."""
+    def add_assigned_pod(self, holding: Holding) -> None:
+        """Add a running pod with its cards. The node's free load already excludes its CPU and memory."""
         self.ledger.hold(holding)
-        self.used += holding.assignment.mem
+        self.allocated += holding.assignment.mem
 
     def place(self, uid: str, pod: SimulatedPod) -> str | None:
-        """The pod comes. The node that it is on now; None where none has room for it."""
+        """Place an arriving pod. Returns its node; None if it fits on no node."""
         load = pod.shape.load
         placed = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
         if placed is None:
             return None
-        self.hold(Holding(uid, _NAMESPACE, pod.name, placed.node, placed.assignment))
-        self._take(placed.node, load, 1)
-        self._loads[uid] = load
+        self.add_assigned_pod(Holding(uid, _NAMESPACE, pod.name, placed.node, placed.assignment))
+        self._change_free_load(placed.node, load, 1)
+        self._pod_loads[uid] = load
         return placed.node
 
     def remove(self, uid: str) -> str | None:
-        """The pod ends. The node that it was on; None where it was never placed."""
+        """Remove a pod that ends. Returns its node; None if the pod was never placed."""
         holding = self.ledger.holding(uid)
         if holding is None:
             return None
         self.ledger.release(uid)
-        self.used -= holding.assignment.mem
-        self._take(holding.node, self._loads.pop(uid, Load(0, 0, 0)), -1)
+        self.allocated -= holding.assignment.mem
+        self._change_free_load(holding.node, self._pod_loads.pop(uid, Load(0, 0, 0)), -1)
         return holding.node
 
-    def fits(self, shapes: Sequence[PodShape], added: Sequence[SimulatedNode] = ()) -> tuple[tuple[int, ...], ...]:
-        """How many pods of each shape have room, were it the only one to come; then the same with the added nodes,
-        which stay.
+    def count_fitting(
+        self, shapes: Sequence[PodShape], added_nodes: Sequence[SimulatedNode] = ()
+    ) -> tuple[tuple[int, ...], ...]:
+        """For each shape, how many pods of it fit if no others arrive, as a tuple of one or two counts.
+
+        The second count is that with `added_nodes`, which remain in the cluster.
         """
-        counts = [tuple(map(self._count, shapes))]
-        if added:
-            self.add(added)
-            counts.append(tuple(map(self._count, shapes)))
+        counts = [tuple(map(self._count_fitting, shapes))]
+        if added_nodes:
+            self.add_nodes(added_nodes)
+            counts.append(tuple(map(self._count_fitting, shapes)))
         return tuple(zip(*counts, strict=True))
 
-    def _count(self, shape: PodShape) -> int:
+    def _count_fitting(self, shape: PodShape) -> int:
         uids: list[str] = []
-        while self.place(f"more-{len(uids)}", SimulatedPod("more", shape)) is not None:
-            uids.append(f"more-{len(uids)}")
+        while self.place(f"extra-{len(uids)}", SimulatedPod("extra", shape)) is not None:
+            uids.append(f"extra-{len(uids)}")
         for uid in uids:
             self.remove(uid)
         return len(uids)
 
-    def _take(self, node: str, load: Load, sign: int) -> None:
-        self._left[node] = self._left[node].plus(load, -sign)
+    def _change_free_load(self, node: str, load: Load, sign: int) -> None:
+        self._free_loads[node] = self._free_loads[node].plus(load, -sign)
         self.engine.touch(node)

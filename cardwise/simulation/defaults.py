@@ -1,8 +1,8 @@
-"""Default values of the simulation's options. A module of its own, so that `--help` imports nothing else of it."""
+"""Default values of the simulation's options; apart from the simulation so that `--help` need not import it."""
 
 from typing import Final
 
 FIRST_SEED: Final = 42  # as in FGD's artefact
-TUNE: Final = 1.3  # times the cards that are asked for, there as well
-LOAD: Final = 1.0  # times the cards, of pods that come and go
-LIFETIMES: Final = 3.0  # how long that is measured
+TUNE: Final = 1.3  # requested cards as a multiple of all cards, as in FGD's artefact
+LOAD: Final = 1.0  # mean demand of running pods as a multiple of all cards, with `churn`
+LIFETIMES: Final = 3.0  # measured time of `churn`, in mean lifetimes of a pod

@@ -1,7 +1,7 @@
-"""Filling an empty cluster: the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), so that numbers compare.
+"""Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), so that numbers compare.
 
-The pods are shuffled by the seed and come one after another; pods drawn from the same list follow, or some are left
-out, until so much has been asked for as `tune` times the cards. Nothing leaves, and a refused pod does not come again.
+The pods arrive one after another, in an order shuffled by the seed. Pods drawn from the same list are added, or some
+are left out, until their requests sum up to `tune` times the cards. No pod ends; a refused pod does not arrive again.
 """
 
 import time
@@ -10,22 +10,32 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import TUNE
 from cardwise.simulation.fragments import SimulatedFragments
-from cardwise.simulation.tally import RefusedPods, Tally
-from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload, in_order, shuffled
+from cardwise.simulation.refusals import RefusalTally, RefusedPods
+from cardwise.simulation.workload import (
+    PodShape,
+    SimulatedNode,
+    SimulatedPod,
+    SimulatedWorkload,
+    shuffled_nodes,
+    sorted_by_name,
+)
 
-STEP: Final = 100  # pods between two reports of progress
-WARM_EVERY: Final = 50  # pods, where decisions are bounded: what comes in half a second that many come in
+PROGRESS_STEP: Final = 100  # pods between two reports of progress
+PODS_BETWEEN_REFRESHES: Final = 50  # of scores, where decisions are bounded: half a second at 100 pods a second
 
-Step = Callable[[int], None]  # is told how many more pods have come
+OnProgress = Callable[[int], None]  # called with the number of pods that arrived since the last call
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """When so many percent of the cards had been asked for: how many percent were allocated, in the mean over the pods
-    that came around then, and how much of the idle rest the pods that come could not use.
+class FillPoint:
+    """One point of the curve of a run.
+
+    arrived: requested so far, in percent of all cards.
+    allocated: percent of all cards, the mean over the pods that arrived at this percent.
+    fragmented: percent of the idle cards that arriving pods could not use.
     """
 
     arrived: int
@@ -34,50 +44,55 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
-    """One run. `first_refusal`: how many percent had been asked for then; None where nobody was refused.
+class FillResult:
+    """One run.
 
-    `fits`: of each shape that was asked about, how many more had room at the end, and with the added nodes.
-    `seconds`: what the decisions took, which differs from run to run; the rest does not.
+    first_refusal: percent of all cards that had been requested at the first refusal; None if no pod was refused.
+    fits: for each of the extra shapes, how many more pods fitted at the end, then with the added nodes.
+    seconds: duration of each decision. It differs from run to run; the other fields do not.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[FillPoint, ...]
     refused: tuple[RefusedPods, ...]
     first_refusal: float | None
     fits: tuple[tuple[int, ...], ...] = ()
     seconds: tuple[float, ...] = field(default=(), compare=False)
 
-    def at(self, arrived: int) -> Point | None:
-        """The last point up to so many percent: where pods are few and big, some percents have none."""
+    def point_at(self, arrived: int) -> FillPoint | None:
+        """The last point up to `arrived` percent, as few big pods skip percents; None if there is none."""
         return next((point for point in reversed(self.points) if point.arrived <= arrived), None)
 
 
-def expected(workload: SimulatedWorkload, tune: float | None = TUNE) -> int:
-    """About how many pods come in one run."""
+def expected_arrivals(workload: SimulatedWorkload, tune: float | None = TUNE) -> int:
+    """The approximate number of pods that arrive in one run."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     times = 1.0 if tune is None or not demand else tune * workload.capacity / demand
     return round(times * len(workload.pods))
 
 
-def arrivals(workload: SimulatedWorkload, seed: int, tune: float | None = TUNE) -> list[SimulatedPod]:
-    """The pods in the order in which they come; with None just those that there are."""
-    chance = Random(seed)
-    pods = in_order(workload.pods)
-    chance.shuffle(pods)
-    coming = list(pods)
+def arrival_order(workload: SimulatedWorkload, seed: int, tune: float | None = TUNE) -> list[SimulatedPod]:
+    """The pods in order of arrival.
+
+    tune: requested cards as a multiple of all cards, reached by drawing further pods or leaving some out; None for each
+      pod of the workload once.
+    """
+    random = Random(seed)
+    pods = sorted_by_name(workload.pods)
+    random.shuffle(pods)
+    arriving = list(pods)
     if tune is None:
-        return coming
-    goal, asked = tune * workload.capacity, sum(workload.demand(pod.shape) for pod in coming)
-    while asked > goal:
-        asked -= workload.demand(coming.pop(chance.randrange(len(coming))).shape)
-    some = any(workload.demand(pod.shape) for pod in pods)
-    while some and asked < goal:
-        pod = chance.choice(pods)
-        asked += workload.demand(pod.shape)
-        if asked > goal:
+        return arriving
+    goal, requested = tune * workload.capacity, sum(workload.demand(pod.shape) for pod in arriving)
+    while requested > goal:
+        requested -= workload.demand(arriving.pop(random.randrange(len(arriving))).shape)
+    has_demand = any(workload.demand(pod.shape) for pod in pods)
+    while has_demand and requested < goal:
+        pod = random.choice(pods)
+        requested += workload.demand(pod.shape)
+        if requested > goal:
             break
-        coming.append(pod)
-    return coming
+        arriving.append(pod)
+    return arriving
 
 
 def fill(
@@ -88,59 +103,64 @@ def fill(
     tune: float | None = TUNE,
     learning: bool = True,
     fragments: bool = True,
-    more: Sequence[PodShape] = (),
-    added: Sequence[SimulatedNode] = (),
-    at_once: int | None = None,
-    step: Step | None = None,
-) -> Filled:
-    """One run of the protocol.
+    extra_shapes: Sequence[PodShape] = (),
+    added_nodes: Sequence[SimulatedNode] = (),
+    max_scored_nodes: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> FillResult:
+    """Simulate one run of the protocol.
 
-    `learning`: the policies learn the pods from those that have come, else they know them beforehand, as FGD does in
-    the artefact. `fragments`: measure them, else they are 0. `more`: shapes of which is asked how many still fit at the
-    end, and then with the nodes that are `added`. `at_once`: so many nodes a decision scores at most, see `Cluster`.
+    tune: requested cards as a multiple of all cards; None for each pod of the workload once.
+    learning: the policies learn the workload from arriving pods; otherwise they know it from the start, as FGD does in
+      its artefact.
+    fragments: measure fragmentation; otherwise it is reported as 0.
+    extra_shapes: count how many pods of each of these fit at the end.
+    added_nodes: then count again with these nodes added.
+    max_scored_nodes: the most nodes that one decision scores; None for all.
+    on_progress: called with the number of pods that arrived since the last call.
     """
-    coming = arrivals(workload, seed, tune)
-    cluster = Cluster(shuffled(workload, seed), policy, at_once=at_once)
+    arriving = arrival_order(workload, seed, tune)
+    cluster = SimulatedCluster(shuffled_nodes(workload, seed), policy, max_scored_nodes=max_scored_nodes)
     if not learning:
-        cluster.know(pod.shape for pod in in_order(workload.pods))
-    seen = SimulatedFragments(workload, cluster) if fragments else None
-    sums: dict[int, tuple[int, int]] = {}  # by percent: how many pods, and the sum of what was allocated after each
+        cluster.set_workload(pod.shape for pod in sorted_by_name(workload.pods))
+    measured_fragments = SimulatedFragments(workload, cluster) if fragments else None
+    sums: dict[int, tuple[int, int]] = {}  # by percent: the number of pods, and the sum of the allocations after each
     fragmented: dict[int, float] = {}
-    tally = Tally()
-    asked, first = 0.0, None
+    tally = RefusalTally()
+    requested, first_refusal = 0.0, None
     seconds: list[float] = []
-    for i, pod in enumerate(coming):
+    for i, pod in enumerate(arriving):
         if learning:
-            cluster.saw(pod.shape)
-        if at_once is not None and not i % WARM_EVERY:
-            cluster.warm()
-        before = time.perf_counter()
+            cluster.observe_arrival(pod.shape)
+        if max_scored_nodes is not None and not i % PODS_BETWEEN_REFRESHES:
+            cluster.refresh_scores()
+        start = time.perf_counter()
         node = cluster.place(f"{i}", pod)
-        seconds.append(time.perf_counter() - before)
-        asked += workload.demand(pod.shape)
-        percent = 100 * asked / workload.capacity
-        tally.add(workload.cards_of(pod.shape), refused=node is None)
+        seconds.append(time.perf_counter() - start)
+        requested += workload.demand(pod.shape)
+        percent = 100 * requested / workload.capacity
+        tally.add(workload.size_in_cards(pod.shape), refused=node is None)
         if node is None:
-            first = percent if first is None else first
-        elif seen is not None:
-            seen.touch(node)
-        many, used = sums.get(round(percent), (0, 0))
-        sums[round(percent)] = many + 1, used + cluster.used
-        if seen is not None and int(percent) not in fragmented:
-            fragmented[int(percent)] = seen.percent()
-        if step is not None and not (i + 1) % STEP:
-            step(STEP)
-    if step is not None:
-        step(len(coming) % STEP)
+            first_refusal = percent if first_refusal is None else first_refusal
+        elif measured_fragments is not None:
+            measured_fragments.mark_changed(node)
+        count, total = sums.get(round(percent), (0, 0))
+        sums[round(percent)] = count + 1, total + cluster.allocated
+        if measured_fragments is not None and int(percent) not in fragmented:
+            fragmented[int(percent)] = measured_fragments.percent()
+        if on_progress is not None and not (i + 1) % PROGRESS_STEP:
+            on_progress(PROGRESS_STEP)
+    if on_progress is not None:
+        on_progress(len(arriving) % PROGRESS_STEP)
     points = []
-    frag = 0.0
-    for at, (many, used) in sorted(sums.items()):
-        frag = fragmented.get(at, frag)
-        points.append(Point(at, 100 * used / many / workload.capacity, frag))
-    return Filled(
+    fragmented_percent = 0.0
+    for arrived, (count, total) in sorted(sums.items()):
+        fragmented_percent = fragmented.get(arrived, fragmented_percent)
+        points.append(FillPoint(arrived, 100 * total / count / workload.capacity, fragmented_percent))
+    return FillResult(
         points=tuple(points),
         refused=tally.rows(),
-        first_refusal=first,
-        fits=cluster.fits(more, added),
+        first_refusal=first_refusal,
+        fits=cluster.count_fitting(extra_shapes, added_nodes),
         seconds=tuple(seconds),
     )

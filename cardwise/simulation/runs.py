@@ -1,4 +1,4 @@
-"""Many runs over several processes. What comes out depends on the seeds alone, not on how many processes there are."""
+"""Spreads simulation runs over several processes. The results depend on the seeds only, not on the processes."""
 
 import multiprocessing
 import os
@@ -9,105 +9,116 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, Final, Protocol, TypeVar
 
-from cardwise.simulation.fill import Step
+from cardwise.simulation.fill import OnProgress
 from cardwise.simulation.workload import SimulatedWorkload
 
-_POLL: Final = 0.2  # seconds between two looks at the progress
+_POLL: Final = 0.2  # seconds between two reports of progress
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
 
 
-class Simulate(Protocol[_R_co]):
-    """`fill` or `churn` with its settings; picklable, so a function of a module or a `partial` of one."""
+class Simulation(Protocol[_R_co]):
+    """`fill` or `churn` with its settings: a module's function or a `partial` of one, as it is pickled."""
 
-    def __call__(self, workload: SimulatedWorkload, policy: str, seed: int, *, step: Step | None = None) -> _R_co: ...
+    def __call__(
+        self, workload: SimulatedWorkload, policy: str, seed: int, *, on_progress: OnProgress | None = None
+    ) -> _R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload, by its number, under a policy."""
+    """One simulation: a workload, by its index, under a policy, with a seed."""
 
     workload: int
     policy: str
     seed: int
 
 
-def processes() -> int:
-    """As many as there are cores for this program."""
+def available_cores() -> int:
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def run_all(
-    simulate: Simulate[_R],
+    simulate: Simulation[_R],
     workloads: Sequence[SimulatedWorkload],
     runs: Sequence[Run],
     *,
     processes: int = 1,
-    step: Step = lambda _: None,
-    done: Callable[[Run, _R], None] = lambda *_: None,
+    on_progress: OnProgress = lambda _: None,
+    on_run_done: Callable[[Run, _R], None] = lambda *_: None,
 ) -> list[_R]:
-    """The results in the order of the runs; `done` is told of each as soon as it is there."""
+    """Run all simulations and return their results in the order of `runs`.
+
+    processes: the most processes to use; 1 runs in this process.
+    on_progress: called with the number of pods that arrived since the last call.
+    on_run_done: called with each run and its result as soon as it is finished.
+    """
     if min(processes, len(runs)) > 1:
-        return _in_processes(simulate, workloads, runs, processes=processes, step=step, done=done)
-    results = []
+        return _in_processes(
+            simulate, workloads, runs, processes=processes, on_progress=on_progress, on_run_done=on_run_done
+        )
+    outcomes = []
     for run in runs:
-        results.append(simulate(workloads[run.workload], run.policy, run.seed, step=step))
-        done(run, results[-1])
-    return results
+        outcomes.append(simulate(workloads[run.workload], run.policy, run.seed, on_progress=on_progress))
+        on_run_done(run, outcomes[-1])
+    return outcomes
 
 
 def _in_processes(
-    simulate: Simulate[_R],
+    simulate: Simulation[_R],
     workloads: Sequence[SimulatedWorkload],
     runs: Sequence[Run],
     *,
     processes: int,
-    step: Step,
-    done: Callable[[Run, _R], None],
+    on_progress: OnProgress,
+    on_run_done: Callable[[Run, _R], None],
 ) -> list[_R]:
-    # Not forked: whoever calls may have threads.
+    # Spawned, not forked: the calling process may have threads.
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
-    told = 0
+    reported = 0
     pool = ProcessPoolExecutor(
-        min(processes, len(runs)), context, initializer=_begin, initargs=(simulate, workloads, counter)
+        min(processes, len(runs)), context, initializer=_initialize_worker, initargs=(simulate, workloads, counter)
     )
     with pool:
-        futures: list[Future[_R]] = [pool.submit(_one, run) for run in runs]
-        of = dict(zip(futures, runs, strict=True))
+        futures: list[Future[_R]] = [pool.submit(_simulate_in_worker, run) for run in runs]
+        run_by_future = dict(zip(futures, runs, strict=True))
         waiting = set(futures)
         try:
             while waiting:
                 ended, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
-                step(counter.value - told)
-                told = counter.value
-                for future in futures:  # in their order, so that what is told at once is told in order
+                on_progress(counter.value - reported)
+                reported = counter.value
+                for future in futures:  # in the order of the runs, also for those that end together
                     if future in ended:
-                        done(of[future], future.result())
+                        on_run_done(run_by_future[future], future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
 
 
-# In the other processes.
+# Below: in the worker processes.
 
-_job: tuple[Simulate[object], Sequence[SimulatedWorkload], "Synchronized[int]"] | None = None
+_job: tuple[Simulation[object], Sequence[SimulatedWorkload], "Synchronized[int]"] | None = None
 
 
-def _begin(simulate: Simulate[object], workloads: Sequence[SimulatedWorkload], counter: "Synchronized[int]") -> None:
-    global _job  # noqa: PLW0603 - a worker process has this one job, and its runs come without it
+def _initialize_worker(
+    simulate: Simulation[object], workloads: Sequence[SimulatedWorkload], counter: "Synchronized[int]"
+) -> None:
+    global _job  # noqa: PLW0603 - the job is passed to a worker process once, and not with each run
     _job = simulate, workloads, counter
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the worker at once, without a traceback
 
 
-def _one(run: Run) -> Any:
+def _simulate_in_worker(run: Run) -> Any:
     if _job is None:
-        raise AssertionError("a worker process begins with `_begin`")
+        raise AssertionError("a worker process starts with `_initialize_worker`")
     simulate, workloads, counter = _job
 
-    def step(pods: int) -> None:
+    def on_progress(pods: int) -> None:
         with counter.get_lock():
             counter.value += pods
 
-    return simulate(workloads[run.workload], run.policy, run.seed, step=step)
+    return simulate(workloads[run.workload], run.policy, run.seed, on_progress=on_progress)

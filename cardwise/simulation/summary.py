@@ -1,23 +1,30 @@
-"""Runs with different seeds to one line for each workload and policy: means, and the s.d. where it says something."""
+"""Summarizes runs with different seeds by workload and policy: means, and standard deviations where they matter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Final, TypeVar
 
-from cardwise.simulation.churn import WARM, Churned, Moment
-from cardwise.simulation.fill import Filled, Point
+from cardwise.simulation.churn import WARMUP_LIFETIMES, ChurnResult, ChurnSample
+from cardwise.simulation.fill import FillPoint, FillResult
+from cardwise.simulation.refusals import SIZES, RefusedPods
 from cardwise.simulation.runs import Run
-from cardwise.simulation.tally import SIZES, RefusedPods
 from cardwise.simulation.workload import SimulatedWorkload
 
-LEVELS: Final = (80, 90, 95, 100, 110, 130)  # percent arrived, those of FGD's paper that tell policies apart
-_R = TypeVar("_R", Filled, Churned)
+LEVELS: Final = (
+    80,
+    90,
+    95,
+    100,
+    110,
+    130,
+)  # requested, in percent of all cards: those of FGD's paper where policies differ
+_R = TypeVar("_R", FillResult, ChurnResult)
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Over seeds; `sd` is the population's."""
+    """A mean over seeds, with the standard deviation of the population."""
 
     mean: float
     sd: float
@@ -25,13 +32,19 @@ class Mean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillSummary:
-    """`points` are means by percent arrived; `at` is what was allocated at some of them."""
+    """The means of the `fill` runs of one workload and policy.
+
+    workload: its index.
+    at: allocated percent, by percent of all cards requested.
+    points: the curve, averaged point by point.
+    first_refusal: mean of the runs that refused a pod; None if none did.
+    """
 
     workload: int
     policy: str
     seeds: int
     at: dict[int, Mean]
-    points: tuple[Point, ...]
+    points: tuple[FillPoint, ...]
     first_refusal: float | None
     refused: tuple[RefusedPods, ...]
     fits: tuple[tuple[float, ...], ...]
@@ -39,7 +52,11 @@ class FillSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnSummary:
-    """As `FillSummary`; `moments` are means at about the same times."""
+    """The means of the `churn` runs of one workload and policy, with the percents of `ChurnResult`.
+
+    workload: its index.
+    moments: the samples, averaged over runs at about the same times.
+    """
 
     workload: int
     policy: str
@@ -47,102 +64,108 @@ class ChurnSummary:
     allocated: Mean
     lost: Mean
     fragmented: float
-    moments: tuple[Moment, ...]
+    moments: tuple[ChurnSample, ...]
     refused: tuple[RefusedPods, ...]
 
 
-def levels(workload: SimulatedWorkload, tune: float | None) -> list[int]:
-    """Those of `LEVELS` that a run reaches, and its end."""
+def reached_levels(workload: SimulatedWorkload, tune: float | None) -> list[int]:
+    """Those of `LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     end = round(100 * (tune if tune is not None else demand / workload.capacity if workload.capacity else 0))
     return [*(level for level in LEVELS if level < end), end]
 
 
-def of_fills(runs: Sequence[Run], results: Sequence[Filled], shown: Sequence[int]) -> list[FillSummary]:
-    """One for each workload and policy, in the order of the runs. `shown`: of which percents there are means."""
+def summarize_fills(runs: Sequence[Run], outcomes: Sequence[FillResult], levels: Sequence[int]) -> list[FillSummary]:
+    """Summarize `fill` runs: one summary for each workload and policy, in the order of the runs.
+
+    levels: percents of all cards requested at which `FillSummary.at` has means.
+    """
     return [
         FillSummary(
             workload=workload,
             policy=policy,
-            seeds=len(of),
-            at={level: mean(_at(one, level) for one in of) for level in shown},
-            points=_points(of),
-            first_refusal=_mean_of_those([one.first_refusal for one in of]),
-            refused=_refused([one.refused for one in of]),
+            seeds=len(group),
+            at={level: mean(_allocated_at(fill, level) for fill in group) for level in levels},
+            points=_mean_points(group),
+            first_refusal=_mean_of_present([fill.first_refusal for fill in group]),
+            refused=_sum_refused([fill.refused for fill in group]),
             fits=tuple(
-                tuple(fmean(counts) for counts in zip(*of_shape, strict=True))
-                for of_shape in zip(*(one.fits for one in of), strict=True)
+                tuple(fmean(counts) for counts in zip(*shape_fits, strict=True))
+                for shape_fits in zip(*(fill.fits for fill in group), strict=True)
             ),
         )
-        for (workload, policy), of in _grouped(runs, results).items()
+        for (workload, policy), group in _group(runs, outcomes).items()
     ]
 
 
-def of_churns(runs: Sequence[Run], results: Sequence[Churned]) -> list[ChurnSummary]:
-    """As `of_fills`."""
+def summarize_churns(runs: Sequence[Run], outcomes: Sequence[ChurnResult]) -> list[ChurnSummary]:
+    """Summarize `churn` runs: one summary for each workload and policy, in the order of the runs."""
     return [
         ChurnSummary(
             workload=workload,
             policy=policy,
-            seeds=len(of),
-            allocated=mean(one.allocated for one in of),
-            lost=mean(one.lost for one in of),
-            fragmented=mean(m.fragmented for one in of for m in one.moments if m.time >= WARM).mean,
-            moments=_moments(of),
-            refused=_refused([one.refused for one in of]),
+            seeds=len(group),
+            allocated=mean(churn.allocated for churn in group),
+            lost=mean(churn.lost for churn in group),
+            fragmented=mean(m.fragmented for churn in group for m in churn.moments if m.time >= WARMUP_LIFETIMES).mean,
+            moments=_mean_samples(group),
+            refused=_sum_refused([churn.refused for churn in group]),
         )
-        for (workload, policy), of in _grouped(runs, results).items()
+        for (workload, policy), group in _group(runs, outcomes).items()
     ]
 
 
-def mean(values: Iterable[float]) -> Mean:
-    found = list(values)
-    return Mean(fmean(found), pstdev(found)) if found else Mean(0.0, 0.0)
+def mean(numbers: Iterable[float]) -> Mean:
+    """Mean and standard deviation of the numbers; both 0 if there are none."""
+    population = list(numbers)
+    return Mean(fmean(population), pstdev(population)) if population else Mean(0.0, 0.0)
 
 
-def _grouped(runs: Sequence[Run], results: Sequence[_R]) -> dict[tuple[int, str], list[_R]]:
-    found: dict[tuple[int, str], list[_R]] = {}
-    for run, result in zip(runs, results, strict=True):
-        found.setdefault((run.workload, run.policy), []).append(result)
-    return found
+def _group(runs: Sequence[Run], outcomes: Sequence[_R]) -> dict[tuple[int, str], list[_R]]:
+    groups: dict[tuple[int, str], list[_R]] = {}
+    for run, outcome in zip(runs, outcomes, strict=True):
+        groups.setdefault((run.workload, run.policy), []).append(outcome)
+    return groups
 
 
-def _at(one: Filled, level: int) -> float:
-    point = one.at(level)
+def _allocated_at(fill: FillResult, level: int) -> float:
+    point = fill.point_at(level)
     return point.allocated if point is not None else 0.0
 
 
-def _points(of: Sequence[Filled]) -> tuple[Point, ...]:
-    last = max((one.points[-1].arrived for one in of if one.points), default=-1)
-    found = []
+def _mean_points(fills: Sequence[FillResult]) -> tuple[FillPoint, ...]:
+    last = max((fill.points[-1].arrived for fill in fills if fill.points), default=-1)
+    means = []
     for arrived in range(last + 1):
-        at = [point for one in of if (point := one.at(arrived)) is not None]
-        if at:
-            found.append(Point(arrived, fmean(p.allocated for p in at), fmean(p.fragmented for p in at)))
-    return tuple(found)
+        points = [point for fill in fills if (point := fill.point_at(arrived)) is not None]
+        if points:
+            means.append(FillPoint(arrived, fmean(p.allocated for p in points), fmean(p.fragmented for p in points)))
+    return tuple(means)
 
 
-def _moments(of: Sequence[Churned]) -> tuple[Moment, ...]:
-    """Those of all runs that belong together, which are almost at the same times."""
+def _mean_samples(churns: Sequence[ChurnResult]) -> tuple[ChurnSample, ...]:
+    """The mean of the first samples of all runs, of the second, and so on: these are at almost the same times."""
     return tuple(
-        Moment(fmean(m.time for m in at), fmean(m.allocated for m in at), fmean(m.fragmented for m in at))
-        for at in zip(*(one.moments for one in of), strict=False)
+        ChurnSample(
+            fmean(s.time for s in samples), fmean(s.allocated for s in samples), fmean(s.fragmented for s in samples)
+        )
+        for samples in zip(*(churn.moments for churn in churns), strict=False)
     )
 
 
-def _mean_of_those(values: Sequence[float | None]) -> float | None:
-    """None where there is none: nobody was refused in any run."""
-    found = [value for value in values if value is not None]
-    return fmean(found) if found else None
+def _mean_of_present(numbers: Sequence[float | None]) -> float | None:
+    """The mean without the Nones; None if there are only Nones."""
+    present = [number for number in numbers if number is not None]
+    return fmean(present) if present else None
 
 
-def _refused(of: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods, ...]:
-    """The sums over the runs."""
-    rows = [row for one in of for row in one]
+def _sum_refused(tables: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods, ...]:
+    """The sums over the runs, by size."""
+    rows = [row for table in tables for row in table]
     return tuple(
         RefusedPods(
             size=size,
-            came=sum(row.came for row in rows if row.size == size),
+            arrived=sum(row.arrived for row in rows if row.size == size),
             refused=sum(row.refused for row in rows if row.size == size),
             demand=sum(row.demand for row in rows if row.size == size),
             lost=sum(row.lost for row in rows if row.size == size),

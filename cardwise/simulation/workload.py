@@ -10,11 +10,11 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.devices import Device
 
-UNLIMITED: Final = Load(1 << 60, 1 << 60, 1 << 30)  # of who does not say what he has
+UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # for nodes whose size is unknown
 
 
 class PodShape(NamedTuple):
-    """What a pod asks: of cards, if any, and of its node. Pods of one shape are alike to every policy."""
+    """What a pod requests: cards (None if it requests none), and CPU and memory. Policies treat equal shapes alike."""
 
     request: PodRequest | None
     load: Load
@@ -22,7 +22,7 @@ class PodShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """One that comes, by its name in the trace or as namespace/name."""
+    """A pod that arrives. Its name is that in the trace, or namespace/name."""
 
     name: str
     shape: PodShape
@@ -30,54 +30,61 @@ class SimulatedPod:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNode:
-    """Its cards and other devices, and what it has for pods beside them."""
+    """A node with its cards, other devices, and the CPU, memory and pod slots that are free."""
 
     name: str
     cards: tuple[Card, ...]
-    left: Load = UNLIMITED
+    free_load: Load = UNLIMITED_LOAD
     devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """`nodes` are empty, `pods` in no order. `unit` is what the size of a card is counted in: MiB, or a 1/1000."""
+    """Nodes, and the pods that arrive on them.
+
+    nodes: without pods.
+    pods: in no order.
+    unit: of the size of a card: MiB, or thousandths of a card.
+    capacity: the size of all cards, in units.
+    mean_card_size: in units; 0 without cards.
+    """
 
     name: str
     nodes: tuple[SimulatedNode, ...]
     pods: tuple[SimulatedPod, ...]
     unit: str = "MiB"
     capacity: int = field(init=False)
-    card: float = field(init=False)
+    mean_card_size: float = field(init=False)
 
     def __post_init__(self) -> None:
-        capacity = total(self.nodes)
+        capacity = total_card_size(self.nodes)
         cards = sum(len(node.cards) for node in self.nodes)
         object.__setattr__(self, "capacity", capacity)
-        object.__setattr__(self, "card", capacity / cards if cards else 0.0)
+        object.__setattr__(self, "mean_card_size", capacity / cards if cards else 0.0)
 
     def demand(self, shape: PodShape) -> float:
-        """How much of the cards a pod asks; whole ones as if they were of average size."""
+        """The requested card memory of a pod, in units. A whole card counts as one of average size."""
         request = shape.request
         if request is None:
             return 0.0
-        return sum(c.cards * self.card if c.whole else c.mem for c in request.containers)
+        return sum(c.cards * self.mean_card_size if c.whole else c.mem for c in request.containers)
 
-    def cards_of(self, shape: PodShape) -> float:
-        """The size of the shape in cards: a half, or eight."""
-        return self.demand(shape) / self.card if self.card else 0.0
+    def size_in_cards(self, shape: PodShape) -> float:
+        """The requested card memory of a pod in cards, for example 0.5 or 8."""
+        return self.demand(shape) / self.mean_card_size if self.mean_card_size else 0.0
 
 
-def total(nodes: Iterable[SimulatedNode]) -> int:
-    """The size of all their cards."""
+def total_card_size(nodes: Iterable[SimulatedNode]) -> int:
+    """The memory of all cards of the nodes, in the workload's unit."""
     return sum(card.mem for node in nodes for card in node.cards)
 
 
-def in_order(pods: Iterable[SimulatedPod]) -> list[SimulatedPod]:
+def sorted_by_name(pods: Iterable[SimulatedPod]) -> list[SimulatedPod]:
     """The pods by name, so that what a seed shuffles does not depend on the order of a file."""
     return sorted(pods, key=lambda pod: pod.name)
 
 
-def shuffled(workload: SimulatedWorkload, seed: int) -> list[SimulatedNode]:
-    """The nodes with names in random order: where a policy finds nodes equal, the name decides."""
-    chance = Random(seed)
-    return [dataclasses.replace(node, name=f"{chance.getrandbits(32):08x}-{node.name}") for node in workload.nodes]
+def shuffled_nodes(workload: SimulatedWorkload, seed: int) -> list[SimulatedNode]:
+    """The nodes, renamed so that the order of their names is random: names break ties between equal nodes."""
+    random = Random(seed)
+    return [dataclasses.replace(node, name=f"{random.getrandbits(32):08x}-{node.name}") for node in workload.nodes]

@@ -1,4 +1,4 @@
-"""After any run the simulator and its ledger agree; and chance is the seed's alone."""
+"""After any run the simulator and its ledger agree; and a run depends on its seed only."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ from cardwise.core.api.policies import POLICIES
 from cardwise.core.api.request import Load
 from cardwise.simulation import runs, traces
 from cardwise.simulation.churn import churn
-from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.fill import fill
 from cardwise.simulation.runs import Run
-from cardwise.simulation.workload import SimulatedPod, shuffled
+from cardwise.simulation.workload import SimulatedPod, shuffled_nodes
 from tests.examples import examples
 from tests.simulation import worlds
 
@@ -34,10 +34,13 @@ NODES = st.lists(
 )
 
 
-def agree(cluster: Cluster, left: dict[str, Load], there: dict[str, tuple[str, SimulatedPod]]) -> None:
+def check_agreement(
+    cluster: SimulatedCluster, free_loads: dict[str, Load], placed: dict[str, tuple[str, SimulatedPod]]
+) -> None:
+    """Compare the cluster with the placed pods, by UID, and with the nodes' free loads before they were placed."""
     assert cluster.ledger.violations() == []
     assert {holding.uid: holding.node for holding in cluster.ledger.holdings()} == {
-        uid: node for uid, (node, _) in there.items()
+        uid: node for uid, (node, _) in placed.items()
     }
     used = 0
     for node in cluster.ledger.nodes():
@@ -50,59 +53,59 @@ def agree(cluster: Cluster, left: dict[str, Load], there: dict[str, tuple[str, S
             ]
             assert sum(shares) == node.used[i] <= card.mem
             used += node.used[i]
-    assert used == cluster.used
-    for name, has in left.items():
-        loads = [pod.shape.load for node, pod in there.values() if node == name]
-        left = Load(
-            has.cpu - sum(load.cpu for load in loads),
-            has.memory - sum(load.memory for load in loads),
-            has.pods - sum(load.pods for load in loads),
+    assert used == cluster.allocated
+    for name, empty in free_loads.items():
+        loads = [pod.shape.load for node, pod in placed.values() if node == name]
+        free = Load(
+            empty.cpu - sum(load.cpu for load in loads),
+            empty.memory - sum(load.memory for load in loads),
+            empty.pods - sum(load.pods for load in loads),
         )
-        assert cluster.left(name) == left
-        assert min(left) >= 0
+        assert cluster.left(name) == free
+        assert min(free) >= 0
 
 
 @settings(max_examples=examples(30, soak=1000))
 @given(NODES, POLICY, st.lists(st.tuples(SHAPES, st.booleans()), max_size=30), st.randoms(use_true_random=False))
-def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, chance):
-    given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
-    cluster = Cluster(given_nodes, policy)
-    left = {node.name: node.left for node in given_nodes}
-    there: dict[str, tuple[str, SimulatedPod]] = {}
+def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, random):
+    simulated_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    cluster = SimulatedCluster(simulated_nodes, policy)
+    free_loads = {node.name: node.free_load for node in simulated_nodes}
+    placed: dict[str, tuple[str, SimulatedPod]] = {}
     for i, (shape, leaves) in enumerate(pods):
         pod = SimulatedPod(f"pod-{i}", shape)
-        cluster.saw(shape)
+        cluster.observe_arrival(shape)
         node = cluster.place(f"{i}", pod)
         if node is not None:
-            there[f"{i}"] = (node, pod)
-        if leaves and there:
-            uid = chance.choice(sorted(there))
-            assert cluster.remove(uid) == there.pop(uid)[0]
-        agree(cluster, left, there)
-    for uid in list(there):
+            placed[f"{i}"] = (node, pod)
+        if leaves and placed:
+            uid = random.choice(sorted(placed))
+            assert cluster.remove(uid) == placed.pop(uid)[0]
+        check_agreement(cluster, free_loads, placed)
+    for uid in list(placed):
         cluster.remove(uid)
-    agree(cluster, left, {})
+    check_agreement(cluster, free_loads, {})
 
 
 @settings(max_examples=examples(20, soak=1000))
 @given(NODES, POLICY, st.lists(SHAPES, max_size=12), SHAPES.filter(lambda shape: shape.request is not None))
-def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
-    given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
-    cluster = Cluster(given_nodes, policy)
-    there = {}
+def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
+    simulated_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    cluster = SimulatedCluster(simulated_nodes, policy)
+    placed = {}
     for i, shape in enumerate(shapes):
         node = cluster.place(f"{i}", SimulatedPod(f"pod-{i}", shape))
         if node is not None:
-            there[f"{i}"] = (node, SimulatedPod(f"pod-{i}", shape))
-    first = cluster.fits([more])
-    agree(cluster, {node.name: node.left for node in given_nodes}, there)
-    assert cluster.fits([more]) == first
+            placed[f"{i}"] = (node, SimulatedPod(f"pod-{i}", shape))
+    first = cluster.count_fitting([extra_shape])
+    check_agreement(cluster, {node.name: node.free_load for node in simulated_nodes}, placed)
+    assert cluster.count_fitting([extra_shape]) == first
 
 
 @settings(max_examples=examples(12, soak=200))
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
 def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path, policy, seed, tune):
-    tiny = traces.read(worlds.write(tmp_path), "tiny")
+    tiny = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
     for point in fill(tiny, policy, seed, tune=tune).points:
         assert point.allocated <= min(100.0, point.arrived + 0.51)
         assert -0.001 <= point.fragmented <= 100.001
@@ -110,28 +113,30 @@ def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path
 
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path):
-    return traces.read(worlds.write(tmp_path), "tiny")
+    return traces.read_trace(worlds.write_trace(tmp_path), "tiny")
 
 
 def test_the_same_seeds_give_the_same_in_several_processes(tiny):
     plan = [Run(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
-    job = partial(fill, more=(worlds.shape(250),))
+    job = partial(fill, extra_shapes=(worlds.shape(250),))
     pods: list[int] = []
-    told: list[Run] = []
-    several = runs.run_all(job, [tiny], plan, processes=2, step=pods.append, done=lambda run, _: told.append(run))
+    done: list[Run] = []
+    several = runs.run_all(
+        job, [tiny], plan, processes=2, on_progress=pods.append, on_run_done=lambda run, _: done.append(run)
+    )
     assert several == runs.run_all(job, [tiny], plan)
-    assert sorted(told, key=plan.index) == plan
-    assert len({one.points for one in several}) == 4, "seeds and policies make a difference"
+    assert sorted(done, key=plan.index) == plan
+    assert len({filled.points for filled in several}) == 4, "seeds and policies make a difference"
 
 
 def test_what_strings_hash_to_makes_no_difference(tmp_path):
-    worlds.write(tmp_path)
+    worlds.write_trace(tmp_path)
     code = (
         "import sys; from pathlib import Path; from cardwise.simulation import traces; "
-        "from cardwise.simulation.fill import fill; w = traces.read(Path(sys.argv[1]), 'tiny'); "
+        "from cardwise.simulation.fill import fill; w = traces.read_trace(Path(sys.argv[1]), 'tiny'); "
         "print([fill(w, p, 1, tune=2.0).points for p in ('binpack', 'fgd', 'priced')])"
     )
-    said = [
+    printed = [
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path)],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -141,13 +146,13 @@ def test_what_strings_hash_to_makes_no_difference(tmp_path):
         ).stdout
         for seed in ("1", "2")
     ]
-    assert said[0] == said[1]
+    assert printed[0] == printed[1]
 
 
 def test_progress_counts_every_pod(tiny):
     steps: list[int] = []
-    found = fill(tiny, "binpack", 1, step=steps.append)
-    assert sum(steps) == sum(row.came for row in found.refused)
+    filled = fill(tiny, "binpack", 1, on_progress=steps.append)
+    assert sum(steps) == sum(row.arrived for row in filled.refused)
 
 
 def test_an_error_in_another_process_is_told(tiny):
@@ -156,15 +161,15 @@ def test_an_error_in_another_process_is_told(tiny):
 
 
 def test_names_in_random_order_are_still_those_of_the_nodes(tiny):
-    names = [node.name for node in shuffled(tiny, 1)]
+    names = [node.name for node in shuffled_nodes(tiny, 1)]
     assert [name.partition("-")[2] for name in names] == [node.name for node in tiny.nodes]
     assert sorted(names) != names
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_where_pods_leave_what_is_there_varies_about_what_is_asked_for(tiny, policy):
-    found = churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
-    assert 10 < found.allocated < 60
-    assert found.lost < 50
-    assert all(0 <= moment.allocated <= 100 for moment in found.moments)
-    assert found == churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
+    churned = churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
+    assert 10 < churned.allocated < 60
+    assert churned.lost < 50
+    assert all(0 <= moment.allocated <= 100 for moment in churned.moments)
+    assert churned == churn(tiny, policy, 42, load=0.3, lifetimes=4.0)

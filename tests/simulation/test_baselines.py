@@ -2,37 +2,37 @@
 
 from cardwise.core.api.policies import POLICIES
 from cardwise.simulation.baselines import BASELINES
-from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.fill import fill
 from cardwise.simulation.workload import SimulatedPod
 from tests.simulation import worlds
 
 
 def cluster(*nodes):
-    made = Cluster(nodes, "bestfit")
-    made.know([worlds.shape(500)] * 20)
-    return made
+    simulated = SimulatedCluster(nodes, "bestfit")
+    simulated.set_workload([worlds.shape(500)] * 20)
+    return simulated
 
 
 def test_the_node_that_has_least_left_is_taken_whatever_its_cards():
-    made = cluster(worlds.node("a", 1000, 1000, cpu=128_000), worlds.node("b", 1000, 1000, 1000, cpu=8000))
+    simulated = cluster(worlds.node("a", 1000, 1000, cpu=128_000), worlds.node("b", 1000, 1000, 1000, cpu=8000))
     # Of a, 126,000 milli and 1.5 cards would be left; of b, 6,000 and 2.5.
-    assert made.place("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
+    assert simulated.place("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
 
 
 def test_on_the_node_the_fullest_card_is_taken():
-    made = cluster(worlds.node("a", 1000, 1000))
+    simulated = cluster(worlds.node("a", 1000, 1000))
     for uid, mem in (("1", 700), ("2", 200), ("3", 400)):
-        made.place(uid, SimulatedPod("p", worlds.shape(mem, cpu=0)))
-    shares = {uid: made.ledger.holding(uid).assignment.shares()[0].index for uid in ("1", "2", "3")}
+        simulated.place(uid, SimulatedPod("p", worlds.shape(mem, cpu=0)))
+    shares = {uid: simulated.ledger.holding(uid).assignment.shares()[0].index for uid in ("1", "2", "3")}
     assert shares == {"1": 0, "2": 0, "3": 1}
 
 
 def test_several_cards_and_none_are_placed_as_well():
-    made = cluster(worlds.node("a", 1000, 1000, cpu=4000), worlds.node("b", 1000, cpu=4000))
-    assert made.place("1", SimulatedPod("p", worlds.shape(0, cards=2))) == "a"
-    assert made.place("2", SimulatedPod("p", worlds.shape(0, cards=0))) == "a", "none of its cards is left"
-    assert made.place("3", SimulatedPod("p", worlds.shape(0, cards=2))) is None
+    simulated = cluster(worlds.node("a", 1000, 1000, cpu=4000), worlds.node("b", 1000, cpu=4000))
+    assert simulated.place("1", SimulatedPod("p", worlds.shape(0, cards=2))) == "a"
+    assert simulated.place("2", SimulatedPod("p", worlds.shape(0, cards=0))) == "a", "none of its cards is left"
+    assert simulated.place("3", SimulatedPod("p", worlds.shape(0, cards=2))) is None
 
 
 def test_nobody_can_choose_it():

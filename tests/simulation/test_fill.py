@@ -4,61 +4,61 @@ import pytest
 
 from cardwise.core.api.policies import POLICIES
 from cardwise.simulation import traces
-from cardwise.simulation.fill import arrivals, expected, fill
+from cardwise.simulation.fill import arrival_order, expected_arrivals, fill
 from tests.simulation import worlds
 
 
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path):
-    return traces.read(worlds.write(tmp_path), "tiny")
+    return traces.read_trace(worlds.write_trace(tmp_path), "tiny")
 
 
-def asked(workload, pods):
+def total_demand(workload, pods):
     return sum(workload.demand(pod.shape) for pod in pods)
 
 
 def test_the_seed_alone_says_who_comes_when(tiny):
-    assert arrivals(tiny, 3) == arrivals(tiny, 3)
-    assert arrivals(tiny, 3) != arrivals(tiny, 4)
+    assert arrival_order(tiny, 3) == arrival_order(tiny, 3)
+    assert arrival_order(tiny, 3) != arrival_order(tiny, 4)
 
 
 def test_every_pod_comes_and_then_some_come_again_until_so_much_is_asked_for(tiny):
-    coming = arrivals(tiny, 42, tune=2.0)
-    assert sorted(pod.name for pod in coming[: len(tiny.pods)]) == sorted(pod.name for pod in tiny.pods)
-    assert 2.0 * tiny.capacity - 4000 < asked(tiny, coming) <= 2.0 * tiny.capacity
-    assert abs(len(coming) - expected(tiny, 2.0)) < 20
+    arriving = arrival_order(tiny, 42, tune=2.0)
+    assert sorted(pod.name for pod in arriving[: len(tiny.pods)]) == sorted(pod.name for pod in tiny.pods)
+    assert 2.0 * tiny.capacity - 4000 < total_demand(tiny, arriving) <= 2.0 * tiny.capacity
+    assert abs(len(arriving) - expected_arrivals(tiny, 2.0)) < 20
 
 
 def test_where_too_much_is_asked_for_some_do_not_come(tiny):
-    coming = arrivals(tiny, 42, tune=0.5)
-    assert asked(tiny, coming) <= 0.5 * tiny.capacity
-    assert len({pod.name for pod in coming}) == len(coming) < len(tiny.pods)
+    arriving = arrival_order(tiny, 42, tune=0.5)
+    assert total_demand(tiny, arriving) <= 0.5 * tiny.capacity
+    assert len({pod.name for pod in arriving}) == len(arriving) < len(tiny.pods)
 
 
 def test_without_a_goal_just_those_come_that_there_are(tiny):
-    assert sorted(pod.name for pod in arrivals(tiny, 1, tune=None)) == [pod.name for pod in tiny.pods]
+    assert sorted(pod.name for pod in arrival_order(tiny, 1, tune=None)) == [pod.name for pod in tiny.pods]
 
 
 def test_pods_without_cards_fill_nothing():
     world = worlds.workload([worlds.node("a", 1000)], [worlds.shape(cards=0)] * 3)
-    found = fill(world, "binpack", 1)
-    assert [(p.arrived, p.allocated) for p in found.points] == [(0, 0.0)]
-    assert [(row.size, row.came, row.refused) for row in found.refused] == [("no card", 3, 0)]
+    filled = fill(world, "binpack", 1)
+    assert [(p.arrived, p.allocated) for p in filled.points] == [(0, 0.0)]
+    assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no card", 3, 0)]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_what_fits_exactly_is_placed_under_every_policy(policy):
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(500)] * 4)
-    found = fill(world, policy, 1, tune=None)
-    assert found.first_refusal is None
-    assert [(p.arrived, p.allocated) for p in found.points] == [(25, 25.0), (50, 50.0), (75, 75.0), (100, 100.0)]
+    filled = fill(world, policy, 1, tune=None)
+    assert filled.first_refusal is None
+    assert [(p.arrived, p.allocated) for p in filled.points] == [(25, 25.0), (50, 50.0), (75, 75.0), (100, 100.0)]
 
 
 def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
     shapes = [worlds.shape(600)] * 3 + [worlds.shape(cards=2)]
     world = worlds.workload([worlds.node("a", 1000, 1000)], shapes)
-    found = fill(world, "spread", 1, tune=None)
-    assert {(row.size, row.came, row.refused) for row in found.refused} in (
+    filled = fill(world, "spread", 1, tune=None)
+    assert {(row.size, row.arrived, row.refused) for row in filled.refused} in (
         {("below 1", 3, 1), ("to 2", 1, 1)},
         {("below 1", 3, 3), ("to 2", 1, 0)},
     )
@@ -66,36 +66,41 @@ def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
 
 def test_a_node_without_cpu_takes_nothing_more():
     world = worlds.workload([worlds.node("a", 1000, cpu=1500)], [worlds.shape(100)] * 5)
-    assert [(row.came, row.refused) for row in fill(world, "binpack", 1, tune=None).refused] == [(5, 4)]
+    assert [(row.arrived, row.refused) for row in fill(world, "binpack", 1, tune=None).refused] == [(5, 4)]
 
 
 def test_all_that_is_idle_is_fragments_to_pods_that_need_more():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)] * 2)
-    found = fill(world, "spread", 1, tune=None)
-    assert [p.fragmented for p in found.points] == pytest.approx([100 * 400 / 1400, 100.0])
+    filled = fill(world, "spread", 1, tune=None)
+    assert [p.fragmented for p in filled.points] == pytest.approx([100 * 400 / 1400, 100.0])
 
 
 def test_how_many_more_fit_at_the_end_and_with_added_nodes():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)])
-    found = fill(
-        world, "binpack", 1, tune=None, more=[worlds.shape(400), worlds.shape(cards=1)], added=[worlds.node("b", 1000)]
+    filled = fill(
+        world,
+        "binpack",
+        1,
+        tune=None,
+        extra_shapes=[worlds.shape(400), worlds.shape(cards=1)],
+        added_nodes=[worlds.node("b", 1000)],
     )
-    assert found.fits == ((3, 5), (1, 2))
+    assert filled.fits == ((3, 5), (1, 2))
 
 
 def test_a_point_between_is_the_last_one_before():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(cards=1)] * 2)
-    found = fill(world, "binpack", 1, tune=None)
-    at = [found.at(percent) for percent in (49, 50, 99, 100)]
+    filled = fill(world, "binpack", 1, tune=None)
+    at = [filled.point_at(percent) for percent in (49, 50, 99, 100)]
     assert [point and point.allocated for point in at] == [None, 50.0, 50.0, 100.0]
 
 
 def test_a_bound_that_no_decision_reaches_changes_nothing(tiny):
-    assert fill(tiny, "fgd", 1, at_once=256) == fill(tiny, "fgd", 1)
+    assert fill(tiny, "fgd", 1, max_scored_nodes=256) == fill(tiny, "fgd", 1)
 
 
 def test_bounded_decisions_refuse_nobody_for_whom_there_is_room():
     nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is looked at
     world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
     for policy in ("fgd", "priced"):
-        assert fill(world, policy, 1, tune=None, at_once=4).first_refusal is None
+        assert fill(world, policy, 1, tune=None, max_scored_nodes=4).first_refusal is None

@@ -1,4 +1,4 @@
-"""Reading a trace: what the rows mean, and what is said of those that cannot be read."""
+"""Reading a trace: what the rows mean, and the errors for rows that cannot be read."""
 
 import pytest
 
@@ -8,120 +8,120 @@ from tests.simulation import worlds
 
 
 def test_what_a_trace_says(tmp_path):
-    found = traces.read(worlds.write(tmp_path), "tiny")
-    assert [len(node.cards) for node in found.nodes] == [8, 8, 2, 2, 2, 0]
-    assert found.capacity == 22_000
-    assert found.card == 1000
-    assert len(found.pods) == 62
-    assert found.nodes[0].left[:2] == (64_000, 262_144 << 20)
-    by_size = {(found.cards_of(pod.shape), pod.shape.request is not None) for pod in found.pods}
+    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    assert [len(node.cards) for node in workload.nodes] == [8, 8, 2, 2, 2, 0]
+    assert workload.capacity == 22_000
+    assert workload.mean_card_size == 1000
+    assert len(workload.pods) == 62
+    assert workload.nodes[0].free_load[:2] == (64_000, 262_144 << 20)
+    by_size = {(workload.size_in_cards(pod.shape), pod.shape.request is not None) for pod in workload.pods}
     assert by_size == {(0.25, True), (0.5, True), (0.7, True), (1.0, True), (4.0, True), (0.0, False)}
 
 
 def test_a_pod_that_names_models_asks_for_a_class_of_the_cards_of_those(tmp_path):
-    found = traces.read(worlds.write(tmp_path), "tiny")
-    assert traces.specs(found) == {"T4|P100", "G2"}
-    of = {node.name: node.cards[0].classes for node in found.nodes if node.cards}
-    assert of["small-0"] == of["small-2"] == {"T4|P100"}
-    assert of["big-0"] == {"G2"}
+    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    assert traces.requested_classes(workload) == {"T4|P100", "G2"}
+    classes_of_node = {node.name: node.cards[0].classes for node in workload.nodes if node.cards}
+    assert classes_of_node["small-0"] == classes_of_node["small-2"] == {"T4|P100"}
+    assert classes_of_node["big-0"] == {"G2"}
 
 
 def test_pods_that_ask_the_same_have_one_shape(tmp_path):
-    found = traces.read(worlds.write(tmp_path), "tiny")
-    assert len({id(pod.shape) for pod in found.pods}) == len({pod.shape for pod in found.pods})
+    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    assert len({id(pod.shape) for pod in workload.pods}) == len({pod.shape for pod in workload.pods})
 
 
 def test_the_columns_that_some_lists_lack_are_not_needed(tmp_path):
-    worlds.write(tmp_path)
+    worlds.write_trace(tmp_path)
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1000,1024,2,1000\n"
     (tmp_path / "openb_pod_list_short.csv").write_text(text)
-    (pod,) = traces.read(tmp_path, "short").pods
+    (pod,) = traces.read_trace(tmp_path, "short").pods
     assert pod.shape.request is not None
     assert pod.shape.request.containers[0].whole
-    assert traces.names(tmp_path) == ["short", "tiny"]
+    assert traces.pod_list_names(tmp_path) == ["short", "tiny"]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("a,1000,1024,1,half,", "openb_pod_list_bad.csv line 2, gpu_milli: 'half' is wrong"),
         ("a,-1,1024,1,500,", "openb_pod_list_bad.csv line 2, cpu_milli: '-1' is wrong"),
         ("a,1000,1024,1,1001,", "openb_pod_list_bad.csv line 2, gpu_milli: '1001' is wrong"),
-        ("a,1000,1024,1,0,", "openb_pod_list_bad.csv line 2, gpu_milli: is 0 of each of 1 cards"),
+        ("a,1000,1024,1,0,", "openb_pod_list_bad.csv line 2, gpu_milli: is 0, and num_gpu 1"),
         ("a,1000,1024", "openb_pod_list_bad.csv line 2, num_gpu: is missing"),
-        ("a,1000,1024,1,500,,,,,,,x,y", "openb_pod_list_bad.csv line 2: has 2 cells more than the head; leave them"),
+        ("a,1000,1024,1,500,,,,,,,x,y", "openb_pod_list_bad.csv line 2: has 2 cells more than the header; remove them"),
     ],
 )
-def test_a_row_that_is_wrong(tmp_path, line, said):
-    worlds.write(tmp_path, "bad", [line])
+def test_a_row_that_is_wrong(tmp_path, line, message):
+    worlds.write_trace(tmp_path, "bad", [line])
     with pytest.raises(InvalidRequest) as caught:
-        traces.read(tmp_path, "bad")
-    assert str(caught.value).startswith(said)
+        traces.read_trace(tmp_path, "bad")
+    assert str(caught.value).startswith(message)
     assert caught.value.remedy
 
 
 def test_a_line_number_is_that_of_the_file(tmp_path):
-    worlds.write(tmp_path, "bad", [*worlds.rows(), "a,x,1024,1,500,"])
+    worlds.write_trace(tmp_path, "bad", [*worlds.rows(), "a,x,1024,1,500,"])
     with pytest.raises(InvalidRequest, match=r"bad\.csv line 64, cpu_milli: 'x' is wrong"):
-        traces.read(tmp_path, "bad")
+        traces.read_trace(tmp_path, "bad")
 
 
 def test_a_file_without_a_column(tmp_path):
-    worlds.write(tmp_path)
+    worlds.write_trace(tmp_path)
     (tmp_path / "openb_pod_list_bad.csv").write_text("name,cpu_milli,memory_mib,num_gpu\na,1,1,1\n")
     with pytest.raises(InvalidRequest, match=r"openb_pod_list_bad\.csv line 1: has no column gpu_milli; write"):
-        traces.read(tmp_path, "bad")
+        traces.read_trace(tmp_path, "bad")
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
-        ("pod_list_tiny", worlds.HEAD, "openb_pod_list_tiny.csv: has no line below its head; write the lines"),
+        ("pod_list_tiny", worlds.HEAD, "openb_pod_list_tiny.csv: has no rows below its header; write the rows"),
         (
             "node_list_gpu_node",
             "sn,cpu_milli,memory_mib,gpu,model\n",
-            "openb_node_list_gpu_node.csv: has no line below",
+            "openb_node_list_gpu_node.csv: has no rows below",
         ),
         (
             "node_list_gpu_node",
             "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,0,\n",
-            "openb_node_list_gpu_node.csv, gpu: no node has a card; write how many each has",
+            "openb_node_list_gpu_node.csv, gpu: no node has a card; write the number of cards of each",
         ),
         (
             "node_list_gpu_node",
             worlds.NODES + "big-0,64000,262144,8,G2\n",
-            "openb_node_list_gpu_node.csv line 8, sn: 'big-0' is that of openb_node_list_gpu_node.csv line 2 as well",
+            "openb_node_list_gpu_node.csv line 8, sn: 'big-0' is the name in openb_node_list_gpu_node.csv line 2 too",
         ),
     ],
 )
-def test_lists_of_which_nothing_can_be_simulated(tmp_path, file, text, said):
-    worlds.write(tmp_path)
+def test_lists_of_which_nothing_can_be_simulated(tmp_path, file, text, message):
+    worlds.write_trace(tmp_path)
     (tmp_path / f"openb_{file}.csv").write_text(text)
     with pytest.raises(InvalidRequest) as caught:
-        traces.read(tmp_path, "tiny")
-    assert str(caught.value).startswith(said)
+        traces.read_trace(tmp_path, "tiny")
+    assert str(caught.value).startswith(message)
 
 
 def test_a_file_as_spreadsheets_write_it(tmp_path):
-    worlds.write(tmp_path)
+    worlds.write_trace(tmp_path)
     for path in tmp_path.iterdir():
         path.write_text(path.read_text(), encoding="utf-8-sig")
-    assert len(traces.read(tmp_path, "tiny").pods) == 62
+    assert len(traces.read_trace(tmp_path, "tiny").pods) == 62
 
 
 def test_a_file_that_is_no_text(tmp_path):
-    worlds.write(tmp_path)
+    worlds.write_trace(tmp_path)
     (tmp_path / "openb_pod_list_bad.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequest, match=r"openb_pod_list_bad\.csv: cannot be read"):
-        traces.read(tmp_path, "bad")
+        traces.read_trace(tmp_path, "bad")
 
 
 def test_a_list_that_is_not_there_is_told_by_those_that_are(tmp_path):
-    worlds.write(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"has no file openb_pod_list_default\.csv; .* there: tiny"):
-        traces.read(tmp_path, "default")
+    worlds.write_trace(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"has no file openb_pod_list_default\.csv; name one of these: tiny"):
+        traces.read_trace(tmp_path, "default")
 
 
 def test_an_empty_folder_says_where_the_trace_is_to_be_had(tmp_path):
     with pytest.raises(InvalidRequest, match="cluster-trace-gpu-v2023"):
-        traces.names(tmp_path)
+        traces.pod_list_names(tmp_path)

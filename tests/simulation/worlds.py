@@ -29,34 +29,34 @@ KINDS = (
 
 
 def rows(kinds=KINDS):
-    """So many pods, each with so many cards, thousandths of a card, and models."""
-    chance = Random(7)
+    """CSV rows of pods; a kind is a number of pods, then the GPUs, thousandths of a GPU and models of each."""
+    random = Random(7)
     i = 0
-    for many, cards, milli, spec in kinds:
-        for _ in range(many):
-            cpu = chance.choice((1000, 2000, 4000))
+    for count, cards, milli, spec in kinds:
+        for _ in range(count):
+            cpu = random.choice((1000, 2000, 4000))
             yield f"pod-{i:03d},{cpu},4096,{cards},{milli},{spec},LS,Running,{i},{i + 100},{i}"
             i += 1
 
 
-def write(folder: Path, pods: str = "tiny", lines=None) -> Path:
-    """The folder, with the trace in it."""
+def write_trace(folder: Path, pods: str = "tiny", lines=None) -> Path:
+    """Write the trace into the folder, and return the folder."""
     (folder / "openb_node_list_gpu_node.csv").write_text(NODES)
     (folder / f"openb_pod_list_{pods}.csv").write_text(HEAD + "\n".join(rows() if lines is None else lines) + "\n")
     return folder
 
 
 def node(name: str, *cards: int, cpu: int = 64_000, model: str = "T4") -> SimulatedNode:
-    made = tuple(Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), model=model) for i, mem in enumerate(cards))
-    return SimulatedNode(name, made, Load(cpu, 1 << 40, 100))
+    gpus = tuple(Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), model=model) for i, mem in enumerate(cards))
+    return SimulatedNode(name, gpus, Load(cpu, 1 << 40, 100))
 
 
 def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, resource_class: str = "") -> PodShape:
-    """So many MiB in all, 0 for whole cards; without cards it asks for none."""
-    asked = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), resource_class=resource_class)
-    return PodShape(PodRequest(containers=(asked,)) if cards else None, Load(cpu, 1 << 20))
+    """A pod's request of `mem` MiB in total, 0 for whole cards; with `cards=0` the pod requests no card."""
+    container = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), resource_class=resource_class)
+    return PodShape(PodRequest(containers=(container,)) if cards else None, Load(cpu, 1 << 20))
 
 
 def workload(nodes, shapes) -> SimulatedWorkload:
-    pods = tuple(SimulatedPod(f"pod-{i:03d}", one) for i, one in enumerate(shapes))
+    pods = tuple(SimulatedPod(f"pod-{i:03d}", pod_shape) for i, pod_shape in enumerate(shapes))
     return SimulatedWorkload("made-up", tuple(nodes), pods)

@@ -11,7 +11,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import InvalidWorkload, learn
-from cardwise.simulation.workload import UNLIMITED
+from cardwise.simulation.workload import UNLIMITED_LOAD
 
 
 class SurveyedEngine(Engine):
@@ -36,7 +36,7 @@ class SurveyedEngine(Engine):
 
     def left(self, node: str) -> Load | None:
         """As the engine asks."""
-        return self._left.get(node, UNLIMITED)
+        return self._left.get(node, UNLIMITED_LOAD)
 
     def take(self, node: str, load: Load, sign: int = 1) -> None:
         """A pod with this load comes (1) or goes (-1)."""

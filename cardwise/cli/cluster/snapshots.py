@@ -17,7 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import loads
-from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
+from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def take(client: KubeClient, installed: str = names.NAMESPACE) -> Snapshot:
         found.notes.append(unlimited(error))
         found.pods += [SimulatedPod(f"{where}/{name}", PodShape(asked, Load())) for where, name, asked in seen.waiting]
         found.waiting = len(found.pods)
-        now = empty = {node.name: UNLIMITED for node in seen.ledger.nodes()}
+        now = empty = {node.name: UNLIMITED_LOAD for node in seen.ledger.nodes()}
     else:
         now, empty = left(nodes, pods), left(nodes, [pod for pod in pods if not _take(found, pod)])
     found.learned = published.take(client, installed).workload
@@ -93,7 +93,7 @@ def _allocatable(node: Json) -> Load:
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
     allocatable = (node.get("status") or {}).get("allocatable")
-    return loads.of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED
+    return loads.of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED_LOAD
 
 
 def left(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:

@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads, nodeconstraints
-from cardwise.simulation.workload import UNLIMITED, PodShape, SimulatedNode
+from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
 Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
 
@@ -328,9 +328,9 @@ def _left(field: str, given: str) -> Load:
         said[key] = value
     has = loads.of_node(loads.ResourceList(**said))
     return Load(
-        has.cpu if "cpu" in said else UNLIMITED.cpu,
-        has.memory if "memory" in said else UNLIMITED.memory,
-        UNLIMITED.pods,
+        has.cpu if "cpu" in said else UNLIMITED_LOAD.cpu,
+        has.memory if "memory" in said else UNLIMITED_LOAD.memory,
+        UNLIMITED_LOAD.pods,
     )
 
 

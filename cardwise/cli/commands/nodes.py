@@ -21,7 +21,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
-from cardwise.simulation.workload import UNLIMITED
+from cardwise.simulation.workload import UNLIMITED_LOAD
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
@@ -114,7 +114,7 @@ def views(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) ->
             seen.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
     states = inspecttable.with_cards(seen.ledger)
     for state in states:
-        fragments.set(state.name, state, left.get(state.name, UNLIMITED))
+        fragments.set(state.name, state, left.get(state.name, UNLIMITED_LOAD))
     mps: dict[str, set[str]] = {}
     for resource in seen.resources:
         if resource.status.mps is not None:

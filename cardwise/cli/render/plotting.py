@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.simulation.tally import SIZES, RefusedPods
+from cardwise.simulation.refusals import SIZES, RefusedPods
 
 Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cardwise.cli.render import tables
-from cardwise.simulation.churn import Churned
-from cardwise.simulation.fill import Filled
+from cardwise.simulation.churn import ChurnResult
+from cardwise.simulation.fill import FillResult
+from cardwise.simulation.refusals import SIZES, RefusedPods
 from cardwise.simulation.runs import Run
 from cardwise.simulation.summary import ChurnSummary, FillSummary
-from cardwise.simulation.tally import SIZES, RefusedPods
 from cardwise.simulation.workload import SimulatedWorkload
 
 _FRAGMENTED_AT: Final = 95  # percent arrived: there policies differ, and at 100 all that is left is fragments
@@ -27,7 +27,7 @@ def of_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSum
     rows = [[*heads, "S.D.", "IDLE CARDS", "FRAGMENTED", "FIRST REFUSAL"]]
     for one in summaries:
         workload = workloads[one.workload]
-        idle = (100 - one.at[reference].mean) / 100 * workload.capacity / workload.card
+        idle = (100 - one.at[reference].mean) / 100 * workload.capacity / workload.mean_card_size
         fragmented = next((p.fragmented for p in reversed(one.points) if p.arrived <= least), 0.0)
         first = f"{one.first_refusal:.1f}%" if one.first_refusal is not None else "none"
         rows.append(
@@ -81,7 +81,7 @@ def of_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
     return tables.aligned([heads[: len(body[0])] if body else heads, *body])
 
 
-def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Filled]) -> Rows:
+def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[FillResult]) -> Rows:
     """Every point of every run."""
     return [
         ["trace", "policy", "seed", "arrived", "allocated", "fragmented"],
@@ -93,7 +93,7 @@ def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], resul
     ]
 
 
-def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Churned]) -> Rows:
+def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[ChurnResult]) -> Rows:
     """Every moment of every run."""
     return [
         ["trace", "policy", "seed", "time", "allocated", "fragmented"],
@@ -116,7 +116,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(
-    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[Filled | Churned]
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[FillResult | ChurnResult]
 ) -> list[dict[str, Any]]:
     """The runs, without how long they took: the same seeds give the same text."""
     return [

@@ -22,7 +22,7 @@ from tests.simulation import worlds
 def _trace(tmp_path):
     folder = tmp_path / "openb"
     folder.mkdir()
-    return str(worlds.write(folder, "default"))
+    return str(worlds.write_trace(folder, "default"))
 
 
 def run(*args: str) -> Result:
@@ -90,7 +90,7 @@ def test_pods_that_leave(trace):
 
 
 def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
-    worlds.write(tmp_path / "openb", "other", list(worlds.rows(((30, 1, 500, ""),))))
+    worlds.write_trace(tmp_path / "openb", "other", list(worlds.rows(((30, 1, 500, ""),))))
     folder = tmp_path / "plots"
     of = ("--pods", "default", "--pods", "other", "--seeds", "1", "--policy", "spread", "--processes", "1")
     said = run(trace, *of, "--plots", str(folder))
@@ -125,7 +125,7 @@ def test_nodes_that_are_added_to_a_trace(trace):
     of = ("--policy", "binpack", "--seeds", "1", "--tune", "1.0", "--processes", "1", "-o", "json")
     alone = json.loads(run(trace, *of).output)["runs"][0]
     more = json.loads(run(trace, *of, "--add-nodes", "2x8xG2:1000").output)["runs"][0]
-    assert sum(row["came"] for row in more["refused"]) > sum(row["came"] for row in alone["refused"])
+    assert sum(row["arrived"] for row in more["refused"]) > sum(row["arrived"] for row in alone["refused"])
 
 
 def test_nobody_else_waits_for_numpy():
@@ -248,7 +248,7 @@ def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
     (one,) = json.loads(
         live(monkeypatch, api, "--policy", "spread", "--seeds", "1", "--processes", "1", "-o", "json").output
     )["runs"]
-    assert [row["came"] for row in one["refused"]] == [1]
+    assert [row["arrived"] for row in one["refused"]] == [1]
     assert one["points"][-1]["allocated"] == pytest.approx(100 * 8000 / (3 * K80 + P100))
 
 
@@ -400,7 +400,7 @@ def test_a_trace_and_the_cluster_are_one_or_the_other(trace):
 def test_a_trace_that_is_not_there_is_told_with_those_that_are(trace):
     said = run(trace, "--pods", "gpuspec33")
     assert said.exit_code == 1
-    assert "has no file openb_pod_list_gpuspec33.csv; name one that is there: default" in said.stderr
+    assert "has no file openb_pod_list_gpuspec33.csv; name one of these: default" in said.stderr
 
 
 def test_a_card_of_another_cluster_is_simulated_by_its_size(monkeypatch):

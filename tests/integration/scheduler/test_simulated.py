@@ -15,7 +15,7 @@ from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from cardwise.simulation.cluster import Cluster as Simulated
+from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.workload import PodShape, SimulatedPod
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
@@ -72,7 +72,9 @@ def arrivals(many: int, policy: str) -> Iterator[Json]:
         yield workload(f"{policy}-{i:03d}", annotations={names.POLICY: policy}, **asks)
 
 
-def compared(space: Space, simulated: Simulated, pods: Iterator[Json]) -> tuple[dict[str, Where], dict[str, Where]]:
+def compared(
+    space: Space, simulated: SimulatedCluster, pods: Iterator[Json]
+) -> tuple[dict[str, Where], dict[str, Where]]:
     """Where the simulator puts each, and where the cluster does. One without room there is not waited for here."""
     said: dict[str, Where] = {}
     done: dict[str, Where] = {}
@@ -96,7 +98,7 @@ def compared(space: Space, simulated: Simulated, pods: Iterator[Json]) -> tuple[
 
 
 def test_binpack_places_pods_as_it_is_simulated(space: Space):
-    simulated = Simulated(snapshots.take(space.cluster.api).nodes, "binpack")
+    simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, "binpack")
     said, done = compared(space, simulated, arrivals(MANY, "binpack"))
     assert done == said
     assert len(said) == MANY
@@ -134,8 +136,8 @@ def _learned(space: Space) -> str:
 def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
     # `priced` first: after some hundred changes it looks anew at what is scarce, in the extender at another moment.
     for policy in ("priced", "fgd"):
-        simulated = Simulated(snapshots.take(space.cluster.api).nodes, policy)
-        simulated.recall(learned)
+        simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, policy)
+        simulated.load_workload(learned)
         said, done = compared(space, simulated, arrivals(FEW, policy))
         assert done == said
         assert len(said) == FEW

@@ -1,0 +1,71 @@
+"""Counts arrived and refused pods by size, to show policies that allocate more by refusing big pods."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# The most cards that a pod of each size requests.
+_SIZES: Final[Sequence[tuple[float, str]]] = (
+    (0.0, "no card"),
+    (0.25, "to 1/4"),
+    (0.5, "to 1/2"),
+    (0.999, "below 1"),
+    (1.0, "1"),
+    (2.0, "to 2"),
+    (4.0, "to 4"),
+    (float("inf"), "over 4"),
+)
+SIZES: Final = tuple(name for _, name in _SIZES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPods:
+    """The arrived and refused pods of one size.
+
+    size: one of `SIZES`.
+    arrived, refused: numbers of pods.
+    demand, lost: cards requested by the arrived pods, and by the refused ones.
+    """
+
+    size: str
+    arrived: int
+    refused: int
+    demand: float
+    lost: float
+
+    @property
+    def percent(self) -> float:
+        """The share of the arrived pods that were refused, in percent."""
+        return 100 * self.refused / self.arrived if self.arrived else 0.0
+
+
+class RefusalTally:
+    """Counts the arrived and the refused pods of one run."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZES}
+        self._refused: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZES}
+
+    def add(self, cards: float, *, refused: bool) -> None:
+        """Count an arrived pod that requests `cards` cards."""
+        size = next(name for limit, name in _SIZES if cards <= limit)
+        for counts in (self._arrived, self._refused)[: 1 + refused]:
+            counts[size][0] += 1
+            counts[size][1] += cards
+
+    def rows(self) -> tuple[RefusedPods, ...]:
+        """One row for each size of which pods arrived."""
+        return tuple(
+            RefusedPods(
+                size=size, arrived=int(arrived), refused=int(refused), demand=round(demand, 3), lost=round(lost, 3)
+            )
+            for (size, (arrived, demand)), (refused, lost) in zip(
+                self._arrived.items(), self._refused.values(), strict=True
+            )
+            if arrived
+        )
+
+    def refused_percent(self) -> float:
+        """The share of the requested cards that was refused, in percent."""
+        demand = sum(demand for _, demand in self._arrived.values())
+        return 100 * sum(lost for _, lost in self._refused.values()) / demand if demand else 0.0
