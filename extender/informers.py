@@ -16,6 +16,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
+from extender.cardreports import CardReports
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import nodeinfo, objects, podinfo
@@ -62,9 +63,8 @@ class Informers:
         classes = Reflector(
             client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), **pace
         )
-        cards = Reflector(
-            client, paths.extendedresources(), objects.card, _cards(state, seen.cards), named=_by_key, **pace
-        )
+        self._reports = CardReports(_cards(state, seen.cards), clock)
+        cards = Reflector(client, paths.extendedresources(), objects.card, self._reports, named=_by_key, **pace)
         disruption_budgets = Reflector(
             client,
             paths.poddisruptionbudgets(),
@@ -85,6 +85,12 @@ class Informers:
     def stop(self) -> None:
         for reflector in self._reflectors:
             reflector.stop()
+
+    def hand_over_waiting(self) -> None:
+        """Hand over reports of nodes that write too many, as far as each node's share of the time permits. To be called
+        several times a second.
+        """
+        self._reports.hand_over_waiting()
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
         """Lists PodGroups, quotas and pods again, until `still` says no. Returns whether the state has all that was

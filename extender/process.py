@@ -169,6 +169,7 @@ class Extender:
         self._loops = Loops(
             client,
             self._state,
+            reports=[self._informers.hand_over_waiting],
             statuses=[self._once_known(each.step) for each in (self._pod_events, classes, self._statuses)],
             podgroups=[self._once_known(podgroups.step)],
             gangs=GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock),

@@ -56,6 +56,7 @@ class Loops:
         client: KubeClient,
         state: State,
         *,
+        reports: Sequence[Step] = (),
         statuses: Sequence[Step] = (),
         podgroups: Sequence[Step] = (),
         gangs: GangController | None = None,
@@ -80,6 +81,7 @@ class Loops:
         threads: dict[str, tuple[float, Sequence[Step]]] = {
             "upkeep": (_STEP_SECONDS, [self.step]),
             "wakeups": (_STEP_SECONDS, [self.wake_pods]),
+            "reports": (_TELL_SECONDS, reports),
             "statuses": (_TELL_SECONDS, statuses),
             "podgroups": (_TELL_SECONDS, podgroups),
             "evictions": (_STEP_SECONDS, evictions),

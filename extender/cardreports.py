@@ -1,0 +1,182 @@
+"""Hands the ExtendedResources that a watch shows to a handler, limited by node.
+
+A report of a card costs work for each share in it that is new, under the lock that scheduling needs. A node that was
+taken over can write hundreds of new shares many times a second. Without a limit the watch falls behind, and the
+extender hears of the cards of all nodes late.
+
+Theory of operation. Each node has credit for `_BURST` shares, and gets `_SHARES_PER_SECOND` back. While it has credit,
+its changes are handed over at once, in the reflector's thread. Else the newest object of each card waits, and
+`hand_over_waiting`, called several times a second, hands over one card of each node in turns as credit comes back. So
+a node that writes 20 reports of 512 new shares a second (each costs 1,024: the former ones go) has four of them handed
+over at once, and then one in five seconds. Other nodes notice nothing. An honest node never waits: it has no more than
+some hundred shares, and few of them change in a second.
+
+What waits is never more than one object for each card. A cordon does not wait: people write it, and a node cannot
+repeat it. That other news of such a node are late harms only its own cards, so scheduling goes on.
+"""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from cardwise.clock import Clock
+from cardwise.kube.watch.reflector import Handler
+from extender.records.objects import CardRecord
+
+_log = structlog.get_logger(__name__)
+
+# All shares of one node may change at once (`inventory.MOST_REPORTED`). A share costs about 30 us: 200 a second are
+# less than a hundredth of a core.
+_BURST: Final = 4096.0
+_SHARES_PER_SECOND: Final = 200.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A card whose newest object waits. `handed`: the object that the handler has, None if it has none; `newest`: None
+    if the card was deleted.
+    """
+
+    handed: CardRecord | None
+    newest: CardRecord | None
+
+
+@dataclass(slots=True)
+class _Credit:
+    """In shares, at a time; below 0 while a node pays for a report that cost more than it had."""
+
+    shares: float
+    at: float
+
+
+class CardReports:
+    """Handler of the reflector of ExtendedResources."""
+
+    def __init__(self, handler: Handler[CardRecord], clock: Clock) -> None:
+        self._handler = handler
+        self._clock = clock
+        # Held while the handler works: a card's objects are handed over in their order.
+        self._lock = threading.Lock()
+        self._synced = False
+        self._credits: dict[str, _Credit] = {}  # of the nodes that have less than all
+        self._shares: Counter[str] = Counter()  # of all cards of a node, as handed over
+        self._waiting: dict[str, dict[str, _Waiting]] = {}  # by node and card
+        self._node_of: dict[str, str] = {}  # of the cards that wait
+
+    def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
+        with self._lock:
+            self._take(key, old, new)
+
+    def on_delete(self, key: str, old: CardRecord) -> None:
+        with self._lock:
+            self._take(key, old, None)
+
+    def on_synced(self) -> None:
+        self._synced = True
+        self._handler.on_synced()
+
+    def hand_over_waiting(self) -> None:
+        """Hand over what waits and has credit now, a card of each node in turn."""
+        turns = True
+        while turns:
+            turns = False
+            for node in list(self._waiting):
+                with self._lock:
+                    if node in self._waiting and self._credit(node) > 0:
+                        turns = True
+                        self._hand_over_next(node)
+        with self._lock:
+            for node in list(self._credits):
+                self._credit(node)  # forgets those that have all
+
+    def _take(self, key: str, old: CardRecord | None, new: CardRecord | None) -> None:
+        current = new or old
+        if current is None:
+            return
+        node, handed = current.node, old
+        if key in self._node_of:
+            if node == self._node_of[key]:
+                waiting = self._waiting[node][key]
+                waiting.newest = new
+                self._cordon(key, waiting)
+                return
+            handed = self._stop_waiting(key).handed  # the card has moved to another node
+        if not self._synced or (node not in self._waiting and self._credit(node) > 0):
+            self._hand_over(key, handed, new)
+            return
+        if node not in self._waiting:
+            _log.warning("the node's reports are too many; the newest of each card is read as time permits", node=node)
+        waiting = self._waiting.setdefault(node, {})[key] = _Waiting(handed, new)
+        self._node_of[key] = node
+        self._cordon(key, waiting)
+
+    def _cordon(self, key: str, waiting: _Waiting) -> None:
+        """Hand over that the card is cordoned now, and nothing else of what waits."""
+        handed, newest = waiting.handed, waiting.newest
+        if handed is None or newest is None or handed.card.cordoned or not newest.card.cordoned:
+            return
+        cordoned = handed._replace(card=replace(handed.card, cordoned=True))
+        self._hand_over(key, handed, cordoned)
+        waiting.handed = cordoned
+
+    def _hand_over_next(self, node: str) -> None:
+        key, waiting = next(iter(self._waiting[node].items()))
+        self._stop_waiting(key)
+        try:
+            self._hand_over(key, waiting.handed, waiting.newest)
+        except Exception:
+            # As the reflector does with what a handler failed on: it is tried again, after the node's other cards.
+            self._waiting.setdefault(node, {})[key] = waiting
+            self._node_of[key] = node
+            raise
+
+    def _stop_waiting(self, key: str) -> _Waiting:
+        node = self._node_of.pop(key)
+        waiting = self._waiting[node].pop(key)
+        if not self._waiting[node]:
+            del self._waiting[node]
+        return waiting
+
+    def _hand_over(self, key: str, handed: CardRecord | None, new: CardRecord | None) -> None:
+        if handed is None and new is None:
+            return  # it came and went while it waited
+        node = new.node if new is not None else handed.node if handed is not None else ""
+        self._charge(node, self._cost(handed, new))
+        if new is not None:
+            self._handler.on_change(key, handed, new)
+            self._count_shares(new, 1)
+        elif handed is not None:
+            self._handler.on_delete(key, handed)
+        if handed is not None:
+            self._count_shares(handed, -1)
+
+    def _cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
+        """In shares: those that are new or gone. If the card itself is another one, all of its node count anew."""
+        if before is None or new is None:
+            return 1 + sum(len(record.held) for record in (before, new) if record is not None)
+        cost = 1 if before.held == new.held else 1 + len(set(before.held) ^ set(new.held))
+        same = (before.node, before.card, before.labels) == (new.node, new.card, new.labels)
+        return cost if same else cost + self._shares[new.node]
+
+    def _count_shares(self, record: CardRecord, sign: int) -> None:
+        self._shares[record.node] += sign * len(record.held)
+        if not self._shares[record.node]:
+            del self._shares[record.node]
+
+    def _credit(self, node: str) -> float:
+        credit = self._credits.get(node)
+        if credit is None:
+            return _BURST
+        now = self._clock.now()
+        credit.shares = min(_BURST, credit.shares + (now - credit.at) * _SHARES_PER_SECOND)
+        credit.at = now
+        if credit.shares >= _BURST:
+            del self._credits[node]
+        return credit.shares
+
+    def _charge(self, node: str, shares: float) -> None:
+        now = self._credit(node)
+        self._credits[node] = _Credit(now - shares, self._clock.now())

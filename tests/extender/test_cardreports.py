@@ -1,0 +1,156 @@
+"""Reports of one node do not delay those of others, and of a burst only the newest counts."""
+
+import pytest
+
+from extender.cardreports import CardReports
+from extender.records.objects import HeldRecord
+from tests.build import P100, resource
+from tests.extender.worlds import as_card
+from tests.fakes.clock import FakeClock
+
+
+class Recorder:
+    """A handler that keeps what it was given last of each card, and how often."""
+
+    def __init__(self) -> None:
+        self.cards = {}
+        self.calls = []
+        self.fails = 0
+
+    def on_change(self, key, old, new):
+        if self.fails:
+            self.fails -= 1
+            raise OSError("no")
+        assert self.cards.get(key) == old, "the object that it was given last"
+        self.cards[key] = new
+        self.calls.append(key)
+
+    def on_delete(self, key, old):
+        assert self.cards.pop(key) == old
+        self.calls.append(key)
+
+    def on_synced(self):
+        pass
+
+
+class World:
+    """The reports of nodes as a reflector hands them over."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.heard = Recorder()
+        self.reports = CardReports(self.heard, self.clock)
+        self.known = {}
+
+    def put(self, index, node, shares=0, generation=0, **more):
+        """`generation`: of the pods that hold the shares."""
+        key, bare = as_card(resource(index, node=node, **more))
+        new = bare._replace(held=tuple(HeldRecord(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares)))
+        old, self.known[key] = self.known.get(key), new
+        self.reports.on_change(key, old, new)
+        return key
+
+    def remove(self, key):
+        self.reports.on_delete(key, self.known.pop(key))
+
+    def pass_time(self, seconds):
+        for _ in range(round(seconds * 4)):
+            self.clock.advance(0.25)
+            self.reports.hand_over_waiting()
+
+
+@pytest.fixture
+def world():
+    made = World()
+    for index in range(8):
+        made.put(index, "evil")
+    made.put(0, "honest")
+    made.reports.on_synced()
+    return made
+
+
+def flood(world, seconds, first=0):
+    """Twenty reports of 512 new shares a second, over eight cards."""
+    for generation in range(first, first + 20 * seconds):
+        world.put(generation % 8, "evil", 512, generation)
+        if generation % 5 == 4:
+            world.pass_time(0.25)
+
+
+def test_a_node_that_floods_has_few_reports_handed_over_and_others_all(world):
+    before = len(world.heard.calls)
+    flood(world, 30)
+    assert len(world.heard.calls) - before <= 8 + 30 / 5 + 1
+    for generation in range(5):
+        key = world.put(0, "honest", 50, generation)
+        assert world.heard.cards[key] is world.known[key], "at once"
+
+
+def test_the_newest_of_each_card_is_handed_over_in_the_end(world):
+    flood(world, 10)
+    assert world.heard.cards != world.known
+    world.pass_time(60)
+    assert world.heard.cards == world.known
+    key = world.put(3, "evil", 1, 999)
+    assert world.heard.cards[key] is world.known[key], "at once again"
+
+
+def test_the_cards_of_a_node_take_turns(world):
+    flood(world, 60)
+    late = world.heard.calls[-8:]
+    assert len(set(late)) == 8
+
+
+def test_a_cordon_does_not_wait(world):
+    flood(world, 5)
+    key = world.put(3, "evil", 512, 1000, cordoned=True)
+    assert world.heard.cards[key].card.cordoned
+    assert world.heard.cards[key].held != world.known[key].held
+    calls = len(world.heard.calls)
+    world.put(3, "evil", 512, 1001)
+    world.put(3, "evil", 512, 1002, cordoned=True)
+    assert len(world.heard.calls) == calls, "it is cordoned already"
+    world.put(3, "evil", 512, 1003)
+    world.pass_time(60)
+    assert not world.heard.cards[key].card.cordoned
+
+
+def test_cards_that_come_go_and_move_while_they_wait(world):
+    flood(world, 5)
+    passing = world.put(20, "evil", 512)
+    world.remove(passing)
+    gone = next(key for key, card in world.known.items() if card.node == "evil")
+    world.remove(gone)
+    assert gone in world.heard.cards, "its end waits as well"
+    moving = next(key for key, card in world.known.items() if card.node == "evil")
+    world.known[moving] = world.known[moving]._replace(node="other")
+    world.reports.on_change(moving, None, world.known[moving])
+    assert world.heard.cards[moving].node == "other"
+    world.pass_time(60)
+    assert world.heard.cards == world.known
+
+
+def test_a_card_that_changes_all_the_time_is_charged_for_what_its_node_holds(world):
+    for index in range(8):
+        world.put(index, "evil", 500)
+    world.pass_time(60)
+    calls = len(world.heard.calls)
+    for generation in range(100):
+        world.put(0, "evil", 500, mem=P100 - generation % 2)
+    assert len(world.heard.calls) - calls <= 3
+
+
+def test_what_the_handler_fails_on_is_tried_again(world):
+    flood(world, 5)
+    world.heard.fails = 1
+    with pytest.raises(OSError, match="no"):
+        world.pass_time(60)
+    world.pass_time(60)
+    assert world.heard.cards == world.known
+
+
+def test_before_the_first_list_is_complete_nothing_waits():
+    world = World()
+    for index in range(20):
+        world.put(index, "evil", 512)
+    assert world.heard.cards == world.known
