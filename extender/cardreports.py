@@ -68,11 +68,11 @@ class CardReports:
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
         with self._lock:
-            self._take(key, old, new)
+            self._receive(key, old, new)
 
     def on_delete(self, key: str, old: CardRecord) -> None:
         with self._lock:
-            self._take(key, old, None)
+            self._receive(key, old, None)
 
     def on_synced(self) -> None:
         self._synced = True
@@ -92,7 +92,7 @@ class CardReports:
             for node in list(self._credits):
                 self._credit(node)  # forgets those that have all
 
-    def _take(self, key: str, old: CardRecord | None, new: CardRecord | None) -> None:
+    def _receive(self, key: str, old: CardRecord | None, new: CardRecord | None) -> None:
         current = new or old
         if current is None:
             return
