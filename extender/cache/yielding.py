@@ -10,7 +10,8 @@ TURN: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: n
 _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once mostly gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
-_REST, _LONGEST_REST = 10, 0.5  # times as long as the work took; seconds
+REST: Final = 10  # times as long as the work took
+_LONGEST_REST: Final = 0.5  # seconds
 
 
 def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
@@ -23,7 +24,7 @@ def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T
 
 def rest(cost: float) -> float:
     """Seconds to pause after work of this cost that found nothing, so that it takes at most a tenth of the time."""
-    return min(_LONGEST_REST, _REST * cost)
+    return min(_LONGEST_REST, REST * cost)
 
 
 def give_way(clock: Clock) -> None:

@@ -62,6 +62,7 @@ class Gangs:
         self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
+        self._next_in_call = float("-inf")  # before which no filter call plans
         self._first_call = "", float("-inf")  # the last for a named node alone: of which pod, and when
         self._bind_turns = BindTurns(settings.max_waiting)
         self._places = places
@@ -372,13 +373,11 @@ class Gangs:
             refusal = gang.refusal(now)
             if refusal is not None:
                 return refusal
-            if not self._plan_earlier(gang, now):
-                gang.reason = "gangs that come before it are being planned"
+            if not self._plan_in_call(gang, now):
                 return Refusal.GANG_WAITS
-            if not self._try(gang, now):
-                return Refusal.GANG_WAITS
-        if gang.forward and member in gang.missing_in_plan():
-            self._try(gang, now)
+        if gang.forward and self._may_plan_in_call(gang, now) and member in gang.missing_in_plan():
+            began = self._clock.cpu()
+            self._rest_in_calls(began, now, planned=self._try(gang, now))
         node = gang.plan.get(uid)
         if node is None:
             waits = gang.forward and member in gang.wanted()
@@ -404,6 +403,33 @@ class Gangs:
             return gang.plan[uid]
         self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
+
+    def _plan_in_call(self, gang: Gang, now: float) -> bool:
+        """Plans the gang in a filter call, after the gangs that come before it. Returns its success.
+
+        kube-scheduler is serial: pods that ask for no card wait for the call as well, and it calls for each member. So
+        a call plans only where that may help, and after one that has planned in vain the next ones plan nothing for ten
+        times as long: `_plan_some` goes on in the background, and wakes the members once there is a plan.
+        """
+        if not self._may_plan_in_call(gang, now):
+            gang.reason = gang.reason or "gangs are being planned"
+            return False
+        began, planned = self._clock.cpu(), False
+        if self._plan_earlier(gang, now):
+            planned = bool(self._try(gang, now))
+        else:
+            gang.reason = "gangs that come before it are being planned"
+        self._rest_in_calls(began, now, planned=planned)
+        return planned
+
+    def _may_plan_in_call(self, gang: Gang, now: float) -> bool:
+        return now >= self._next_in_call and self._places.may_fit(gang, now)
+
+    def _rest_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
+        """A call has planned since `began`, by the thread's CPU."""
+        cost = self._clock.cpu() - began
+        if not planned and cost > CHEAP:
+            self._next_in_call = now + yielding.REST * cost
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
         """Plans the gangs that come before this one in line, as far as the turn's time allows. Returns whether all were

@@ -209,6 +209,7 @@ def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly
         assert world.schedule("g00") != ""
         assert world.clock.worked - before <= 2 * TURN
         assert (world.phase("g0"), world.held()) == ("Waiting", 0)
+        world.clock.advance(0.5)  # until calls plan again
     assert world.schedule("g00") == ""
     assert world.phase("g0") == "Held"
 
@@ -230,10 +231,12 @@ def test_a_plan_of_several_turns_that_failed_by_what_happened_between_them_is_ma
     world.state.gangs._plan_some = lambda: False  # the calls plan
     for _ in range(2):
         assert world.schedule("g00") != ""
+        world.clock.advance(0.5)  # until calls plan again
     assert world.filter("s")[0] == ["n1"]
     assert world.schedule("g00") != ""
     assert world.reason("g0") == "there is no place for g00 beside the others"
     for _ in range(3):
+        world.clock.advance(0.5)
         world.schedule("g00")
     assert world.phase("g0") == "Held"
 
@@ -387,3 +390,31 @@ def test_the_pause_after_a_costly_round_ends_also_where_the_controller_comes_mor
     assert len(rounds) > 20
     assert min(pauses) > 0.25  # ten times the cost
     assert max(pauses) < 0.45  # and then the next step of the controller
+
+
+def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the_controller_goes_on(plans, monkeypatch):
+    """Something becomes free all the time, so that each plan is worth a try, and kube-scheduler brings all members."""
+    done, worlds = plans
+    world = waiting(done, worlds)
+    world.run(1)
+    done.clear()
+
+    def vain(ledger, nodes, members, terms):
+        done.append(members[0].name[:2])
+        world.clock.worked += 2 * TURN
+        return gangplan.Unplanned(member=members[0])
+
+    monkeypatch.setattr(gangplan, "plan", vain)
+    monkeypatch.setattr(world.state.gangs._places, "_short", lambda _: (None, True))
+    worked = world.clock.worked
+    for call in range(1000):
+        with world.state.view():
+            world.state._cache.room.free()
+        assert world.schedule(f"g{call % GANGS}0")
+        world.clock.advance(0.001)
+    assert 0.05 < world.clock.worked - worked < 0.15
+    done.clear()
+    for _ in range(20):
+        world.state.gangs.step()
+        world.clock.advance(0.1)
+    assert set(done) == {f"g{gang}" for gang in range(GANGS)}
