@@ -32,6 +32,11 @@ _SLOWLY: Final = 8  # while too few cards are there, this part of them is added 
 _Entry = tuple[int, int, str, tuple[int, ...]]
 
 
+def no_place(member: Member) -> str:
+    """The text that says for which member a plan failed."""
+    return f"there is no place for {member.name} beside the others"
+
+
 class CardSearch:
     """For the members that are missing as the search begins.
 
@@ -75,6 +80,18 @@ class CardSearch:
         self._count = 0  # of what was added
         self._due = 1  # how much more is to be added before the gang is planned
         self._draft: Draft | None = None  # of a plan that takes several turns
+        self._closed = False  # cards or nodes that would do are cordoned or sick
+        self._by_quota = False  # the last plan may have failed by what quotas leave
+
+    def problem(self, planned: Unplanned) -> str:
+        """Why the gang could not run though all pods that hold its cards ended."""
+        if self._by_quota:
+            condition = "with what the GPUQuotas of its namespace leave now, whatever pods of other namespaces end"
+        elif self._closed:
+            condition = "while cards or nodes that would do are cordoned or sick, whatever else ends"
+        else:
+            condition = "whatever else ends"
+        return f"it cannot run {condition}: {no_place(planned.member)}"
 
     @property
     def is_half_planned(self) -> bool:
@@ -125,9 +142,11 @@ class CardSearch:
 
     def _is_offered(self, node: str) -> bool:
         """Whether a member may be put there."""
-        if not self._cache.loads.is_open(node):
+        if not any(node in self._offers.get(shape, (node,)) for shape in self._shapes):
             return False
-        return any(node in self._offers.get(shape, (node,)) for shape in self._shapes)
+        is_open = self._cache.loads.is_open(node)
+        self._closed |= not is_open
+        return is_open
 
     def _entries_of(self, state: NodeState) -> list[_Entry]:
         useful = [i for i in range(len(state.cards)) if self._is_useful(state, i)]
@@ -143,10 +162,10 @@ class CardSearch:
     def _is_useful(self, state: NodeState, i: int) -> bool:
         """Whether a member could have the card, or a part of it, if nobody else had any."""
         card = state.cards[i]
-        if not card.takes:
-            return False
         kind, size = state.kinds[i], card.mem - state.kept_back
-        return any(size >= claim.mem and (allowed is None or kind in allowed) for claim, allowed in self._claims)
+        would_do = any(size >= claim.mem and (allowed is None or kind in allowed) for claim, allowed in self._claims)
+        self._closed |= would_do and not card.takes
+        return would_do and card.takes
 
     def _add_due(self, until: float) -> bool:
         """Adds the cards that are due to the copy. Returns whether all are added, or there are no more."""
@@ -197,9 +216,11 @@ class CardSearch:
         """A plan on the cards of the copy; None: the next turn goes on with it."""
         draft, self._draft = self._draft or Draft(self._clock.cpu, TURN), None
         draft.begin()
+        headroom = self._cache.headroom(self._gang.namespace)
+        self._by_quota = bool(headroom)
         terms = Terms(
             policy=policy,
-            headroom=self._cache.headroom(self._gang.namespace),
+            headroom=headroom,
             offers=self._offers,
             vacant=self._vacant,
             draft=draft,

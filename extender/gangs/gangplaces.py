@@ -23,7 +23,8 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.yielding import TURN
-from extender.gangs.reservation import GangReservation, no_place
+from extender.gangs.cardsearch import no_place
+from extender.gangs.reservation import GangReservation
 from extender.records.podref import PodRef
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once

@@ -53,11 +53,6 @@ _NO_LOAD: Final = Load(0, 0, 0)
 MARK: Final = "gang reservation"  # of the holdings
 
 
-def no_place(member: Member) -> str:
-    """The text that says for which member a plan failed."""
-    return f"there is no place for {member.name} beside the others"
-
-
 class GangReservation:
     """Cards are reserved for at most one gang: the first in order of those that have waited too long and could fit."""
 
@@ -127,7 +122,7 @@ class GangReservation:
         return self._cards.put(first, holdings)
 
     def hopeless(self, gang: Gang) -> str:
-        """Why the gang, as it is, cannot run whatever else ends; or ""."""
+        """Why the gang, as it is, would not run though all pods that hold cards ended, or ""."""
         result = self._results.get(gang.key)
         return result.problem if result is not None and result.changes == gang.changes else ""
 
@@ -208,7 +203,7 @@ class GangReservation:
         if planned is None:
             return None
         if isinstance(planned, Unplanned):
-            problem = f"it cannot run whatever else ends: {no_place(planned.member)}"
+            problem = search.problem(planned)
             result = _Result(now, search.changes, {}, problem)
             gang.reason = problem
         else:

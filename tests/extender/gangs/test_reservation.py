@@ -31,7 +31,8 @@ def test_a_gang_of_one_that_no_quota_can_take_stops_nobody():
     other["metadata"]["namespace"] = "team-b"
     world.create(other)
     assert world.schedule("other") == ""
-    assert "whatever else ends" in world.reason("evil")
+    assert "cannot run with what the GPUQuotas of its namespace leave now" in world.reason("evil")
+    assert "whatever else" not in world.reason("evil"), "it could, once pods of its own namespace end"
 
 
 def test_quota_that_is_used_by_its_own_namespace_keeps_nothing_from_others():
@@ -208,7 +209,7 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
     world.run(3)
     world.clock.advance(61)
     world.run(5)
-    assert "whatever else ends" in world.reason("g")
+    assert "cannot run while cards or nodes that would do are cordoned or sick" in world.reason("g")
 
 
 def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
@@ -216,7 +217,7 @@ def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
     world.state.forget_plans()
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
     world.run(5)
-    assert "whatever else ends" in world.reason("g")
+    assert "cannot run while cards or nodes that would do are cordoned or sick" in world.reason("g")
 
 
 def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
