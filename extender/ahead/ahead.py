@@ -136,7 +136,9 @@ class Ahead:
     def serves(self, scheduler: str) -> None:
         """A kube-scheduler of this name calls this extender."""
         if scheduler not in self._served:
-            self._served |= {scheduler}
+            with self._lock:
+                self._served |= {scheduler}
+                self._queue.serves(scheduler)
 
     def comes(self, uid: str, nodes: Collection[str]) -> None:
         """kube-scheduler asks for the pod and offers these nodes."""

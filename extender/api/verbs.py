@@ -63,6 +63,7 @@ def filter_nodes(
         return FilterResult(error=str(error))
     if not offered:
         return _fits(args, [])
+    state.ahead.serves(pod.scheduler)
     if uid:
         for_bind = (asked, pod.version) if asked is not None and pod.version else None
         if not state.tries(uid, for_bind, grouped=pod.grouped, rank=pod.rank):
@@ -75,7 +76,6 @@ def filter_nodes(
         return _fits(args, offered)  # it asks for no card or device; it came for its marker resource only
     if uid and not state.has_turn(uid, asked.priority):
         return _refused(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
-    state.ahead.serves(pod.scheduler)
     created = pod.created or YOUNGEST
     policy = asked.policy or preferences.policy
     wanted = PlacementRequest(pod.ref, asked, offered, policy, _load(state, pod, policy), pod.rank)

@@ -60,6 +60,15 @@ class Quotas:
             for entry in quota.entries
         ]
 
+    def is_over(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
+        """Whether an entry has no room for the request, whichever cards it gets. A request may also have none where
+        this is False: by which cards are there, or by several entries together.
+        """
+        return any(
+            not left.takes(fitting.surely(request, ledger.kinds, left.entry))
+            for left in self.headroom(ledger, namespace)
+        )
+
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The full entry to name in an event for a pod that waits: rather one that surely keeps it waiting than one
         that it could go past, and rather one of what the pod asks than of all cards.

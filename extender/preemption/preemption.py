@@ -39,6 +39,7 @@ _PLANNING: Final = 0.2  # of these, for the plans of a gang
 _HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
 _LOOK: Final = 0.005  # seconds between two looks for that
 _GANG_SECONDS: Final = 5.0  # of searching for a gang, where kube-scheduler does not wait for the answer
+_SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _BEST: Final = 8  # nodes searched once more, before the extender evicts by itself
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
 _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
@@ -133,13 +134,14 @@ class Preemption:
 
     def refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
         """Filter has refused the pod. On `nodes` its own sums are not short, and an eviction could help: there the
-        extender preempts. None of them: the pod waits for something else.
+        extender preempts. None of them: the pod waits for something else. A pod that waits for its quota preempts
+        nobody.
         """
         if not pod.uid:
             return
         with self._lock:
             # kube-scheduler preempts for a PodGroup of Kubernetes as a whole, and asks no extender about that.
-            may = pod.may_preempt and not pod.grouped
+            may = pod.may_preempt and not pod.grouped and not self._is_over_quota(pod)
             # Mostly all pods have the same priority, and thousands of nodes are not to be looked at.
             offered = set(nodes) if may and self._loads.has_victims(pod.priority) else set[str]()
             lower = self._loads.with_victims(offered, pod.priority)
@@ -154,22 +156,26 @@ class Preemption:
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
     def next_evictions(self) -> list[Eviction]:
-        """The evictions for the next pod that is due; its cards are kept from now on. No victims are pods that a
-        disruption budget protects, that several cover, or that were refused lately.
+        """The evictions for the next pod for which there are victims; its cards are kept from now on. None where no pod
+        is due, or the search has taken `_SEARCHING` seconds. No victims are pods that a disruption budget protects,
+        that several cover, or that were refused lately.
         """
-        with self._lock:
-            now = self._clock.now()
-            due = next((each for each in self._queue.due_preemptions() if not self._is_helped(each.claimant.uid)), None)
-            if due is not None:
-                self._queue.postpone_preemption(due)
-            self._refused = {uid: until for uid, until in self._refused.items() if until > now}
-        if due is None:
-            return []
-        evictions = self._search_for_gang(due) if due.gang else self._search(due)
-        if not evictions:
+        began = self._clock.cpu()
+        while self._clock.cpu() - began < _SEARCHING:
             with self._lock:
-                self._queue.postpone_equal_preemptions(due)
-        return evictions
+                now = self._clock.now()
+                due = self._queue.next_preemption(self._is_helped)
+                self._refused = {uid: until for uid, until in self._refused.items() if until > now}
+            if due is None:
+                return []
+            since = self._clock.cpu()
+            evictions = self._search_for_gang(due) if due.gang else self._search(due)
+            with self._lock:
+                self._queue.on_searched(due, self._clock.cpu() - since, in_vain=not evictions)
+            if evictions:
+                return evictions
+            give_way(self._clock)
+        return []
 
     def wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to be evicted for the pod."""
@@ -316,6 +322,11 @@ class Preemption:
         self._nominations.decided(claimant, node, place, self._clock.now())
         there = {placed.uid: placed for _, placed in self._loads.on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
+
+    def _is_over_quota(self, pod: Pod) -> bool:
+        """Whether the quotas of the pod's namespace leave it no card, whichever pods go."""
+        namespace, request = pod.ref.namespace, pod.request
+        return request is not None and self._cache.limits.is_over(self._cache.ledger, namespace, request)
 
     def _is_helped(self, uid: str) -> bool:
         """Whether victims are evicted for the pod already, or it holds something."""

@@ -19,7 +19,7 @@ A row is made by the watch or by filter, whichever knows the pod first. Not thre
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -28,8 +28,9 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Rank
+from cardwise.kube.fairqueueing import FairQueueing
 from extender.records.pod import WaitingPod
-from extender.records.podinfo import WaitingRecord
+from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
 _MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
@@ -67,6 +68,21 @@ class PendingPreemption:
         claimant = self.claimant
         return claimant.ref.namespace, self.gang, claimant.request, claimant.load, self.policy, self.nodes
 
+    @property
+    def priority(self) -> int:
+        """The pod's priority."""
+        return self.claimant.request.priority
+
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace."""
+        return self.claimant.ref.namespace
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Its order in its namespace: the smallest comes first."""
+        return -self.priority, self.not_before, self.claimant.uid
+
 
 @dataclass(slots=True, eq=False)
 class QueuedPod:
@@ -102,6 +118,7 @@ def sort_key(pod: WaitingPod) -> tuple[int, str]:
     return -pod.request.priority, pod.created
 
 
+_Share = tuple[int, str]  # priority and namespace
 _Entry = tuple[tuple[int, str], int, str]  # of a heap: `sort_key`, the order of coming, and the pod
 
 
@@ -114,7 +131,11 @@ class SchedulingQueue:
         self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
         self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, those refused longest ago first
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
-        self._turned_away: dict[str, int] = {}  # pods for which no extender answered, with their priorities
+        self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
+        self._searches = FairQueueing()  # by namespace
+        self._by_priority = False  # the last search was that of the highest priority
+        self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender answered
+        self._schedulers: set[str] = set()  # that call this extender
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
         self._put = 0  # entries since these were last rid of pods that are gone
@@ -151,7 +172,7 @@ class SchedulingQueue:
         self._unseen.pop(uid, None)
         self._unschedulable.pop(uid, None)
         self._turned_away.pop(uid, None)
-        self._preempting.pop(uid, None)
+        self.await_no_preemption(uid)
 
     def asking_for(self, resource_class: str) -> Iterator[PodRef]:
         """The pods that wait for this class."""
@@ -217,7 +238,7 @@ class SchedulingQueue:
         row = self._unschedulable.pop(uid, None)
         if row is not None:
             row.reason = ""
-        self._preempting.pop(uid, None)
+        self.await_no_preemption(uid)
 
     def refused(self, uid: str) -> None:
         """Filter has no node for the pod. It waits for room that kube-scheduler may not see."""
@@ -337,6 +358,10 @@ class SchedulingQueue:
         self._term = self._clock.now()
         self._turns_until = self._term + _TURNS_SECONDS
 
+    def serves(self, scheduler: str) -> None:
+        """A kube-scheduler of this name calls this extender."""
+        self._schedulers.add(scheduler)
+
     def has_turn(self, priority: int) -> bool:
         """Whether a pod of this priority may be placed now. If not, all waiting pods are woken later (`end_turns`)."""
         if self._clock.now() >= self._turns_until or max(self._to_come(), default=priority) <= priority:
@@ -355,21 +380,28 @@ class SchedulingQueue:
 
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
         """The pod may preempt, and only cards are short on these nodes. Of more than `_MOST_PREEMPTING` pods those of
-        the highest priority are recorded; the others come again with their next refusal.
+        the highest priority are recorded, and of one priority as many of each namespace; the others come again with
+        their next refusal.
         """
         uid, now = claimant.uid, self._clock.now()
         before = self._preempting.get(uid)
-        if before is None and len(self._preempting) >= _MOST_PREEMPTING:
-            last = min(self._preempting.values(), key=lambda pending: pending.claimant.request.priority)
-            if last.claimant.request.priority >= claimant.request.priority:
-                return
-            del self._preempting[last.claimant.uid]
         not_before = before.not_before if before is not None else now + _SETTLED_SECONDS
-        self._preempting[uid] = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
+        self.await_no_preemption(uid)
+        pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
+        share = pending.priority, pending.namespace
+        if len(self._preempting) >= _MOST_PREEMPTING and not self._give_place(share):
+            return
+        self._preempting[uid] = pending
+        self._shares.setdefault(share, {})[uid] = None
 
     def await_no_preemption(self, uid: str) -> None:
         """The pod waits for something else now."""
-        self._preempting.pop(uid, None)
+        pending = self._preempting.pop(uid, None)
+        if pending is not None:
+            share = pending.priority, pending.namespace
+            del self._shares[share][uid]
+            if not self._shares[share]:
+                del self._shares[share]
 
     def awaits_preemption_on(self, uid: str, nodes: Iterable[str]) -> bool:
         """Whether the pod's newest refusal names all of these nodes."""
@@ -381,39 +413,76 @@ class SchedulingQueue:
         pending = self._preempting.get(uid)
         return pending.nodes if pending is not None else ()
 
-    def due_preemptions(self) -> list[PendingPreemption]:
-        """The pods to search victims for now, the highest priority first."""
+    def next_preemption(self, is_helped: Callable[[str], bool]) -> PendingPreemption | None:
+        """The pod to search victims for now, which is then not due for a while. `is_helped`: whether a pod, by UID,
+        needs no victims any more.
+
+        Namespaces take turns by the time that their searches take, so that none holds up the others: every other
+        search is for one of all namespaces, and those between are for one of the namespaces with pods of the highest
+        priority. Of a namespace the pod of the highest priority comes first, and of several the one that is due for
+        longest.
+        """
         now = self._clock.now()
         for uid in [uid for uid, each in self._preempting.items() if now - each.refused > _FORGET_SECONDS]:
-            del self._preempting[uid]
-        due = [
-            each
-            for uid, each in self._preempting.items()
+            self.await_no_preemption(uid)
+        first: dict[str, PendingPreemption] = {}  # by namespace
+        for uid, pending in self._preempting.items():
             # One that the watch does not show may have been deleted.
-            if each.not_before <= now and uid in self._unschedulable and self._pods[uid].pod is not None
-        ]
-        return sorted(due, key=lambda each: (-each.claimant.request.priority, each.not_before, each.claimant.uid))
+            if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
+                continue
+            before = first.get(pending.namespace)
+            if (before is None or pending.order < before.order) and not is_helped(uid):
+                first[pending.namespace] = pending
+        if not first:
+            self._searches.rest()
+            return None
+        self._by_priority = not self._by_priority
+        highest = max(pending.priority for pending in first.values())
+        due = {
+            namespace: pending
+            for namespace, pending in first.items()
+            if pending.priority == highest or not self._by_priority
+        }
+        for namespace in due:
+            self._searches.wait(namespace)
+        while (namespace := self._searches.next()) not in due:
+            pass  # it has no pod that is due any more, or none of this priority
+        due[namespace].not_before = now + _SEARCH_SECONDS
+        return due[namespace]
 
-    def postpone_preemption(self, pending: PendingPreemption) -> None:
-        """Victims are searched for now; the pod is not due again for a while."""
-        pending.not_before = self._clock.now() + _SEARCH_SECONDS
-
-    def postpone_equal_preemptions(self, pending: PendingPreemption) -> None:
-        """No victims were found for the pod: it and pods like it are not due for a while. Otherwise the equal pods of a
-        Job would keep those of lower priority from their turn.
+    def on_searched(self, pending: PendingPreemption, seconds: float, *, in_vain: bool) -> None:
+        """A search for the pod has taken so many seconds of CPU. `in_vain`: no victims were found, so pods like it are
+        not due for a while either. Otherwise the equal pods of a Job would keep others from their turn.
         """
-        key, full = pending.key, len(self._preempting) >= _MOST_PREEMPTING
+        self._searches.took(pending.namespace, seconds)
+        if not in_vain:
+            return
+        key, full, now = pending.key, len(self._preempting) >= _MOST_PREEMPTING, self._clock.now()
         for equal in [each for each in self._preempting.values() if each.key == key]:
             if full:
-                del self._preempting[equal.claimant.uid]  # others wait to be recorded
+                self.await_no_preemption(equal.claimant.uid)  # others wait to be recorded
             else:
-                self.postpone_preemption(equal)
+                equal.not_before = now + _SEARCH_SECONDS
 
     def forget_preemptions(self) -> None:
         """Another extender decides from now on."""
         self._preempting.clear()
+        self._shares.clear()
+        self._searches.rest()
 
     # Everything below is what they are made of.
+
+    def _give_place(self, share: _Share) -> bool:
+        """Removes a pod from the full table for one of this share: one of the lowest priority, and of this priority one
+        of the namespace that has most. Returns False where the share has no right to more.
+        """
+        lowest = min(self._shares, key=lambda each: (each[0], -len(self._shares[each])))
+        if lowest[0] > share[0]:
+            return False
+        if lowest[0] == share[0] and len(self._shares[lowest]) <= len(self._shares.get(share, ())) + 1:
+            return False
+        self.await_no_preemption(next(reversed(self._shares[lowest])))
+        return True
 
     def _node_to_touch(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
         """`wanted` if it can be touched; else the node that was touched last; else one that has not failed, or failed
@@ -458,8 +527,14 @@ class SchedulingQueue:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _to_come(self) -> Iterator[int]:
-        """The priorities of pods that were turned away and have not come in this term."""
-        return (priority for uid, priority in self._turned_away.items() if self._pods[uid].tried < self._term)
+        """The priorities of pods that were turned away and have not come in this term, and that will: their schedulers
+        call this extender. What a pod's status says may be forged by its owner.
+        """
+        return (
+            pod.priority
+            for uid, pod in self._turned_away.items()
+            if pod.scheduler in self._schedulers and self._pods[uid].tried < self._term
+        )
 
     def _forget(self, now: float) -> None:
         """Drops rows that were refused long ago: of pods that vanished while filter worked on them."""

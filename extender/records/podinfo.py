@@ -7,6 +7,7 @@ nearly nothing is decoded.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from sys import intern
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -54,19 +55,26 @@ class PodRecord(Placed, frozen=True, gc=False):
         return self.assignment is not None
 
 
+class TurnedAway(NamedTuple):
+    """A pod for which no extender answered, and that kube-scheduler will bring again."""
+
+    priority: int
+    scheduler: str
+
+
 class WaitingRecord(PodRecord, frozen=True, gc=False):
     """Such a pod that has no node yet.
 
     `classes`: what it asks for. `asks`: the pod, if kube-scheduler makes room for it, or if it may be decided about
-    ahead. `named`: a node in its status where nobody makes room, perhaps named by us. `turned_away`: its priority, if
-    it waits because no extender answered for it. `refused`: kube-scheduler has tried it in vain. `bindable`: an
+    ahead. `named`: a node in its status where nobody makes room, perhaps named by us. `turned_away`: it waits
+    because no extender answered for it. `refused`: kube-scheduler has tried it in vain. `bindable`: an
     extender may have been called to bind it: it has no gate, and asks for a resource of ours or is in a gang.
     """
 
     classes: frozenset[str] = frozenset()
     asks: WaitingPod | None = None
     named: str = ""
-    turned_away: int | None = None
+    turned_away: TurnedAway | None = None
     refused: bool = False
     bindable: bool = False
 
@@ -199,7 +207,8 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
         classes=pod.classes,
         asks=_asks(pod) if nominated or (fresh and pod.predictable) else None,
         named="" if nominated else told,
-        turned_away=pod.priority if unanswered else None,
+        # A pod with a gate is not tried, whatever its status says.
+        turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if unanswered and pod.bindable else None,
         refused=refused or unanswered,
         bindable=pod.bindable,
     )

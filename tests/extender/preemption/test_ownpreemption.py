@@ -313,6 +313,62 @@ def test_equal_pods_are_searched_for_once_and_then_those_of_lower_priority_have_
     assert scene.searched[-1] == "lower"
 
 
+def test_a_pod_over_its_quota_is_not_searched_for():
+    """Of a full cluster filter says that cards lack memory, and not that the quota leaves none."""
+    scene = Crowd(0)
+    scene.world.runs("c", P100 - 1000, 0)
+    scene.world.runs("d", P100 - 1000, 1)
+    scene.world.state.set_quota(*as_quota({"shares": 0}, namespace="evil"))
+    for i in range(3):
+        scene.refuses(scene.world.tell(scene.world.wants(f"evil{i}", mem=2000 + i, namespace="evil")))
+    fair = scene.world.tell(scene.world.wants("fair", mem=2000))
+    scene.refuses(fair)
+    scene.world.clock.advance(4.0)
+    scene.evictions.step()
+    assert set(scene.searched) == {"fair"}
+
+
+@pytest.mark.parametrize("priority", [HIGH, MIDDLE])
+def test_the_pods_of_one_namespace_hold_up_those_of_another_for_few_searches(priority):
+    """Whichever priority they have: every other search is for one of all namespaces."""
+    scene = Crowd(0)
+    evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(30)]
+    fair = scene.world.tell(scene.world.wants("fair", mem=16_000, priority=priority, namespace="fair"))
+    scene.refuses(*evil, fair)
+    scene.world.clock.advance(4.0)
+    for _ in range(4):
+        scene.evictions.step()
+        scene.world.clock.advance(2.5)
+    assert "fair" in scene.searched
+
+
+def test_searches_that_cost_little_do_not_wait_for_the_next_step():
+    scene = Crowd(0)
+    pods = [scene.world.tell(scene.world.wants(f"q{i}", mem=16_000 + i)) for i in range(10)]
+    scene.refuses(*pods)
+    scene.world.clock.advance(4.0)
+    who_goes = scene.world.state._nominated.who_goes
+
+    def cheap(*args, **how):
+        scene.world.clock.worked -= 0.198  # of 0.2 s
+        return who_goes(*args, **how)
+
+    scene.world.state._nominated.who_goes = cheap
+    scene.evictions.step()
+    assert len(scene.searched) == 10
+
+
+def test_no_namespace_has_the_whole_table_of_waiting_pods(monkeypatch):
+    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 6)
+    scene = Crowd(0)
+    evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(8)]
+    fair = [scene.world.tell(scene.world.wants(f"f{i}", mem=16_000 + i, namespace="fair")) for i in range(8)]
+    scene.refuses(*evil, *fair, *evil)
+    with scene.world.state.queue() as queue:
+        recorded = [bool(queue.preemption_nodes(pod["metadata"]["uid"])) for pod in (*evil, *fair)]
+    assert (sum(recorded[:8]), sum(recorded[8:])) == (3, 3)
+
+
 def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
     monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 2)
     scene = Crowd(0)
@@ -343,8 +399,9 @@ def test_of_many_nodes_some_are_searched_and_others_the_next_time(monkeypatch):
     for _ in range(1000):
         assert scene.world.filter(scene.wanted, *nodes) == []
         with scene.world.state.queue() as queue:
-            scene.world.clock.advance(4.0)
-            (due,) = queue.due_preemptions()
+            scene.world.clock.advance(20.0)
+            due = queue.next_preemption(lambda uid: False)
+        assert due is not None
         assert len(due.nodes) == 4
         searched.update(due.nodes)
         if searched == set(nodes):

@@ -79,6 +79,21 @@ def test_one_that_was_not_turned_away_keeps_nobody_waiting():
     assert low(world) == ["n1"]
 
 
+@pytest.mark.parametrize("how", ["it has a gate", "its scheduler does not call"])
+def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(how):
+    """A user who may write the status of his pods can write any reason into it."""
+    world = World()
+    forged = world.wants("high")
+    if how == "it has a gate":
+        forged["spec"]["schedulingGates"] = [{"name": "example.com/gate"}]
+    else:
+        forged["spec"]["schedulerName"] = "none"
+    turned_away(world, forged)
+    with world.state.queue() as queue:
+        queue.begin_turns()
+    assert low(world) == ["n1"]
+
+
 def test_in_the_middle_of_a_term_nobody_waits(world):
     world.clock.advance(100.0)
     turned_away(world, world.wants("other"))
