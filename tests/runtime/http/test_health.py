@@ -1,5 +1,6 @@
 import http.client
 import socket
+import sys
 import threading
 import urllib.request
 
@@ -87,6 +88,20 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
     with trickling(server.port, 60, HEAD, b"", b"G"):
         assert ask(server, "/healthz", "/readyz")[0][0] == 200
         assert threading.active_count() - before <= 4
+
+
+def test_scrapes_of_strangers_keep_the_thread_that_reads_from_no_probe(healthy):
+    """It waits for the interpreter after each system call, as long as one that collects metrics may keep it."""
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        healthy()
+        assert sys.getswitchinterval() <= 0.001
+        sys.setswitchinterval(0.0005)
+        healthy()
+        assert sys.getswitchinterval() == pytest.approx(0.0005), "what a part has chosen is not made longer"
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_all_addresses_by_default_and_port_free_after_stop(healthy):
