@@ -298,7 +298,6 @@ class Process:
 
     def start(self) -> None:
         # The lists of a big cluster leave no garbage, so the collector is off while they come; `_freeze` starts it.
-        gc.set_threshold(20_000, 20, 50)
         gc.disable()
         # Seconds for which a thread that computes (statuses, watch events) may keep filter's thread from running. The
         # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).

@@ -15,6 +15,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs.gangs import GangPhase, Group
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.kube import wire
 from extender.gangs.gangviews import View
 
 _NAMED = 20  # members that a status names
@@ -37,7 +38,7 @@ class GroupRecord:
 
 def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode(raw)
+    obj = _decode(wire.trim(raw))
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     # By its value, as the API server's policy for the extender: of another it refuses each write.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"

@@ -157,7 +157,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
 
 def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     """Name and record."""
-    obj = _decode_object(raw)
+    obj = _decode_object(wire.trim(raw))
     metadata = obj["metadata"]
     parsed, problem = None, ""
     try:
@@ -178,7 +178,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
 
 def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode_object(raw)
+    obj = _decode_object(wire.trim(raw))
     metadata = obj["metadata"]
     parsed, problem = None, ""
     try:
@@ -214,7 +214,7 @@ def _held(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> 
 
 def _readable(raw: bytes) -> bytes:
     """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
-    obj = _decode_object(raw)
+    obj = _decode_object(wire.trim(raw))
     status = obj.get("status") or {}
     for key in ("held", "terminating"):
         status[key] = [one for one in status.get(key) or () if _is_share(one)]

@@ -160,14 +160,14 @@ def pod(raw: bytes) -> tuple[str, Placed] | None:
     if names.MIRROR in (meta.annotations or {}):
         return _other(raw, static=True)  # a static pod is not scheduled, so it has no assignment whatever it says
     gang = (meta.labels or {}).get(names.GANG) or ""
-    member = Pod(_decode_any(raw)).member() if gang else None
+    member = _whole(raw).member() if gang else None
     held, problem = None, ""
     try:
         held = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
     finished = read.status.phase in names.FINISHED_PHASES
-    unplaced = held is None and not problem and not finished and _SLOT in raw and Pod(_decode_any(raw)).slots
+    unplaced = held is None and not problem and not finished and _SLOT in raw and _whole(raw).slots
     if held is None and not problem and member is None and not unplaced:
         return _other(raw)
     return meta.uid, PodRecord(
@@ -185,6 +185,10 @@ def pod(raw: bytes) -> tuple[str, Placed] | None:
     )
 
 
+def _whole(raw: bytes) -> Pod:
+    return Pod(_decode_any(wire.trim(raw)))
+
+
 def named(key: str, known: Placed) -> str:
     """The "namespace/name" of a pod that `pod` has read, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
@@ -192,7 +196,7 @@ def named(key: str, known: Placed) -> str:
 
 def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     """The record of a pod without a node."""
-    pod, status = Pod(_decode_any(raw)), read.status
+    pod, status = _whole(raw), read.status
     member = pod.member() if pod.gang else None
     if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)

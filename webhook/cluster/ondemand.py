@@ -6,7 +6,7 @@ threads wait, by posting pods.
 
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -20,7 +20,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded
+from cardwise.kube.nesting import bounded, following
 
 _LIST_SECONDS: Final = 2.0  # that a list may take
 
@@ -33,6 +33,9 @@ _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
 PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
 _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
+
+_decode_list = following(msgspec.json.Decoder(wire.List).decode)
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
 
@@ -76,12 +79,17 @@ class FreshList:
 
     def _list(self) -> dict[str, Json] | errors.KubeError:
         try:
-            found = self._client.get(self._path, self._query, timeout=_LIST_SECONDS, most=_MOST_LIST_BYTES)
+            page = self._client.request(
+                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, most=_MOST_LIST_BYTES
+            )
+            objects = [_decode_object(wire.trim(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
             return {}  # their CRD is not installed
         except errors.KubeError as error:
             return error
-        return {item["metadata"]["name"]: item for item in found.get("items") or ()}
+        except (msgspec.DecodeError, RecursionError) as error:
+            return errors.Unreachable(f"GET {self._path}: not a List: {error}")
+        return {obj["metadata"]["name"]: obj for obj in objects}
 
 
 class _Meta(Struct, rename="camel"):

@@ -179,10 +179,13 @@ class ClusterView:
 
     def pod(self, namespace: str, name: str) -> Json | None:
         try:
-            return self._client.get(paths.pods(namespace, name), timeout=BINDING_SECONDS, most=_MOST_POD_BYTES)
+            raw = self._client.request(
+                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, most=_MOST_POD_BYTES
+            )
+            return _decode_object(wire.trim(raw))
         except errors.NotFound:
             return None
-        except errors.KubeError as error:
+        except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
             # As if we were down: others' Bindings must go on (failurePolicy Ignore).
             _log.warning("a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error))
             return None
@@ -191,7 +194,7 @@ class ClusterView:
         """What can be read of a kind, by "namespace/name" or by its name."""
 
         def project(raw: bytes) -> tuple[str, T] | None:
-            obj = _decode_object(raw)
+            obj = _decode_object(wire.trim(raw))
             key = "/".join(filter(None, (obj["metadata"].get("namespace"), obj["metadata"]["name"])))
             try:
                 return key, parse(obj)

@@ -172,7 +172,7 @@ def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decis
 
     Never a refusal. Raises KubeError.
     """
-    if review.namespace in settings.exempt_namespaces or review.size > sizes.MOST_BYTES:
+    if review.namespace in settings.exempt_namespaces:
         return Decision()
     offers = view.offers()
     match review.resource:
@@ -202,7 +202,7 @@ def _of_template(template: Json, namespace: str, view: Lookups, settings: Webhoo
         return ()
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:
-        sizes.check(pod, 0)
+        sizes.check(pod)
         pod, told = _rewritten(pod, namespace, view, view.defaults(namespace), settings)
         return told + _judged(pod, namespace, view, settings)
     except InvalidRequest as error:
@@ -225,7 +225,7 @@ def _mutate_pod(
     review: Review, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool
 ) -> Decision:
     def decide() -> Decision:
-        sizes.check(review.object, review.size)
+        sizes.check(review.object)
         after, warnings = _rewritten(review.object, review.namespace, view, known, settings, apply=apply)
         return _patch(review.object, after, warnings)
 
@@ -280,26 +280,26 @@ def _rewritten(
 
 
 def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
-    sizes.check(review.object, review.size, update=True)
+    sizes.check(review.object, update=True)
     pod = reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated)
     return _patch(review.object, pod)
 
 
 def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.", update=review.update)
+    sizes.check(template, f"{path}.", update=review.update)
     vocabulary = _vocabulary(view, settings)
     workload = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=review.update)
     return _patch(review.object, workload)
 
 
 def _mutate_class(review: Review) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     return _patch(review.object, resourceclasses.normal(review.object, review.old))
 
 
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     quota, warnings = quotas.resource_quota(
         review.object, review.old, _vocabulary(view, settings), update=review.update, unit=settings.unit
     )
@@ -307,13 +307,13 @@ def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> D
 
 
 def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     limits, warnings = quotas.limit_range(review.object, review.old, unit=settings.unit)
     return _patch(review.object, limits, tuple(warnings))
 
 
 def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    sizes.check(review.object, review.size)
+    sizes.check(review.object)
     warnings = _judged(review.object, review.namespace, view, settings)
     gang = gangs.of(review.object, settings.gang_schedulers)
     if gang is not None:
@@ -379,12 +379,12 @@ def _judge_sharing(
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.", update=review.update)
+    sizes.check(template, f"{path}.", update=review.update)
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
 def _validate_binding(review: Review, view: Lookups) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     # The legacy resource names the pod in the object only.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
     pod = view.pod(review.namespace, name)
@@ -394,17 +394,17 @@ def _validate_binding(review: Review, view: Lookups) -> Decision:
 
 
 def _validate_class(review: Review, view: Lookups) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
 
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     return Decision(warnings=gpuquotas.validate(review.object, view.resource_class))
 
 
 def _validate_namespace(review: Review) -> Decision:
-    sizes.check_object(review.object, review.size)
+    sizes.check_object(review.object)
     known = defaults.of(review.object)
     if known is not None:
         known.check(str((review.object.get("metadata") or {}).get("name", review.name)))

@@ -5,6 +5,7 @@ its kind, or has a name that no object has, ends here as `BadReview`. Only the A
 who reaches the port can.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,8 +14,10 @@ from msgspec import Meta, Struct
 
 from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
-from cardwise.kube.nesting import shallow
+from cardwise.kube import wire
+from webhook.server import sizes
 from webhook.templates import templates
 
 API_VERSION = "admission.k8s.io/v1"
@@ -25,10 +28,6 @@ CREATE, UPDATE = "CREATE", "UPDATE"
 _Amount = Annotated[str, Meta(max_length=64)] | Annotated[int, Meta(ge=-(2**62), le=2**62)]
 _Amounts = dict[str, _Amount] | None
 
-
-# Of an object: what stands between commas, and lists and maps. Each takes some 70 bytes when it is decoded, so that an
-# object of empty maps would take 24 times its size. The largest objects of people have a tenth of this.
-_MOST_PARTS = 300_000
 # The API server hands on 4 KiB of them, and of each no more than 256 characters where there are more.
 _MOST_WARNINGS = 16
 
@@ -90,6 +89,7 @@ class _ObjectMeta(Struct, rename="camel"):
     namespace: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    finalizers: list[str] | None = None
     owner_references: list[_Owner] | None = None
     managed_fields: list[_Fields] | None = None
 
@@ -260,6 +260,7 @@ class _Ours(Struct):
 
 class _AnyObject(Struct):
     metadata: _ObjectMeta | None = None
+    spec: dict[str, msgspec.Raw] | None = None
 
 
 _SHAPES: dict[str, type[Struct]] = {
@@ -273,10 +274,11 @@ _SHAPES: dict[str, type[Struct]] = {
     "gpuquotas": _Ours,
 }
 _TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
+_OBJECT = b'"object"'  # of a review, which has all else that we read before it
 # Of these kinds, those that are in no namespace.
 _OF_THE_CLUSTER = frozenset({"namespaces", "resourceclasses"})
 _IN_NAMESPACES = frozenset({*_SHAPES, "bindings"}) - _OF_THE_CLUSTER
-# Where the decision needs the stored object too.
+# Where the decision needs the stored object too; of these but pods, also what server-side apply noted in both.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 # Python's own reader of floats: msgspec takes fifteen times as long for some of them, so that a review of 7 MB would
@@ -291,7 +293,8 @@ _encode = msgspec.json.Encoder().encode
 class Review:
     """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
 
-    `old` is the stored object at an UPDATE of a kind that is compared with it, None else. `size`: of the object, bytes.
+    `old` is the stored object at an UPDATE of a kind that is compared with it, None else. Both lack the fields that
+    `wire.trim` leaves out.
     """
 
     uid: str
@@ -302,7 +305,6 @@ class Review:
     username: str
     object: Json
     old: Json | None = None
-    size: int = 0
 
     @property
     def update(self) -> bool:
@@ -326,18 +328,26 @@ class Decision:
 def decode(body: bytes) -> Review:
     """Raises BadReview, and Unreadable."""
     try:
-        envelope, deep = _envelope(body)
+        envelope = _decode_envelope(body)
+    except RecursionError as error:
+        raise _too_deep(body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
         raise BadReview(f"expected {API_VERSION} {KIND}, got {quoted(envelope.api_version)} {quoted(envelope.kind)}")
     request = envelope.request
-    if deep:
-        raise Unreadable(request.uid, f"object or oldObject {_TOO_DEEP}")
     resource = request.resource.resource
-    obj = _object(request, "object", request.object)
     compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
-    old = _object(request, "oldObject", request.old_object) if compared else None
+    managed_fields = compared and resource != "pods"
+    try:
+        obj = _object(request, "object", request.object, managed_fields=managed_fields)
+    except InvalidRequest as error:
+        raise Unreadable(request.uid, str(error)) from error
+    old = None
+    if compared:
+        # An object that was made too large while nobody checked can be made smaller.
+        with contextlib.suppress(InvalidRequest):
+            old = _object(request, "oldObject", request.old_object, managed_fields=managed_fields)
     _check_names(request, obj)
     sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
@@ -349,25 +359,28 @@ def decode(body: bytes) -> Review:
         username=request.user_info.username,
         object=obj,
         old=old,
-        size=memoryview(request.object).nbytes,
     )
 
 
-def _envelope(body: bytes) -> tuple[_Envelope, bool]:
-    """What is asked, and whether something in it is nested so deep that it is missing."""
+def _too_deep(body: bytes) -> BadReview:
+    """The error for a review in which something is nested too deep. The API server writes what we read of it before
+    the objects, so a user is told why; to search for the part that is too deep would take a second.
+    """
+    head = body.partition(_OBJECT)[0].rstrip().removesuffix(b",") + b"}}"
     try:
-        return _decode_envelope(body), False
-    except RecursionError:
-        return _decode_envelope(shallow(body)), True
+        return Unreadable(_decode_envelope(head).request.uid, f"object or oldObject {_TOO_DEEP}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BadReview(f"the body is no {KIND}: it {_TOO_DEEP}")
 
 
-def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
-    resource, text = asked.resource.resource, bytes(raw)
-    if sum(map(text.count, (b",", b"{", b"["))) > _MOST_PARTS:
-        raise Unreadable(asked.uid, f"{field} has too many entries for one that names cards; write fewer")
+def _object(asked: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
+    """Raises InvalidRequest where it is too large to be decoded, and Unreadable."""
+    resource = asked.resource.resource
     try:
-        _decode_shape.get(resource, _decode_any)(raw)
-        return _decode_object(raw)
+        text = wire.trim(bytes(raw), managed_fields=managed_fields)
+        sizes.check_text(text)
+        _decode_shape.get(resource, _decode_any)(text)
+        return _decode_object(text)
     except RecursionError as error:  # to make objects of it may take more than to skip it
         raise Unreadable(asked.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

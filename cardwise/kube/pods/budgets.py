@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from cardwise.kube import wire
+
 MOST_CONDITIONS: Final = 512  # of the budgets of a namespace: some 0.1 ms for a pod
 MOST_BUDGETS: Final = 8  # that cover one pod; the API server evicts no pod that more than one covers
 
@@ -51,7 +53,7 @@ class Budget:
 
 def record(raw: bytes) -> tuple[str, Budget] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode(raw)
+    obj = _decode(wire.trim(raw))
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     selector = spec.get("selector")
     conditions = None

@@ -18,8 +18,10 @@ from cardwise.kube import errors
 from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, body, resource_class, resource_classes, review
+from tests.working import work
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
+from webhook.server import sizes
 from webhook.server.decisions import WebhookSettings
 
 PATHS = sorted(shell.PATHS)
@@ -243,8 +245,11 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
         pytest.param({"spec": {"containers": [{"securityContext": {"runAsUser": "root"}}]}}, "runAsUser", id="of one"),
         pytest.param(build.pod(gpu_mem="9" * 5000), "limits", id="number of 5000 digits"),
         pytest.param(DEEP, "nested too deep", id="deep"),
-        pytest.param({"x": msgspec.Raw(b"[" + b"{}," * 200_000 + b"1]")}, "too many entries", id="of empty maps"),
-        pytest.param({"x": msgspec.Raw(b"[" + b"1," * 400_000 + b"1]")}, "too many entries", id="of numbers"),
+        pytest.param({"spec": {"x": [{}] * 20_000}}, "too many entries", id="of empty maps"),
+        pytest.param({"spec": {"x": [1] * 40_000}}, "too many entries", id="of numbers"),
+        pytest.param({"spec": {"x": "x" * sizes.MOST_BYTES}}, "the object has 512 KiB", id="large"),
+        pytest.param({"metadata": {"finalizers": 5}}, "$.metadata.finalizers", id="finalizers that are no list"),
+        pytest.param({"metadata": {"ownerReferences": "x"}}, "$.metadata.ownerReferences", id="owners that are none"),
     ],
 )
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/advise"])
@@ -257,6 +262,18 @@ def test_who_writes_what_nobody_can_read_is_told_why(client: FlaskClient, path: 
 def test_advice_refuses_nothing_also_of_what_nobody_can_read(client: FlaskClient) -> None:
     answer = post(client, "/advise", msgspec.json.encode(review(DEEP))).get_json()["response"]
     assert answer == {"uid": answer["uid"], "allowed": True}
+
+
+def test_what_is_nested_too_deep_anywhere_costs_no_search(client: FlaskClient) -> None:
+    """Who looks for it in 8 MiB keeps one of the few threads for more than a second."""
+    deep = b"[" * 500_000 + b"]" * 500_000
+    asked = msgspec.json.encode(review({}))
+    for before, status in ((b'"dryRun"', 200), (b'"uid"', 400)):
+        with work() as done:
+            answer = post(client, "/mutate", asked.replace(before, b'"x":' + deep + b"," + before))
+        assert answer.status_code == status
+        assert "nested too deep" in answer.get_data(as_text=True)
+        assert done.steps < 20_000
 
 
 def told(client: FlaskClient, asked: bytes, path: str = "/mutate") -> str:

@@ -1,0 +1,43 @@
+"""Objects are trimmed before they are made into dicts."""
+
+import json
+
+import pytest
+
+from cardwise.kube import wire
+
+META = {
+    "name": "p",
+    "generateName": "p-",
+    "namespace": "n",
+    "uid": "u",
+    "resourceVersion": "7",
+    "generation": 1,
+    "creationTimestamp": None,
+    "deletionTimestamp": "2026-01-01T00:00:00Z",
+    "deletionGracePeriodSeconds": 30,
+    "labels": {"a": "b"},
+    "annotations": {"a": '\u00e4 " '},
+    "ownerReferences": [{"controller": True}],
+    "finalizers": ["f"],
+}
+MANAGED = {"managedFields": [{"manager": "m", "fieldsV1": {"f:x": {}}}]}
+
+
+@pytest.mark.parametrize("read", ["spec", "status", "template", "target"])
+def test_what_is_read_stays_as_it_is(read: str) -> None:
+    obj = {"apiVersion": "v1", "kind": "K", "metadata": META, read: {"x": [1, None, {}]}}
+    assert json.loads(wire.trim(json.dumps(obj).encode())) == obj
+    fat = json.dumps(obj | {"metadata": META | MANAGED, "other": 1}).encode()
+    assert json.loads(wire.trim(fat)) == obj
+    assert json.loads(wire.trim(fat, managed_fields=True)) == obj | {"metadata": META | MANAGED}
+
+
+def test_what_is_absent_stays_absent() -> None:
+    for obj in ({}, {"metadata": {}}, {"spec": None}, {"metadata": {"labels": None}}):
+        assert json.loads(wire.trim(json.dumps(obj).encode())) == obj
+
+
+def test_depth_that_nobody_reads_is_no_matter() -> None:
+    deep = b'{"metadata":{"name":"p","managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b"}}"
+    assert wire.trim(deep) == b'{"metadata":{"name":"p"}}'
