@@ -1,7 +1,7 @@
-"""The webhook: latency of mutate and validate over TLS at a fixed rate, and what it costs the creation of pods.
+"""Measures the webhook: latency of mutate and validate over TLS at a fixed rate, and of pod creation with and without.
 
-On the real apiserver of tests/cluster with the chart's webhook configurations; pods are created by one client on one
-keep-alive connection, so that the ratio is that of a single user's waiting time.
+Runs on the real API server of tests/cluster with the chart's webhook configurations. Pods are created by one client on
+one keep-alive connection, so that the ratio is that of a single user's waiting time.
 """
 
 import http.client
@@ -29,19 +29,19 @@ _QUOTA_ENTRIES = 20
 
 
 def run(rate: int, seconds: int, creations: int) -> list[Row]:
-    """`rate` requests a second on each verb for `seconds`; then `creations` pods of each kind."""
+    """Send `rate` requests per second to each verb for `seconds`; then create `creations` pods of each kind."""
     with _cluster() as cluster:
         rows = []
         rewritten = cluster.api.create(paths.pods("default"), pod(gpu_mem="8Gi"), query={"dryRun": "All"})
         for verb, request_pod in (("mutate", pod(gpu_mem="8Gi")), ("validate", rewritten)):
-            took = _at_rate(cluster.parts.url("webhook"), f"/{verb}", request_pod, rate, seconds)
-            rows.append(timing.latency(f"{verb} over TLS, keep-alive, {rate} requests/s", took))
+            latencies = _latencies_at_rate(cluster.parts.url("webhook"), f"/{verb}", request_pod, rate, seconds)
+            rows.append(timing.latency(f"{verb} over TLS, keep-alive, {rate} requests/s", latencies))
         cluster.api.create(paths.gpuquotas("default"), _quota())
-        time.sleep(2)  # until the webhook has seen it
-        took = _at_rate(cluster.parts.url("webhook"), "/validate", rewritten, rate, seconds)
-        rows.append(timing.latency(f"the same, with a GPUQuota of {_QUOTA_ENTRIES} entries", took))
+        time.sleep(2)  # until the webhook's informer has the GPUQuota
+        latencies = _latencies_at_rate(cluster.parts.url("webhook"), "/validate", rewritten, rate, seconds)
+        rows.append(timing.latency(f"the same, with a GPUQuota of {_QUOTA_ENTRIES} entries", latencies))
         cluster.api.delete(paths.gpuquotas("default", "bench"))
-        return rows + _creation(cluster, creations)
+        return rows + _measure_creation(cluster, creations)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _cluster() -> Iterator[Cluster]:
 
 
 def _quota() -> dict[str, Any]:
-    """One entry counts every card and leaves room, the others are for models."""
+    """A GPUQuota that refuses nothing: one entry counts all cards, the others are for models."""
     models: list[dict[str, Any]] = [{"model": f"Model {i}", "shares": 1} for i in range(_QUOTA_ENTRIES - 1)]
     spec = {"onExceed": "Refuse", "hard": [{"memoryMiB": 1_000_000}, *models]}
     return {
@@ -82,63 +82,63 @@ def _review(request_pod: dict[str, Any]) -> bytes:
     return json.dumps(review).encode()
 
 
-def _at_rate(url: str, path: str, request_pod: dict[str, Any], rate: int, seconds: int) -> list[float]:
-    """Latencies from the time a request was due, so that a stall is charged to every request that it delays."""
+def _latencies_at_rate(url: str, path: str, request_pod: dict[str, Any], rate: int, seconds: int) -> list[float]:
+    """Latencies in seconds, from the time a request was due, so that a stall counts for each request that it delays."""
     body = _review(request_pod)
     due = iter([time.perf_counter() + 0.2 + i / rate for i in range(rate * seconds)])
     lock = threading.Lock()
-    took: list[float] = []
+    latencies: list[float] = []
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
-    def work() -> None:
+    def send_requests() -> None:
         address = urlsplit(url)
         connection = http.client.HTTPSConnection(address.hostname or "", address.port, context=context)
         while True:
             with lock:
-                when = next(due, None)
-            if when is None:
+                due_time = next(due, None)
+            if due_time is None:
                 connection.close()
                 return
-            time.sleep(max(0.0, when - time.perf_counter()))
+            time.sleep(max(0.0, due_time - time.perf_counter()))
             connection.request("POST", path, body=body, headers={"Content-Type": "application/json"})
-            answer = json.loads(connection.getresponse().read())
-            if answer["response"]["allowed"] is not True:
-                raise RuntimeError(answer)
-            took.append(time.perf_counter() - when)
+            review = json.loads(connection.getresponse().read())
+            if review["response"]["allowed"] is not True:
+                raise RuntimeError(review)
+            latencies.append(time.perf_counter() - due_time)
 
-    threads = [threading.Thread(target=work) for _ in range(_CONNECTIONS)]
+    threads = [threading.Thread(target=send_requests) for _ in range(_CONNECTIONS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return took
+    return latencies
 
 
-def _creation(cluster: Cluster, count: int) -> list[Row]:
-    """The same GPU pod with the webhooks, and already rewritten without them."""
+def _measure_creation(cluster: Cluster, count: int) -> list[Row]:
+    """Create a GPU pod with the webhooks, and without them the same pod as they rewrite it."""
     rewritten = cluster.api.create(paths.pods("default"), pod("template", gpu_mem=1024), query={"dryRun": "All"})
     plain = {"apiVersion": "v1", "kind": "Pod", "spec": rewritten["spec"]}
 
-    def created(label: str, what: dict[str, Any]) -> list[float]:
-        took = []
+    def create_pods(prefix: str, template: dict[str, Any]) -> list[float]:
+        seconds = []
         for i in range(count):
-            made = what | {"metadata": {"name": f"{label}-{i}", "namespace": "default"}}
-            began = time.perf_counter()
-            cluster.api.create(paths.pods("default"), made)
-            took.append(time.perf_counter() - began)
-        return took
+            manifest = template | {"metadata": {"name": f"{prefix}-{i}", "namespace": "default"}}
+            start = time.perf_counter()
+            cluster.api.create(paths.pods("default"), manifest)
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
-    with_webhooks = created("with", pod(gpu_mem=1024))
-    no_gpu = created("nogpu", pod(containers=[{"name": "main", "image": "x"}]))
+    with_webhooks = create_pods("with", pod(gpu_mem=1024))
+    no_gpu = create_pods("nogpu", pod(containers=[{"name": "main", "image": "x"}]))
     for path in webhook_configurations():
         cluster.api.delete(path)
-    time.sleep(2)  # the apiserver drops deleted configurations from its cache within a second
-    without = created("without", plain)
-    ratio = timing.percentile(with_webhooks, 50) / timing.percentile(without, 50)
+    time.sleep(2)  # the API server drops deleted configurations from its cache within a second
+    without_webhooks = create_pods("without", plain)
+    ratio = timing.percentile(with_webhooks, 50) / timing.percentile(without_webhooks, 50)
     return [
         timing.latency("create a GPU pod, with webhooks", with_webhooks),
-        timing.latency("create the same pod as rewritten, without webhooks", without),
+        timing.latency("create the same pod as rewritten, without webhooks", without_webhooks),
         timing.latency("create a pod without GPU, webhooks in place", no_gpu),
         Row("creation with / without webhooks, p50", {"ratio": f"{ratio:.2f}"}),
     ]

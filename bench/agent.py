@@ -1,4 +1,4 @@
-"""What the share agent costs each pod that has it: memory, CPU when nothing happens, and the price of a probe."""
+"""Measures the share agent: memory, CPU when idle, start, and the cost of a startup probe."""
 
 import os
 import resource
@@ -26,45 +26,45 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run(seconds: int, probes: int) -> list[Row]:
-    """Beside a card that is Ready all the while, as a pod's life mostly is."""
+    """Measure an agent for `seconds`, on a card whose MPS daemon is Ready all the time, and then `probes` probes."""
     with (
         tempfile.TemporaryDirectory(prefix="cwb-", dir="/tmp") as scratch,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon,
     ):
-        env = _pod(Path(scratch), daemon)
-        before = time.monotonic()
+        env = _pod_environment(Path(scratch), daemon)
+        start = time.monotonic()
         agent = subprocess.Popen(AGENT, env=env)
         try:
-            while _probe(env):
+            while _run_probe(env):
                 time.sleep(0.02)
-            started = time.monotonic() - before
-            began, cpu = time.monotonic(), _cpu(agent.pid)
+            ready_seconds = time.monotonic() - start
+            idle_start, start_cpu = time.monotonic(), _cpu_seconds(agent.pid)
             time.sleep(seconds)
-            load = (_cpu(agent.pid) - cpu) / (time.monotonic() - began)
-            memory = _memory(agent.pid)
-            each, price = [], _children()
+            idle_load = (_cpu_seconds(agent.pid) - start_cpu) / (time.monotonic() - idle_start)
+            memory = _memory_mib(agent.pid)
+            probe_seconds, start_cpu = [], _children_cpu_seconds()
             for _ in range(probes):
-                asked = time.monotonic()
-                assert _probe(env) == 0
-                each.append(time.monotonic() - asked)
-            price = (_children() - price) / probes
+                start = time.monotonic()
+                assert _run_probe(env) == 0
+                probe_seconds.append(time.monotonic() - start)
+            cpu_per_probe = (_children_cpu_seconds() - start_cpu) / probes
         finally:
             agent.terminate()
-            code = agent.wait(10)
-    assert code == 0
-    values = {
+            exit_code = agent.wait(10)
+    assert exit_code == 0
+    cells = {
         "resident": f"{memory['VmRSS']:.1f} MiB",
         "of that its own (anonymous)": f"{memory['RssAnon']:.1f} MiB",
         "peak": f"{memory['VmHWM']:.1f} MiB",
-        "CPU when idle": f"{load * 100:.3f} % of a core",
-        "start to ready": f"{started * 1000:.0f} ms",
+        "CPU when idle": f"{idle_load * 100:.3f} % of a core",
+        "start to ready": f"{ready_seconds * 1000:.0f} ms",
     }
-    probe = timing.latency("a probe", each)
-    return [Row("share agent", values), Row("a probe", probe.values | {"CPU": f"{price * 1000:.0f} ms"})]
+    probe = timing.latency("a probe", probe_seconds)
+    return [Row("share agent", cells), Row("a probe", probe.cells | {"CPU": f"{cpu_per_probe * 1000:.0f} ms"})]
 
 
-def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
-    """The agent's environment; makes what is mounted into it."""
+def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
+    """Create the files that are mounted into the pod. Returns the agent's environment variables."""
     root = folder / "mps"
     home = Path(mps.folder(str(root), _UUID))
     directories.prepare(home)
@@ -89,21 +89,21 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
     }
 
 
-def _probe(env: dict[str, str]) -> int:
+def _run_probe(env: dict[str, str]) -> int:
     return subprocess.run([*AGENT, "--probe"], env=env, stderr=subprocess.DEVNULL, check=False).returncode
 
 
-def _cpu(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _children_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def _memory(pid: int) -> dict[str, float]:
-    """MiB."""
+def _memory_mib(pid: int) -> dict[str, float]:
+    """The sizes in MiB of /proc/PID/status, by field."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[0].startswith(("Vm", "Rss"))}

@@ -1,7 +1,7 @@
-"""From the end of a leading extender to the first filter answer of the next: told to end (SIGTERM), and killed.
+"""Measures failover: from the end of a leading extender (SIGTERM or SIGKILL) to the first filter response of the next.
 
-Two extenders of a real control plane, which are asked in turn as kube-scheduler would ask: a call that is answered with
-an error is no answer. Nothing else runs, so the time is that of Lease, catching up and start of the term.
+Two extenders of a real control plane get filter calls as from kube-scheduler; an error does not count as a response.
+Nothing else runs, so the time is that of the Lease, of the standby's last updates, and of its start as leader.
 """
 
 import http.client
@@ -22,67 +22,71 @@ from tests.cluster.processes import Process
 from tests.integration.replicas import Pair, ready, two_extenders
 from tests.integration.sharing import kill9
 
-_LIMIT = 60.0  # seconds
-_PAUSE = 0.02  # seconds between two questions
+_TIMEOUT = 60.0  # seconds
+_PAUSE = 0.02  # seconds between two calls
 
 
 def run(nodes: int, times: int) -> list[Row]:
-    state = Path(tempfile.gettempdir()) / f"cwf-{os.getuid()}"  # one folder: a run cleans up what a killed one has left
+    """Measure `times` failovers by SIGTERM, and as many by SIGKILL."""
+    state = (
+        Path(tempfile.gettempdir()) / f"cwf-{os.getuid()}"
+    )  # always the same folder, so that a run cleans up after a killed one
     spec = ClusterSpec(state_dir=state, sim_nodes=nodes)
     with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster, two_extenders(cluster) as pair:
-        ways: dict[str, Callable[[Process], None]] = {
-            "told to end (SIGTERM)": lambda leader: os.kill(leader.pid, 15),
+        signals: dict[str, Callable[[Process], None]] = {
+            "stopped (SIGTERM)": lambda leader: os.kill(leader.pid, 15),
             "killed (SIGKILL)": kill9,
         }
-        return [_row(what, [_once(pair, nodes, end) for _ in range(times)]) for what, end in ways.items()]
+        return [_row(label, [_fail_over(pair, nodes, end) for _ in range(times)]) for label, end in signals.items()]
 
 
-def _once(pair: Pair, nodes: int, end: Callable[[Process], None]) -> float:
+def _fail_over(pair: Pair, nodes: int, end: Callable[[Process], None]) -> float:
+    """End the leader with `end`. Returns the seconds until the standby serves filter."""
     leader = pair.leader()
-    heir = pair.other(leader)
-    asked = _Asked(pair, heir.name, nodes)
-    assert not asked.answers(), "it stands by"
-    began = time.monotonic()
+    standby = pair.other(leader)
+    caller = _FilterCaller(pair, standby.name, nodes)
+    assert not caller.is_served(), "a standby serves no calls"
+    start = time.monotonic()
     end(leader)
-    while not asked.answers():
-        if time.monotonic() > began + _LIMIT:
-            raise RuntimeError(f"{heir.name} does not answer")
+    while not caller.is_served():
+        if time.monotonic() > start + _TIMEOUT:
+            raise RuntimeError(f"{standby.name} does not serve filter")
         time.sleep(_PAUSE)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     print(f"{seconds:.2f} s", file=sys.stderr)
     leader.restart()
     ready(leader)
     return seconds
 
 
-class _Asked:
-    """One extender, to which filter is sent."""
+class _FilterCaller:
+    """Calls filter of one extender."""
 
     def __init__(self, pair: Pair, name: str, nodes: int) -> None:
         self._port = pair.ports[name]
         tls = pair.cluster.parts.tls_dir
         self._context = ssl.create_default_context(cafile=str(tls / "ca.crt"))
         self._context.load_cert_chain(tls / "client.crt", tls / "client.key")
-        share = pod("asked", gpu_mem=100)
-        share["metadata"] |= {"uid": "asked", "namespace": "default"}
+        share = pod("failover", gpu_mem=100)
+        share["metadata"] |= {"uid": "failover", "namespace": "default"}
         limits = share["spec"]["containers"][0]["resources"]["limits"]
         limits[names.SHARE] = "1"
         self._body = json.dumps({"Pod": share, "NodeNames": [f"sim-{i + 1}" for i in range(nodes)]})
 
-    def answers(self) -> bool:
-        """With nodes."""
-        caller = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=2)
+    def is_served(self) -> bool:
+        """Whether the extender responds to filter with nodes."""
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=2)
         try:
-            caller.request("POST", f"{names.EXTENDER_PREFIX}/filter", self._body)
-            answer = json.loads(caller.getresponse().read())
+            connection.request("POST", f"{names.EXTENDER_PREFIX}/filter", self._body)
+            response = json.loads(connection.getresponse().read())
         except OSError:
             return False
         finally:
-            caller.close()
-        return bool(answer.get("NodeNames")) and not answer.get("Error")
+            connection.close()
+        return bool(response.get("NodeNames")) and not response.get("Error")
 
 
-def _row(what: str, seconds: list[float]) -> Row:
+def _row(label: str, seconds: list[float]) -> Row:
     ordered = sorted(seconds)
-    values = {"p50": f"{ordered[len(ordered) // 2]:.2f} s", "p99": f"{ordered[-1]:.2f} s"}
-    return Row(f"leader {what} to the next one's first filter answer", values | {"runs": str(len(seconds))})
+    cells = {"p50": f"{ordered[len(ordered) // 2]:.2f} s", "p99": f"{ordered[-1]:.2f} s"}
+    return Row(f"leader {label} to the first filter response of the next", cells | {"runs": str(len(seconds))})

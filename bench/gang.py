@@ -1,12 +1,12 @@
-"""The planner's own work: one big gang over a big cluster, in this process."""
+"""Measures the gang planner alone: one big gang in a big cluster, in this process."""
 
 import random
 import time
 from collections.abc import Callable
 
 from bench import timing
+from bench.synthetic import P100, gpu_uuid, node_name
 from bench.timing import Row
-from bench.world import P100, gpu_uuid, node_name
 from cardwise.core.api import request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
@@ -22,47 +22,51 @@ GIB = 1 << 30
 
 
 class Nodes:
-    """64 CPUs and 256 GiB each, and something on all of them."""
+    """The nodes' free CPU, memory and pod slots: nodes of 64 CPUs and 256 GiB, partly used."""
 
     def __init__(self, nodes: int) -> None:
-        self._left = {node_name(i): Load(48_000 - i % 7 * 1000, 200 * GIB, 100) for i in range(nodes)}
+        self._free_loads = {node_name(i): Load(48_000 - i % 7 * 1000, 200 * GIB, 100) for i in range(nodes)}
 
     def left(self, node: str) -> Load | None:
-        return self._left.get(node)
+        """The node's free load; None if there is no such node."""
+        return self._free_loads.get(node)
 
     def names(self) -> list[str]:
-        return list(self._left)
+        """The names of all nodes."""
+        return list(self._free_loads)
 
 
-def ledger(nodes: int, pods: int) -> Ledger:
-    """Half of the nodes have what the pods hold, the others are empty."""
-    made, draw = Ledger(), random.Random(5)
+def filled_ledger(nodes: int, pods: int) -> Ledger:
+    """A ledger with `nodes` nodes, and `pods` pods on the first half of them."""
+    ledger, rng = Ledger(), random.Random(5)
     for n in range(nodes):
         cards = [Card(index=i, uuid=gpu_uuid(n, i), mem=P100, model="Tesla P100") for i in range(CARDS)]
-        made.set_cards(node_name(n), cards)
+        ledger.set_cards(node_name(n), cards)
     placed = 0
     while placed < pods:
-        n, card, mem = draw.randrange(nodes // 2), draw.randrange(CARDS), draw.choice((512, 1024, 2048, 4069))
-        state = made.node(node_name(n))
+        n, card, mem = rng.randrange(nodes // 2), rng.randrange(CARDS), rng.choice((512, 1024, 2048, 4069))
+        state = ledger.node(node_name(n))
         if state is None or state.free[card] < mem:
             continue
         share = CardShare(card, gpu_uuid(n, card), mem, 0, P100)
-        made.hold(Holding(f"u{placed}", "other", f"p{placed}", node_name(n), Assignment({"0": (share,)})))
+        ledger.hold(Holding(f"u{placed}", "other", f"p{placed}", node_name(n), Assignment({"0": (share,)})))
         placed += 1
-    return made
+    return ledger
 
 
-def _members(count: int, ask: Callable[[int], dict]) -> list[Member]:
-    found = []
+def _members(count: int, resources_of: Callable[[int], dict]) -> list[Member]:
+    members = []
     for i in range(count):
-        asked = ask(i)
-        cpu = asked.pop("cpu", 1000)
-        wanted = request.parse(pod(containers=[container(**asked)])) if asked else None
+        resources = resources_of(i)
+        cpu = resources.pop("cpu", 1000)
+        parsed = request.parse(pod(containers=[container(**resources)])) if resources else None
         load = Load(cpu, 4 * GIB, 1)
-        found.append(Member(uid=f"m{i}", name=f"m{i}", shape=str(sorted(asked.items())), request=wanted, load=load))
-    return found
+        shape = str(sorted(resources.items()))
+        members.append(Member(uid=f"m{i}", name=f"m{i}", shape=shape, request=parsed, load=load))
+    return members
 
 
+# By label: the requested resources of the gang's i-th member.
 GANGS: dict[str, Callable[[int], dict]] = {
     "equal shares of 8138 MiB": lambda _: {"gpu_mem": 8138},
     "one whole card each": lambda _: {"gpu_count": 1},
@@ -75,18 +79,19 @@ GANGS: dict[str, Callable[[int], dict]] = {
 
 
 def run(nodes: int, pods: int, members: int, runs: int) -> list[Row]:
+    """Plan each gang of `members` members `runs` times, with `pods` pods on `nodes` nodes."""
     rows = []
-    for what, ask in GANGS.items():
-        made, nodes, wanted = ledger(nodes, pods), Nodes(nodes), _members(members, ask)
-        offers = dict.fromkeys({member.shape for member in wanted}, frozenset(nodes.names()))
+    for label, resources_of in GANGS.items():
+        ledger, free_loads, gang = filled_ledger(nodes, pods), Nodes(nodes), _members(members, resources_of)
+        offers = dict.fromkeys({member.shape for member in gang}, frozenset(free_loads.names()))
         seconds = []
         for _ in range(runs):
-            made.index()
+            ledger.index()
             terms = Terms(policy="binpack", offers=offers)
-            began = time.thread_time()  # its own work, whatever else the machine does
-            found = gangplan.plan(made, nodes, wanted, terms)
-            seconds.append(time.thread_time() - began)
-            if not isinstance(found, Planned):
-                raise TypeError(found)
-        rows.append(timing.latency(f"plan {members} members: {what}; {nodes} nodes x {CARDS}, {pods} pods", seconds))
+            start = time.thread_time()  # CPU time: other processes do not count
+            outcome = gangplan.plan(ledger, free_loads, gang, terms)
+            seconds.append(time.thread_time() - start)
+            if not isinstance(outcome, Planned):
+                raise TypeError(outcome)
+        rows.append(timing.latency(f"plan {members} members: {label}; {nodes} nodes x {CARDS}, {pods} pods", seconds))
     return rows

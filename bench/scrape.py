@@ -1,4 +1,4 @@
-"""A scrape of the extender's metrics with a big cluster in its ledger."""
+"""Measures a scrape of the extender's metrics, with a big cluster in its ledger."""
 
 import http.client
 import time
@@ -6,33 +6,33 @@ import time
 from bench import serving, timing
 from bench.timing import Row
 
-_COUNTED = 60.0  # seconds within which fragments have been counted once
+_FRAGMENTS_TIMEOUT = 60.0  # seconds until fragmentation has been computed once
 
 
 def run(nodes: int, pods: int, calls: int) -> list[Row]:
-    """Time, size and lines of a scrape, and the CPU that it costs; once fragments are counted, which scrapes begin."""
+    """Time, size, samples and CPU of a scrape, after fragmentation was computed, which the first scrape starts."""
     seconds = []
-    with serving.big(nodes, pods) as extender:
+    with serving.extender_with_cluster(nodes, pods) as extender:
         connection = http.client.HTTPConnection("127.0.0.1", extender.metrics_port)
 
         def scrape() -> bytes:
             connection.request("GET", "/metrics")
             return connection.getresponse().read()
 
-        until = time.monotonic() + _COUNTED
+        deadline = time.monotonic() + _FRAGMENTS_TIMEOUT
         while b"cardwise_cluster_memory_mib{" not in (body := scrape()):
-            if time.monotonic() > until:
-                raise RuntimeError("fragments were not counted")
+            if time.monotonic() > deadline:
+                raise RuntimeError("the extender did not compute fragmentation in time")
             time.sleep(0.5)
-        time.sleep(serving.STATUSES)
-        before = extender.cpu_seconds()
+        time.sleep(serving.STATUS_WRITES_SECONDS)
+        start_cpu = extender.cpu_seconds()
         for _ in range(calls):
-            began = time.perf_counter()
+            start = time.perf_counter()
             body = scrape()
-            seconds.append(time.perf_counter() - began)
-        cpu = extender.cpu_seconds() - before
+            seconds.append(time.perf_counter() - start)
+        cpu = extender.cpu_seconds() - start_cpu
     row = timing.latency(f"scrape of the extender, {nodes} nodes x 8 cards, {pods} pods", seconds)
-    row.values["size"] = f"{len(body) / 1024:.1f} KiB"
-    row.values["samples"] = str(sum(not line.startswith(b"#") for line in body.splitlines()))
-    row.values["CPU/call"] = f"{cpu / calls * 1000:.2f} ms"
+    row.cells["size"] = f"{len(body) / 1024:.1f} KiB"
+    row.cells["samples"] = str(sum(not line.startswith(b"#") for line in body.splitlines()))
+    row.cells["CPU/call"] = f"{cpu / calls * 1000:.2f} ms"
     return [row]

@@ -1,4 +1,4 @@
-"""filter, prioritize, bind and start of the real extender process, with a big cluster in its ledger, over HTTP."""
+"""Measures the extender over HTTP with a big cluster in its ledger: filter, prioritize, bind, start and memory."""
 
 import http.client
 import json
@@ -10,154 +10,165 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from bench import parts, timing
+from bench import processes, timing
+from bench.synthetic import P100, class_name, node_name, pod
 from bench.timing import Row
-from bench.world import P100, class_name, node_name, pod
 
-SIZES = range(512, P100 + 1, 64)
-STATUSES = 2.0  # seconds, in which what is left of the first statuses is written
-TOGETHER = 50  # binds between two looks at the CPU time, so that what filter does after its answer is not counted
+SIZES = range(512, P100 + 1, 64)  # MiB, the requests of single pods
+STATUS_WRITES_SECONDS = 2.0  # until the extender has written the remaining first statuses
+BINDS_PER_CPU_SAMPLE = 50  # filter's calls come before, so that its work after the response is not counted as bind's
 
 
 class Caller:
-    """One keep-alive connection, as kube-scheduler has it."""
+    """A client with one keep-alive connection, like kube-scheduler."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def post(self, verb: str, body: bytes) -> tuple[float, bytes]:
-        """Seconds and answer."""
-        began = time.perf_counter()
+        """Call a verb of the extender. Returns the seconds until the response was read, and its body."""
+        start = time.perf_counter()
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", f"/gpushare-scheduler/{verb}", body=body, headers=headers)
-        answer = self._connection.getresponse().read()
-        return time.perf_counter() - began, answer
+        response = self._connection.getresponse().read()
+        return time.perf_counter() - start, response
 
 
 @contextmanager
-def big(
+def extender_with_cluster(
     nodes: int, pods: int, classes: int = 0, *, fresh: bool = False, options: Sequence[str] = ()
-) -> Iterator[parts.Extender]:
-    with parts.world(nodes, pods, classes, fresh=fresh) as kubeconfig, parts.extender(kubeconfig, *options) as extender:
-        time.sleep(STATUSES)
+) -> Iterator[processes.ExtenderProcess]:
+    """Run the extender with a synthetic cluster, and wait until it has written its first statuses.
+
+    fresh: no card has a status at the start.
+    options: of the extender's command line.
+    """
+    with (
+        processes.synthetic_api_server(nodes, pods, classes, fresh=fresh) as kubeconfig,
+        processes.run_extender(kubeconfig, *options) as extender,
+    ):
+        time.sleep(STATUS_WRITES_SECONDS)
         yield extender
 
 
-def filter_(
+def measure_filter(
     nodes: int, pods: int, classes: int, calls: int, *, fresh: bool = False, options: Sequence[str] = ()
 ) -> list[Row]:
-    """filter (one best node, all nodes, nothing fits, whole cards, a class) and prioritize with all the names."""
+    """Measure filter (one best node, all nodes, no node fits, whole cards, a class) and prioritize.
+
+    Each call has the names of all nodes. For the parameters see `extender_with_cluster`.
+    """
     names = json.dumps([node_name(i) for i in range(nodes)]).encode()
-    draw = random.Random(7)
+    rng = random.Random(7)
     rows = []
-    with big(nodes, pods, classes, fresh=fresh, options=options) as extender:
+    with extender_with_cluster(nodes, pods, classes, fresh=fresh, options=options) as extender:
         caller = Caller(extender.port)
 
-        def measured(what: str, verb: str, count: int, **pod_options: object) -> None:
+        def measure(label: str, verb: str, count: int, **pod_options: object) -> None:
             seconds = []
             cpu = extender.cpu_seconds()
             for i in range(count):
-                mem = pod_options.get("mem") or draw.choice(SIZES)
+                mem = pod_options.get("mem") or rng.choice(SIZES)
                 annotations = pod_options.get("annotations")
-                made = pod(f"p{i}", f"{what}-{i}", mem, annotations=annotations)
+                manifest = pod(f"p{i}", f"{label}-{i}", mem, annotations=annotations)
                 if pod_options.get("whole"):
-                    limits = made["spec"]["containers"][0]["resources"]["limits"]
-                    del made["spec"]["containers"][0]["resources"]["requests"], limits["aliyun.com/gpu-mem"]
+                    limits = manifest["spec"]["containers"][0]["resources"]["limits"]
+                    del manifest["spec"]["containers"][0]["resources"]["requests"], limits["aliyun.com/gpu-mem"]
                     limits["cardwise.dev/gpu"] = str(pod_options["whole"])
-                if pod_options.get("typed"):
-                    resources = made["spec"]["containers"][0]["resources"]
+                if pod_options.get("class_request"):
+                    resources = manifest["spec"]["containers"][0]["resources"]
                     for amounts in resources.values():
                         amounts[f"cardwise.dev/{class_name(i % classes)}"] = "1"
-                body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(made).encode(), names)
-                if verb == "prioritize":  # the scheduler asks it right after filter; that call is not counted
-                    before = extender.cpu_seconds()
+                body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(manifest).encode(), names)
+                if verb == "prioritize":  # kube-scheduler calls it after filter; filter's CPU is not counted
+                    start_cpu = extender.cpu_seconds()
                     caller.post("filter", body)
-                    cpu += extender.cpu_seconds() - before
-                took, _ = caller.post(verb, body)
-                seconds.append(took)
+                    cpu += extender.cpu_seconds() - start_cpu
+                duration, _ = caller.post(verb, body)
+                seconds.append(duration)
             with_classes = f", {classes} classes" if classes else ""
-            row = timing.latency(f"{what}, {nodes} names, {pods} pods{with_classes}", seconds)
-            row.values["CPU/call"] = f"{(extender.cpu_seconds() - cpu) / count * 1000:.2f} ms"
+            row = timing.latency(f"{label}, {nodes} names, {pods} pods{with_classes}", seconds)
+            row.cells["CPU/call"] = f"{(extender.cpu_seconds() - cpu) / count * 1000:.2f} ms"
             rows.append(row)
 
-        measured("filter, warming up", "filter", 50)
+        measure("filter, warming up", "filter", 50)
         rows.clear()
-        measured("filter, one best node", "filter", calls)
+        measure("filter, one best node", "filter", calls)
         if classes:
-            measured("filter, one class", "filter", calls, typed=True)
-        measured("filter, no node fits", "filter", calls // 4, mem=P100 + 1)
-        measured("filter, all nodes", "filter", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
-        measured("filter, one whole card", "filter", calls // 10, whole=1)
-        measured("filter, four whole cards", "filter", calls // 10, whole=4)
-        measured("prioritize", "prioritize", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
+            measure("filter, one class", "filter", calls, class_request=True)
+        measure("filter, no node fits", "filter", calls // 4, mem=P100 + 1)
+        measure("filter, all nodes", "filter", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
+        measure("filter, one whole card", "filter", calls // 10, whole=1)
+        measure("filter, four whole cards", "filter", calls // 10, whole=4)
+        measure("prioritize", "prioritize", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
     return rows
 
 
-def bind(nodes: int, pods: int, calls: int) -> list[Row]:
-    """bind against an API server that answers at once; what it costs the extender's process."""
-    draw = random.Random(8)
+def measure_bind(nodes: int, pods: int, calls: int) -> list[Row]:
+    """Measure bind with an API server that responds at once, so that only the extender's work counts."""
+    rng = random.Random(8)
     names = json.dumps([node_name(i) for i in range(nodes)]).encode()
-    with big(nodes, pods) as extender:
+    with extender_with_cluster(nodes, pods) as extender:
         caller = Caller(extender.port)
         seconds, cpu = [], 0.0
-        for start in range(0, calls, TOGETHER):
+        for start in range(0, calls, BINDS_PER_CPU_SAMPLE):
             bodies = []
-            for i in range(start, min(start + TOGETHER, calls)):
+            for i in range(start, min(start + BINDS_PER_CPU_SAMPLE, calls)):
                 uid = f"bind-{i}"
-                made = json.dumps(pod(uid, uid, draw.choice(SIZES[:20]))).encode()
-                _, answer = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (made, names))
-                chosen = json.loads(answer)["NodeNames"]
+                manifest = json.dumps(pod(uid, uid, rng.choice(SIZES[:20]))).encode()
+                _, response = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (manifest, names))
+                chosen = json.loads(response)["NodeNames"]
                 call = {"PodName": uid, "PodNamespace": "default", "PodUID": uid, "Node": chosen[0]}
                 bodies.append(json.dumps(call).encode())
             before = extender.cpu_seconds()
             for body in bodies:
-                took, answer = caller.post("bind", body)
-                if json.loads(answer)["Error"]:
-                    raise RuntimeError(answer)
-                seconds.append(took)
+                duration, response = caller.post("bind", body)
+                if json.loads(response)["Error"]:
+                    raise RuntimeError(response)
+                seconds.append(duration)
             cpu += extender.cpu_seconds() - before
     row = timing.latency(f"bind, API server of {nodes} nodes that answers at once", seconds)
-    row.values["CPU/call"] = f"{cpu / calls * 1000:.2f} ms"
+    row.cells["CPU/call"] = f"{cpu / calls * 1000:.2f} ms"
     return [row]
 
 
-def pod_cost(nodes: int, calls: int) -> list[Row]:
-    """What a pod costs the extender's process: filter, bind, and the watch events from its creation to Running."""
-    draw = random.Random(9)
+def measure_pod(nodes: int, calls: int) -> list[Row]:
+    """Measure the extender's CPU for one pod: filter, bind, and the watch events from its creation to Running."""
+    rng = random.Random(9)
     names = json.dumps([node_name(i) for i in range(nodes)]).encode()
-    with parts.world(nodes, 0) as kubeconfig, parts.extender(kubeconfig) as extender:
+    with processes.synthetic_api_server(nodes, 0) as kubeconfig, processes.run_extender(kubeconfig) as extender:
         server = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
         caller, api = Caller(extender.port), http.client.HTTPConnection(urlsplit(server).netloc)
-        time.sleep(STATUSES)
-        took: dict[str, list[float]] = {"filter": [], "bind": []}
+        time.sleep(STATUS_WRITES_SECONDS)
+        duration: dict[str, list[float]] = {"filter": [], "bind": []}
         before = extender.cpu_seconds()
         for i in range(calls):
-            made = json.dumps(pod(f"pod-{i}", f"uid-{i}", draw.choice(SIZES))).encode()
-            api.request("POST", "/api/v1/namespaces/default/pods", body=made)
+            manifest = json.dumps(pod(f"pod-{i}", f"uid-{i}", rng.choice(SIZES))).encode()
+            api.request("POST", "/api/v1/namespaces/default/pods", body=manifest)
             api.getresponse().read()
-            seconds, answer = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (made, names))
-            took["filter"].append(seconds)
+            seconds, response = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (manifest, names))
+            duration["filter"].append(seconds)
             call = {"PodName": f"pod-{i}", "PodNamespace": "default", "PodUID": f"uid-{i}"}
-            call["Node"] = json.loads(answer)["NodeNames"][0]
-            seconds, answer = caller.post("bind", json.dumps(call).encode())
-            if json.loads(answer)["Error"]:
-                raise RuntimeError(answer)
-            took["bind"].append(seconds)
-        time.sleep(0.5)  # for the last events
+            call["Node"] = json.loads(response)["NodeNames"][0]
+            seconds, response = caller.post("bind", json.dumps(call).encode())
+            if json.loads(response)["Error"]:
+                raise RuntimeError(response)
+            duration["bind"].append(seconds)
+        time.sleep(0.5)  # until the last events are handled
         cpu = extender.cpu_seconds() - before
-    rows = [timing.latency(f"{verb}, {nodes} names", seconds) for verb, seconds in took.items()]
+    rows = [timing.latency(f"{verb}, {nodes} names", seconds) for verb, seconds in duration.items()]
     return [*rows, Row(f"a pod of {calls}, from its creation to Running", {"CPU": f"{cpu / calls * 1000:.2f} ms"})]
 
 
-def memory(nodes: int, pods: int) -> list[Row]:
-    """Memory when ready, and the time from the start of the process to ready."""
+def measure_memory(nodes: int, pods: int) -> list[Row]:
+    """Measure the time from the start of the extender's process until it is ready, and its memory then."""
     with (
-        parts.compiled() as env,
-        parts.world(nodes, pods) as kubeconfig,
-        parts.extender(kubeconfig, env=env) as extender,
+        processes.compiled_environment() as env,
+        processes.synthetic_api_server(nodes, pods) as kubeconfig,
+        processes.run_extender(kubeconfig, env=env) as extender,
     ):
-        cpu = extender.cpu_seconds()  # of the serving process, without the imports of the one that it was forked from
+        cpu = extender.cpu_seconds()  # of the serving process; its parent did the imports
         now, peak = extender.rss_mib()
-        values = {"ready after": f"{extender.ready_seconds:.2f} s", "CPU of the lists": f"{cpu:.2f} s"}
-        values |= {"RSS": f"{now:.0f} MiB", "peak": f"{peak:.0f} MiB"}
-    return [Row(f"start and memory, {nodes} nodes x 8 cards, {pods} pods", values)]
+        cells = {"ready after": f"{extender.ready_seconds:.2f} s", "CPU of the lists": f"{cpu:.2f} s"}
+        cells |= {"RSS": f"{now:.0f} MiB", "peak": f"{peak:.0f} MiB"}
+    return [Row(f"start and memory, {nodes} nodes x 8 cards, {pods} pods", cells)]

@@ -1,4 +1,4 @@
-"""A big made-up cluster: what the serving benchmarks run against. `worldserver` lists it."""
+"""A big synthetic cluster, against which the extender is measured. `apiserver` serves it."""
 
 import json
 import random
@@ -11,10 +11,10 @@ from extender.records import nodeinfo, objects, podinfo
 from extender.reporting import statuses
 from extender.state import State
 
-P100 = 16276
-CARDS = 8
-MODELS = 10
-SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the sizes that pods ask for
+P100 = 16276  # MiB
+CARDS = 8  # of each node
+MODELS = 10  # of cards, if there are classes
+SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the requests of pods
 
 
 RUNNING = {
@@ -29,9 +29,11 @@ RUNNING = {
 
 @dataclass(frozen=True)
 class Scale:
-    """`classes`: ResourceClasses over ten models; with any, the namespace of the pods has a GPUQuota as well.
+    """The size of a synthetic cluster.
 
-    `fresh`: Cardwise has just come, and no card's status says yet what is held.
+    classes: number of ResourceClasses, over ten models; with any, the pods' namespace has a GPUQuota too.
+    fresh: no card's status says what is allocated, as just after the installation of Cardwise.
+    seed: of the pods' sizes and cards.
     """
 
     nodes: int = 5000
@@ -46,7 +48,11 @@ def node_name(i: int) -> str:
 
 
 def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str, str] | None = None) -> dict:
-    """A pod of about 4 KB, as a Deployment's come with sidecar-free defaults."""
+    """A pod of about 4 KB, like that of a Deployment without sidecars.
+
+    mem: requested GPU memory in MiB.
+    node: the node that it is bound to; empty for a pending pod.
+    """
     spec = {
         "containers": [
             {
@@ -108,7 +114,7 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
 
 
 def bound_pod(name: str, uid: str, mem: int, node: int, card: int) -> dict:
-    """The same, with a share of this card of this node."""
+    """A running pod with `mem` MiB of card `card` of node `node`, both by index."""
     share = CardShare(card, gpu_uuid(node, card), mem, 0, P100)
     annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
     return pod(name, uid, mem, node=node_name(node), annotations=annotations)
@@ -118,8 +124,8 @@ def gpu_uuid(node: int, card: int) -> str:
     return f"GPU-{node:08x}-0000-4000-8000-{card:012x}"
 
 
-class World:
-    """Nodes, cards and bound pods in JSON, pod sizes at random, no card over-full."""
+class SyntheticCluster:
+    """Nodes, cards and bound pods in JSON. Pods have random sizes and cards; no card is overcommitted."""
 
     def __init__(self, scale: Scale) -> None:
         self.nodes = [
@@ -132,27 +138,27 @@ class World:
         self.classes = [json.dumps(_class(i)).encode() for i in range(scale.classes)]
         self.quotas = [json.dumps(_quota(scale.classes)).encode()] if scale.classes else []
         if not scale.fresh:
-            self.cards = list(self._with_statuses())
+            self.cards = list(self._cards_with_statuses())
 
-    def _with_statuses(self) -> Iterator[bytes]:
-        """The cards as an extender leaves them that has had its time."""
+    def _cards_with_statuses(self) -> Iterator[bytes]:
+        """The cards with the statuses that an extender would have written."""
         state = State()
         for name, record in map(nodeinfo.node, self.nodes):
             state.set_node(name, record)
-        for _, read in map(objects.resource_class, self.classes):
-            state.set_class(read.resource_class)
+        for _, record in map(objects.resource_class, self.classes):
+            state.set_class(record.resource_class)
         for key, card in map(objects.card, self.cards):
             state.set_card(key, card)
         for _, bound in map(podinfo.pod, self.pods):
             state.set_pod(bound)
         with state.view() as ledger:
-            counts = {}
+            cards_by_node = {}
             for raw in self.cards:
                 card = json.loads(raw)
                 node = card["spec"]["node"]
-                if node not in counts:
-                    counts[node] = statuses.count_node(ledger, node).cards
-                allocated = statuses.card_status(counts[node][card["metadata"]["name"]])
+                if node not in cards_by_node:
+                    cards_by_node[node] = statuses.count_node(ledger, node).cards
+                allocated = statuses.card_status(cards_by_node[node][card["metadata"]["name"]])
                 yield json.dumps(card | {"status": card["status"] | allocated}).encode()
 
 
@@ -161,7 +167,7 @@ def class_name(i: int) -> str:
 
 
 def _class(i: int) -> dict:
-    """A tenth of the cards, by model and memory."""
+    """A ResourceClass that selects a tenth of the cards, by model and memory."""
     expressions = [
         {"key": "model", "operator": "In", "values": [f"Model {i % MODELS}"]},
         {"key": "memory", "operator": "Gt", "values": [f"{i + 1}Mi"]},
@@ -171,13 +177,13 @@ def _class(i: int) -> dict:
 
 
 def _quota(classes: int) -> dict:
-    """Limits on a few of the classes that nothing reaches: each request is compared with all of them."""
+    """A GPUQuota with limits on up to 20 classes, so high that only the comparisons cost time."""
     hard = [{"class": class_name(i), "shares": 1_000_000} for i in range(min(classes, 20))]
     return {"metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"}, "spec": {"hard": hard}}
 
 
 def card(node: int, i: int, models: int) -> dict:
-    """An ExtendedResource."""
+    """The ExtendedResource of card `i` of node `node`, both by index; `models`: number of models in the cluster."""
     uuid = gpu_uuid(node, i)
     model = f"Model {node % models}" if models > 1 else "Tesla P100"
     return {
@@ -188,14 +194,14 @@ def card(node: int, i: int, models: int) -> dict:
 
 
 def _pods(scale: Scale):
-    draw = random.Random(scale.seed)
+    rng = random.Random(scale.seed)
     free = [[P100] * CARDS for _ in range(scale.nodes)]
-    made = 0
-    while made < scale.pods:
-        node, card, mem = draw.randrange(scale.nodes), draw.randrange(CARDS), draw.choice(SIZES[:5])
+    pods = 0
+    while pods < scale.pods:
+        node, card, mem = rng.randrange(scale.nodes), rng.randrange(CARDS), rng.choice(SIZES[:5])
         if free[node][card] < mem:
             continue
         free[node][card] -= mem
-        made += 1
-        uid = f"{made:08x}-1111-4111-8111-111111111111"
-        yield json.dumps(bound_pod(f"inference-{made}", uid, mem, node, card)).encode()
+        pods += 1
+        uid = f"{pods:08x}-1111-4111-8111-111111111111"
+        yield json.dumps(bound_pod(f"inference-{pods}", uid, mem, node, card)).encode()

@@ -1,4 +1,4 @@
-"""Starting what is measured: a made-up API server, and the extender as people run it, as processes."""
+"""Starts the measured processes: the extender, and an API server with a synthetic cluster for it."""
 
 import contextlib
 import http.client
@@ -28,8 +28,12 @@ contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
 
 
 @dataclass(frozen=True)
-class Extender:
-    """`pid` is the serving process. `ready_seconds`: from the start of the process to its first answer."""
+class ExtenderProcess:
+    """A running extender.
+
+    pid: of the serving process.
+    ready_seconds: from the start of the process to its first response.
+    """
 
     port: int
     pid: int
@@ -37,31 +41,36 @@ class Extender:
     metrics_port: int = 0
 
     def rss_mib(self) -> tuple[float, float]:
-        """Resident memory now and at its peak."""
+        """Resident memory in MiB: now, and at its peak."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Vm")}
-        return int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024
+        sizes = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Vm")}
+        return int(sizes["VmRSS"]) / 1024, int(sizes["VmHWM"]) / 1024
 
     def threads(self) -> int:
+        """The number of its threads."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def cpu_seconds(self) -> float:
+        """CPU time that it has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def world(nodes: int, pods: int, classes: int = 0, *, fresh: bool = False) -> Iterator[Path]:
-    """A kubeconfig of a made-up API server of this size; `fresh`: no status of a card is written yet."""
+def synthetic_api_server(nodes: int, pods: int, classes: int = 0, *, fresh: bool = False) -> Iterator[Path]:
+    """Run an API server with a synthetic cluster of this size. Yields its kubeconfig.
+
+    fresh: no card has a status yet, as just after the installation of Cardwise.
+    """
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         port_file = Path(directory) / "port"
-        arguments = [sys.executable, "-m", "bench.worldserver", str(nodes), str(pods), str(classes), str(port_file)]
+        arguments = [sys.executable, "-m", "bench.apiserver", str(nodes), str(pods), str(classes), str(port_file)]
         arguments += ["--fresh"] * fresh
         with subprocess.Popen(arguments, cwd=ROOT) as process:
             try:
                 while not port_file.exists():
                     if process.poll() is not None:
-                        raise RuntimeError("the made-up API server did not start")
+                        raise RuntimeError("the synthetic API server did not start")
                     time.sleep(0.05)
                 kubeconfig = Path(directory) / "kubeconfig"
                 kubeconfig.write_text(_KUBECONFIG.format(port=port_file.read_text()))
@@ -71,10 +80,10 @@ def world(nodes: int, pods: int, classes: int = 0, *, fresh: bool = False) -> It
 
 
 @contextlib.contextmanager
-def compiled() -> Iterator[dict[str, str]]:
-    """An environment in which Python finds all modules compiled, as pip leaves them in an image."""
+def compiled_environment() -> Iterator[dict[str, str]]:
+    """Environment variables with which Python finds all modules compiled, as in an image."""
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env["PYTHONPYCACHEPREFIX"] = directory
         imports = "import extender.__main__, kubernetes.config, kubernetes.client; kubernetes.client.Configuration()"
         subprocess.run([sys.executable, "-c", imports], cwd=ROOT, env=env, check=True)
@@ -82,24 +91,27 @@ def compiled() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def extender(
+def run_extender(
     kubeconfig: Path, *options: str, env: dict[str, str] | None = None, tls: Path | None = None, code: Path = ROOT
-) -> Iterator[Extender]:
-    """The extender of the checkout `code`, ready: on plain HTTP, or on mutual TLS with its certificates in `tls`."""
+) -> Iterator[ExtenderProcess]:
+    """Run the extender of the checkout `code` until the block ends. It is ready when the block starts.
+
+    tls: a folder for its certificates, for mutual TLS; None for plain HTTP.
+    """
     port, metrics = ports.free(2)
     arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--no-lease"]
     arguments += ["--plain-http"] if tls is None else ["--tls-dir", str(tls)]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
-    began = time.monotonic()
+    start = time.monotonic()
     with subprocess.Popen([*arguments, *options], cwd=code, env=env) as process:
         try:
-            while not _ready(metrics):
+            while not _is_ready(metrics):
                 if process.poll() is not None:
                     raise RuntimeError("the extender did not start")
                 time.sleep(0.02)
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            yield Extender(port, int(children[0]), seconds, metrics)
+            yield ExtenderProcess(port, int(children[0]), seconds, metrics)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -109,13 +121,13 @@ def extender(
 
 
 def client_context(directory: Path) -> ssl.SSLContext:
-    """As kube-scheduler has it, with the certificates that the extender has made."""
+    """TLS settings of a client like kube-scheduler, with the certificates that the extender created in `directory`."""
     context = ssl.create_default_context(cafile=directory / "ca.crt")
     context.load_cert_chain(directory / "client.crt", directory / "client.key")
     return context
 
 
-def _ready(port: int) -> bool:
+def _is_ready(port: int) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
         connection.request("GET", "/readyz")

@@ -1,0 +1,178 @@
+"""An API server with a synthetic cluster; a process of its own, so that its work is not counted as the extender's.
+
+It serves only what the extender needs: lists in pages, creation of objects, patches of statuses, bindings, and watches
+of these changes.
+Usage: `python -m bench.apiserver NODES PODS CLASSES PORT-FILE [--fresh]`
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from bench.synthetic import RUNNING, Scale, SyntheticCluster
+
+
+class ObjectStore:
+    """The objects of one kind in JSON, and the watch events since the start of the server."""
+
+    def __init__(self, objects: Sequence[bytes] = ()) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._on_node: dict[str, list[bytes]] = {}  # as at the start of the server
+        for text in objects:
+            decoded = json.loads(text)
+            spec = decoded.get("spec", {})
+            self._objects[decoded["metadata"]["name"]] = text
+            self._on_node.setdefault(spec.get("nodeName") or spec.get("node", ""), []).append(text)
+        self._changed = threading.Condition()
+        self._events: list[bytes] = []
+
+    def page(self, start: int, limit: int) -> tuple[list[bytes], bool]:
+        """Up to `limit` objects from index `start` on, and whether more follow; a `limit` of 0 means all."""
+        with self._changed:
+            objects = list(self._objects.values())
+        end = start + (limit or len(objects))
+        return objects[start:end], end < len(objects)
+
+    def objects_on_nodes(self, selector: str) -> list[bytes]:
+        """The objects on the nodes of a fieldSelector `spec.nodeName=x` or a labelSelector `… in (x,y)`."""
+        names = selector.partition("(")[2].rstrip(")") or selector.partition("=")[2]
+        return [text for name in names.split(",") for text in self._on_node.get(name, ())]
+
+    def event_count(self) -> int:
+        """The number of watch events so far."""
+        return len(self._events)
+
+    def wait_for_events(self, start: int, seconds: float) -> list[bytes]:
+        """The watch events from index `start` on. Waits up to `seconds` for the first of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._events) > start, seconds)
+            return self._events[start:]
+
+    def get(self, name: str) -> dict | None:
+        """The object of this name; None if there is none."""
+        with self._changed:
+            text = self._objects.get(name)
+        return json.loads(text) if text else None
+
+    def write(self, desired: dict) -> dict:
+        """Create or replace an object, and record the watch event. Returns it with uid and resourceVersion."""
+        with self._changed:
+            metadata = {"uid": desired["metadata"]["name"]} | desired["metadata"]
+            metadata["resourceVersion"] = str(len(self._events) + 10)
+            stored = desired | {"metadata": metadata}
+            event_type = "MODIFIED" if metadata["name"] in self._objects else "ADDED"
+            self._objects[metadata["name"]] = json.dumps(stored).encode()
+            event = {"type": event_type, "object": stored}
+            self._events.append(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+            self._changed.notify_all()
+            return stored
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    stores: dict[str, ObjectStore]
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query))
+        store = self.stores.get(parts.path.rsplit("/", 1)[-1])
+        if store is None:
+            self._respond(404, b'{"kind":"Status","status":"Failure","reason":"NotFound","code":404}')
+        elif "watch" in query:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self._watch(store, float(query.get("timeoutSeconds", "60")))
+        else:
+            start, limit = int(query.get("continue", 0)), int(query.get("limit", 0))
+            selector = query.get("fieldSelector") or query.get("labelSelector")
+            objects, has_more = (store.objects_on_nodes(selector), False) if selector else store.page(start, limit)
+            token = json.dumps(str(start + limit) if has_more else "").encode()
+            listed = b",".join(objects)
+            self._respond(200, b'{"metadata":{"resourceVersion":"5","continue":%s},"items":[%s]}' % (token, listed))
+
+    def _watch(self, store: ObjectStore, seconds: float) -> None:
+        sent, deadline = store.event_count(), time.monotonic() + seconds
+        while (remaining := deadline - time.monotonic()) > 0:
+            for event in store.wait_for_events(sent, remaining):
+                sent += 1
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def do_POST(self) -> None:
+        body = self._body()
+        *_, name, last = self.path.partition("?")[0].split("/")
+        if last == "binding":
+            pods = self.stores["pods"]
+            pod = pods.get(name)
+            if pod is not None:  # pods that were never created can be bound too: `bench bind` does so
+                metadata = pod["metadata"] | {"annotations": body["metadata"]["annotations"]}
+                bound = pod | {"metadata": metadata, "spec": pod["spec"] | {"nodeName": body["target"]["name"]}}
+                pods.write(bound)
+                pods.write(bound | {"status": RUNNING})
+        elif last in self.stores:
+            self._respond(201, json.dumps(self.stores[last].write(body)).encode())
+            return
+        self._respond(201, b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}')
+
+    def do_PATCH(self) -> None:
+        patch = self._body()
+        *_, kind, name, last = self.path.partition("?")[0].split("/")
+        current = self.stores[kind].get(name) if last == "status" and kind in self.stores else None
+        if current is None:
+            self._respond(200, b"{}")
+            return
+        status = current.get("status", {}) | patch["status"]
+        status = {name: field for name, field in status.items() if field is not None}
+        self._respond(200, json.dumps(self.stores[kind].write(current | {"status": status})).encode())
+
+    def _body(self) -> dict:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def _respond(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main(nodes: str, pods: str, classes: str, port_file: str, *options: str) -> None:
+    cluster = SyntheticCluster(Scale(int(nodes), int(pods), int(classes), fresh="--fresh" in options))
+    _Handler.stores = {
+        "pods": ObjectStore(cluster.pods),
+        "nodes": ObjectStore(cluster.nodes),
+        "extendedresources": ObjectStore(cluster.cards),
+        "resourceclasses": ObjectStore(cluster.classes),
+        "gpuquotas": ObjectStore(cluster.quotas),
+        "podgroups": ObjectStore(),
+        "poddisruptionbudgets": ObjectStore(),
+    }
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    path = Path(port_file)
+    path.with_suffix(".new").write_text(str(server.server_address[1]))
+    path.with_suffix(".new").rename(path)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    server.serve_forever()
+
+
+def _exit_with_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,234 @@
+"""Measures how long the state lock is held for single expensive operations in a big cluster.
+
+The extender's state is in this process. The operations are big gangs, quotas, preemption, and calls beside many
+nominated pods.
+"""
+
+import json
+import random
+from collections.abc import Callable
+
+from bench import timing
+from bench.lockholds import LockHolds, build_state, call_preempt
+from bench.synthetic import CARDS, P100, Scale, bound_pod, card, node_name, pod
+from bench.timing import Row
+from cardwise.core.api import names, request
+from cardwise.core.api.quotas import Entry, GPUQuota
+from cardwise.core.api.request import Load
+from cardwise.kube.pods import budgets
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.placing import PlacementRequest
+from extender.records import nodeinfo, objects, podinfo, wire
+from extender.records.podref import PodRef
+from extender.state import State
+
+LIMITED = "limited"  # a namespace with a GPUQuota
+NOMINATED = 500  # pods that wait for their victims to end
+FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10  # index of a node; pods; pods that preempt there
+
+
+Situation = Callable[[State, list[str], int], None]  # given the state, the names of all nodes, the number of the run
+
+
+def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> dict:
+    manifest = pod(f"{gang}-{i}", f"u-{gang}-{i}", 0)
+    manifest["metadata"]["namespace"] = namespace
+    manifest["metadata"]["labels"][names.GANG] = gang
+    manifest["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(size)}
+    manifest["metadata"]["creationTimestamp"] = "2026-11-21T09:00:00Z"
+    amounts = {names.SHARE: "1", "cpu": "1"} | resources
+    manifest["spec"]["containers"][0]["resources"] = {"limits": amounts, "requests": amounts}
+    return manifest
+
+
+def _record(manifest: dict) -> podinfo.PodRecord:
+    return podinfo.pod(json.dumps(manifest).encode())[1]
+
+
+def _add_pods(state: State, manifests: list[dict]) -> list[podinfo.PodRecord]:
+    records = [_record(manifest) for manifest in manifests]
+    for record in records:
+        state.set_pod(record)
+    return records
+
+
+def _filter_members(state: State, members: list[dict], all_nodes: list[str]) -> None:
+    """Call filter for each member until each has its node, in at most ten rounds."""
+    pending = [manifest["metadata"]["uid"] for manifest in members]
+    for _ in range(10):
+        pending = [uid for uid in pending if not isinstance(state.gangs.filter(uid, all_nodes), str)]
+        if not pending:
+            return
+        state.gangs.step()
+    raise TypeError(f"{len(pending)} members have no node")
+
+
+def _plan_gang(size: int, resources: Callable[[int], dict[str, str]], namespace: str) -> Situation:
+    """A gang that fits is added, planned and deleted."""
+
+    def situation(state: State, all_nodes: list[str], run: int) -> None:
+        members = [_member(f"gang-{run}", i, size, resources(i), namespace=namespace) for i in range(size)]
+        records = _add_pods(state, members)
+        _filter_members(state, members, all_nodes)
+        for record in records:
+            state.remove_pod(record)
+
+    return situation
+
+
+def _whole_node_members(size: int, run: int) -> list[dict]:
+    """The members of a gang with priority 1000 that each request all GPUs of a node."""
+    members = [_member(f"gang-{run}", i, size, {names.WHOLE_GPU: "8"}) for i in range(size)]
+    for manifest in members:
+        manifest["spec"]["priority"] = 1000
+    return members
+
+
+def _preempt_by_scheduler(size: int) -> Situation:
+    """kube-scheduler calls preempt for the first member of a gang whose members each need a whole node."""
+
+    def situation(state: State, all_nodes: list[str], run: int) -> None:
+        members = _whole_node_members(size, run)
+        records = _add_pods(state, members)
+        call_preempt(state, members[0], all_nodes, run)
+        for record in records:
+            state.remove_pod(record)
+
+    return situation
+
+
+def _preempt_by_extender(size: int) -> Situation:
+    """The extender finds the victims for a pod or a gang that needs a whole node for each member.
+
+    kube-scheduler does not call preempt here, since the pods fit by node total.
+    """
+
+    def situation(state: State, all_nodes: list[str], run: int) -> None:
+        members = _whole_node_members(size, run)
+        if size == 1:
+            members[0]["metadata"] |= {"labels": {}, "annotations": {}}
+        records = _add_pods(state, members)
+        for manifest in members:
+            args = wire.FilterArgs(pod=manifest, node_names=list(all_nodes))
+            verbs.filter_nodes(state, Preferences(policy="binpack", one_best_node=True), args)
+        state._clock.sleep(4.0)  # noqa: SLF001 - only sets the clock; a pod waits that long before the extender preempts
+        evictions = state.preemption.next_evictions()
+        if len(evictions) != size:
+            raise RuntimeError(f"{len(evictions)} evictions, not {size}")
+        for record in records:
+            state.remove_pod(record)
+
+    return situation
+
+
+def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None:
+    """kube-scheduler calls preempt for one node of 8 cards and 110 pods.
+
+    The pods have six priorities; most match one of many PodDisruptionBudgets, some two. Requests of cards, shares, CPU
+    and memory are random.
+    """
+    rng = random.Random(run)
+    node, free = node_name(FIRST_FULL_NODE + run), [P100] * CARDS
+    for i in range(CARDS):
+        state.set_card(*objects.card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode()))
+    kinds = rng.choice([1, 3, 20, 60])
+    for i in range(2 * kinds):
+        manifest = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
+        manifest["spec"] = {"selector": {"matchLabels": {f"budget-{i % 2}": str(i // 2)}}}
+        manifest["status"] = {"disruptionsAllowed": rng.randrange(4)}
+        state.preemption.set_budget(*budgets.record(json.dumps(manifest).encode()))
+    cpu, memory, records = 0, 0, []
+    for i in range(PODS_ON_FULL_NODE):
+        mem, card_index = rng.choice([512, 1024, 1024, 2048]), i % CARDS
+        if free[card_index] < mem:
+            continue
+        free[card_index] -= mem
+        manifest = bound_pod(f"full-{run}-{i}", f"u-full-{run}-{i}", mem, FIRST_FULL_NODE + run, card_index)
+        amounts = {"cpu": f"{rng.choice([500, 1000, 1500, 2500])}m", "memory": f"{rng.choice([1, 2, 4, 8, 12])}Gi"}
+        manifest["spec"]["containers"][0]["resources"]["requests"] |= amounts
+        manifest["spec"]["priority"] = rng.randrange(6)
+        manifest["metadata"]["labels"] |= {
+            f"budget-{group}": str(rng.randrange(kinds)) for group in rng.choice([[], [0], [0, 1]])
+        }
+        cpu, memory = cpu + int(amounts["cpu"][:-1]), memory + (int(amounts["memory"][:-2]) << 30)
+        records.append(_record(manifest))
+    state.set_node(node, nodeinfo.NodeRecord(Load(cpu, memory, len(records))))
+    for record in records:
+        state.set_pod(record)
+    for i in range(PREEMPTORS):
+        gpus = rng.choice([{names.GPU_MEM: str(P100 // 2)}, {names.WHOLE_GPU: str(rng.choice([1, 2, 4, 8]))}])
+        amounts = {"cpu": str(rng.choice([1, 8, 32, 64])), "memory": f"{rng.choice([4, 64, 256])}Gi", names.SHARE: "1"}
+        preemptor = pod(f"preemptor-{run}-{i}", f"u-preemptor-{run}-{i}", 0)
+        preemptor["spec"]["containers"][0]["resources"] = {"limits": gpus | amounts, "requests": gpus | amounts}
+        preemptor["spec"]["priority"] = 1000
+        args = wire.preempt_args(json.dumps({"Pod": preemptor, "NodeNameToMetaVictims": {node: {"Pods": []}}}).encode())
+        response = verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+        if not response.node_name_to_meta_victims:
+            raise TypeError("no victims were found")
+        state.remove_pod(_record(preemptor))
+    for record in records:
+        state.remove_pod(record)
+    for i in range(2 * kinds):
+        state.preemption.remove_budget(f"default/budget-{i}")
+
+
+def _place_beside_nominated(state: State, all_nodes: list[str], run: int) -> None:
+    """A single pod is placed, and a gang of eight, beside pods that another extender has nominated."""
+    nominated = [pod(f"nominated-{run}-{i}", f"u-nominated-{run}-{i}", 8138) for i in range(NOMINATED)]
+    for i, manifest in enumerate(nominated):
+        manifest["spec"]["priority"] = 1000
+        manifest["status"]["nominatedNodeName"] = all_nodes[(i * 7 + run) % len(all_nodes)]
+        manifest["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    records = _add_pods(state, nominated)
+    state.warm()  # as before the extender becomes leader
+    single = request.parse_mutated(pod("single", "u-single", 1024))
+    for i in range(5):
+        state.plan(PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, all_nodes, "binpack"))
+    _plan_gang(8, lambda _: {names.GPU_MEM: "2048"}, "default")(state, all_nodes, run)
+    for record in records:
+        state.remove_pod(record)
+
+
+SITUATIONS: dict[str, Situation] = {
+    **{
+        f"a gang of {size} equal shares": _plan_gang(size, lambda _: {names.GPU_MEM: "2048"}, "default")
+        for size in (8, 100, 500)
+    },
+    "a gang of 16 sizes": _plan_gang(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, "default"),
+    "a gang of 16 sizes under a quota": _plan_gang(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, LIMITED),
+    "a gang of 100 equal shares under a quota": _plan_gang(100, lambda _: {names.GPU_MEM: "2048"}, LIMITED),
+    **{f"preemption for a gang of {size}, a node each": _preempt_by_scheduler(size) for size in (8, 32, 100)},
+    "the extender preempts for a pod": _preempt_by_extender(1),
+    **{f"the extender preempts for a gang of {size}, a node each": _preempt_by_extender(size) for size in (8, 32)},
+    f"beside {NOMINATED} nominated pods": _place_beside_nominated,
+    f"preemption on a node of {CARDS} cards and {PODS_ON_FULL_NODE} pods": _preempt_on_full_node,
+}
+
+
+def run(nodes: int, pods: int, runs: int, only: str) -> list[Row]:
+    """Run each situation whose label contains `only`, `runs` times, with `pods` pods on `nodes` nodes."""
+    state, bound = build_state(Scale(nodes=nodes, pods=pods, fresh=True))
+    state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(Entry(shares=600),)))
+    all_nodes = [node_name(i) for i in range(nodes)]
+    single = request.parse_mutated(pod("single", "u-single", 1024))
+    state.plan(PlacementRequest(PodRef("u-warm", "default", "warm"), single, all_nodes, "binpack"))
+    for record in bound[:100]:
+        state.remove_pod(record)
+    rows = []
+    for label, situation in SITUATIONS.items():
+        if only not in label:
+            continue
+        holds, longest = LockHolds(), []
+        with holds.measure():
+            for i in range(runs):
+                counts = {holder: len(seconds) for holder, seconds in holds.seconds.items()}
+                situation(state, all_nodes, i)
+                new_holds = [
+                    hold for holder, seconds in holds.seconds.items() for hold in seconds[counts.get(holder, 0) :]
+                ]
+                longest.append(max(new_holds))
+        rows.append(timing.latency(f"longest hold: {label}", longest))
+        holder, seconds = max(holds.seconds.items(), key=lambda entry: max(entry[1]))
+        rows.append(timing.latency(f"... {holder}", seconds))
+    return rows

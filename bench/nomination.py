@@ -1,0 +1,60 @@
+"""Measures nomination ahead of kube-scheduler's calls: runs with it, without it, and of the stock scheduler, in turn.
+
+As in `throughput`, kube-scheduler is stopped (SIGSTOP) while the pods are created. The extender is restarted for each
+run; no scheduler has called it before kube-scheduler continues, so no pod is nominated before that moment.
+"""
+
+import sys
+from dataclasses import dataclass
+from statistics import median
+
+from bench.throughput import Bench, RunResult, control_plane, row
+from bench.timing import Row
+
+_DEFAULT_SAMPLING, _ALL_NODES = "stock, default sampling", "stock, 100 %"
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A configuration that is measured.
+
+    sampling: kube-scheduler's percentageOfNodesToScore, 0 for its default.
+    options: of the extender; None runs without the extender.
+    """
+
+    name: str
+    sampling: int
+    options: tuple[str, ...] | None
+
+
+def _setups(policies: tuple[str, ...]) -> list[_Setup]:
+    setups = [_Setup(_DEFAULT_SAMPLING, 0, None), _Setup(_ALL_NODES, 100, None)]
+    for policy in policies:
+        for when in ("never", "always"):
+            suffix = "not ahead" if when == "never" else "nominating ahead"
+            options = (f"--policy={policy}", f"--nominate-ahead={when}")
+            setups.append(_Setup(f"{policy}, {suffix}", 100, options))
+    return setups
+
+
+def run(nodes: int, cards: int, pods: int, runs: int, policies: tuple[str, ...]) -> list[Row]:
+    """Measure each configuration `runs` times, on `nodes` nodes with `cards` GPUs each."""
+    setups = _setups(policies)
+    with control_plane(nodes, cards) as cluster:
+        bench = Bench(cluster, pods)
+        runs_by_setup: dict[str, list[RunResult]] = {setup.name: [] for setup in setups}
+        for number in range(runs):
+            for i, setup in enumerate(setups):
+                with_extender = setup.options is not None
+                stanzas = bench.start_extender(setup.options, plain_http=False) if setup.options is not None else []
+                measured = bench.measure(f"k{i}r{number}", stanzas, gpu=with_extender, sampling=setup.sampling)
+                print(f"{setup.name} {number}: {measured.pods_per_second:.0f} pods/s {measured.cpu}", file=sys.stderr)
+                runs_by_setup[setup.name].append(measured)
+    rows = [row(name, measured_runs) for name, measured_runs in runs_by_setup.items()]
+    rates = {name: median([run.pods_per_second for run in measured]) for name, measured in runs_by_setup.items()}
+    ratios = {
+        f"{policy} to {other}": f"{rates[f'{policy}, nominating ahead'] / rates[other]:.2f}"
+        for policy in policies
+        for other in (_DEFAULT_SAMPLING, _ALL_NODES, f"{policy}, not ahead")
+    }
+    return [*rows, Row(f"nominating ahead, ratio of medians, {nodes} nodes x {cards} cards, {pods} pods", ratios)]
