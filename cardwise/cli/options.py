@@ -89,9 +89,7 @@ def client(context: click.Context | None = None) -> "KubeClient":
 
 
 def check_namespace(client: "KubeClient", name: str) -> None:
-    """For a namespace in which nothing was found. Raises ClickException if it does not exist; where that may not be
-    read, nobody knows.
-    """
+    """Raises ClickException if the namespace does not exist. Returns where that may not be read."""
     from cardwise.kube import errors, paths  # noqa: PLC0415 - see above
 
     try:

@@ -1,5 +1,7 @@
 """What `helm test` says: the causes as doctor knows them."""
 
+from typing import Any
+
 import pytest
 
 from cardwise.core.api import names
@@ -10,7 +12,7 @@ from tests.helm.scripts import load
 check = load("check")
 
 
-def plugin(desired: int) -> dict[str, object]:
+def plugin(desired: int) -> dict[str, Any]:
     metadata = {"namespace": names.NAMESPACE, "name": "cardwise-deviceplugin"}
     status = {"desiredNumberScheduled": desired}
     return {"metadata": metadata, "spec": {"template": {"spec": {"containers": []}}}, "status": status}
@@ -27,9 +29,49 @@ def test_where_no_card_is_known_it_says_which_value_is_wrong() -> None:
     api = Cluster({"daemonsets": [plugin(0)], "runtimeclasses": [nvidia]})
     assert "no node has the labels that nodes.selector asks for; write nodes.selector, or: kubectl label" in why(api)
     api.replace("daemonsets", plugin(2))
-    assert "runs without NVIDIA's RuntimeClass nvidia; set nodes.runtimeClass=nvidia" in why(api)
+    assert "runs without NVIDIA's RuntimeClass nvidia" in why(api)
+    assert "with nodes.runtimeClass=nvidia" in why(api)
     api.replace("runtimeclasses")
     assert "no card is known; see that the device plugin runs" in why(api)
+
+
+def test_a_device_plugin_that_crashes_is_the_cause() -> None:
+    error = "cannot start: NVML does not start (NVML Shared Library Not Found)"
+    crashing = {
+        "name": "deviceplugin",
+        "restartCount": 5,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": error}},
+    }
+    labels = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "deviceplugin"}
+    pod = {
+        "metadata": {"namespace": "gpu", "name": "cardwise-deviceplugin-x", "labels": labels},
+        "spec": {"nodeName": "n1", "containers": [{"name": "deviceplugin"}]},
+        "status": {"phase": "Running", "containerStatuses": [crashing]},
+    }
+    api = Cluster({"daemonsets": [in_gpu(plugin(1))], "pods": [pod]})
+    with pytest.raises(LookupError, match="NVML Shared Library Not Found") as raised:
+        check.cards(api.kube, "gpu")
+    assert "nodes.runtimeClass" in str(raised.value)
+    assert names.NAMESPACE not in str(raised.value)
+
+
+def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:
+    event = {
+        "metadata": {"namespace": names.NAMESPACE, "name": "e"},
+        "involvedObject": {"kind": "DaemonSet", "name": "cardwise-deviceplugin"},
+        "reason": "FailedCreate",
+        "type": "Warning",
+        "message": 'Error creating: pods "cardwise-deviceplugin-x" is forbidden: violates PodSecurity "baseline"',
+    }
+    api = Cluster({"daemonsets": [plugin(1)], "events": [event]})
+    assert "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity" in why(api)
+
+
+def in_gpu(workload: dict[str, Any]) -> dict[str, Any]:
+    """The object in the namespace `gpu`, of the Helm release `gpushare`."""
+    annotations = {"meta.helm.sh/release-name": "gpushare", "meta.helm.sh/release-namespace": "gpu"}
+    return workload | {"metadata": workload["metadata"] | {"namespace": "gpu", "annotations": annotations}}
 
 
 def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() -> None:

@@ -42,6 +42,8 @@ def doctor(
         _propose(client, cardwise_namespace, output, probe=probe)
         return
     probe_in = (namespace or client.namespace) if probe else ""
+    if probe_in:
+        options.check_namespace(client, probe_in)
     found = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
     if output == "table":
         console.say(finding.table(found), nl=False)

@@ -100,6 +100,16 @@ def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
     collect(facts, client, queries)
 
 
+def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
+    """What `collect` reads to say why the parts on nodes do not run, all of it in the namespace of Cardwise."""
+    return {
+        "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
+        "own_pods": (paths.pods(namespace), {"labelSelector": _OF_CARDWISE}),
+        "own_events": (paths.events(namespace), {"fieldSelector": "type=Warning"}),
+        "runtimeclasses": (RUNTIME_CLASSES, {}),
+    }
+
+
 def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():

@@ -107,7 +107,10 @@ def not_rewritten(pod: Json, around: Around) -> str:
     if created and datetime.fromisoformat(created) < known.since:
         when = f"It was created at {created}, before the webhook was registered (at {known.since:%Y-%m-%dT%H:%M:%SZ})."
         return f"{when} {delete}."
-    return f"It was created while the webhook was not registered, which it is now. {delete}."
+    return (
+        "The webhook did not see it: its namespace was exempt then, or the API server had just learned of the webhook. "
+        f"{delete}."
+    )
 
 
 def only_node(pod: Json) -> str:

@@ -4,6 +4,7 @@ It asks the engine that the extender asks, under the policy that is in force for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import nodestates, published, snapshots, workloads
@@ -83,9 +84,9 @@ def explain(
 def _ends(pod: Json, around: Around) -> list[str]:
     """That the pod is being deleted, and what that waits for; empty where it is not."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
-    since = metadata.get("deletionTimestamp")
-    if not since:
+    if not metadata.get("deletionTimestamp"):
         return []
+    since = _deleted_at(metadata)
     finalizers = metadata.get("finalizers") or ()
     if not node:
         kept = f", and is there as long as it has the finalizers {', '.join(finalizers)}" if finalizers else ""
@@ -98,6 +99,12 @@ def _ends(pod: Json, around: Around) -> list[str]:
             "deleted."
         )
     return lines
+
+
+def _deleted_at(metadata: Json) -> str:
+    """When somebody deleted the pod. Its deletionTimestamp is later: the end of its grace period."""
+    end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
+    return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _what_it_holds(pod: Json) -> str:

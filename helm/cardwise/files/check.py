@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-from cardwise.cli.doctor import facts, finding, parts, probing
+from cardwise.cli.doctor import facts, finding, parts, probing, startup
 from cardwise.cli.doctor.finding import Severity
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
@@ -72,10 +72,10 @@ def cards(client: KubeClient, installed: str) -> str:
     """What the device plugins have reported; if nothing, why, as `cardwise doctor` says it."""
     found = list(client.objects(paths.extendedresources()))
     if not found:
-        seen = facts.Facts()
-        daemonsets = paths.namespaced("/apis/apps/v1", "daemonsets", installed)
-        facts.collect(seen, client, {"daemonsets": (daemonsets, {}), "runtimeclasses": (facts.RUNTIME_CLASSES, {})})
-        raise LookupError("; ".join(f"{each.text}; {each.remedy}" for each in parts.cards(seen)))
+        seen = facts.Facts(installed=installed, now=client.clock())
+        facts.collect(seen, client, facts.queries_of_parts(installed))
+        causes = [*startup.uncreated(seen), *startup.unready(seen)] or [*parts.cards(seen)]
+        raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes))
     healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
     if not healthy:
         why = {each.get("status", {}).get("reason", "") for each in found}

@@ -121,7 +121,9 @@ def pod_of(cell: PodCell) -> Json:
     if cell.place == "granted":
         metadata["annotations"] |= {names.ASSIGNED: "true"}
     if cell.phase == "Ending":
-        metadata |= {"deletionTimestamp": DELETED} | ({} if cell.is_placed else {"finalizers": ["example.com/keep"]})
+        metadata |= {"deletionTimestamp": DELETED, "deletionGracePeriodSeconds": 30} | (
+            {} if cell.is_placed else {"finalizers": ["example.com/keep"]}
+        )
     pod["status"] = status_of(cell)
     return pod
 
