@@ -53,8 +53,23 @@ class _Security(Struct, rename="camel"):
     run_as_user: int | None = None
 
 
+class _FieldRef(Struct, rename="camel"):
+    field_path: str = ""
+
+
+class _Source(Struct, rename="camel"):
+    field_ref: _FieldRef | None = None
+
+
+class _EnvVar(Struct, rename="camel"):
+    name: str = ""
+    value: str | None = None
+    value_from: _Source | None = None
+
+
 class _Container(Struct, rename="camel"):
     name: str = ""
+    env: list[_EnvVar] | None = None
     resources: _Resources | None = None
     security_context: _Security | None = None
 

@@ -47,6 +47,7 @@ def owned(asked: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
         from_annotation(names.ENV_LIMIT_MIB, limit),
         from_annotation(names.ENV_FRACTION, names.FRACTION_OF + asked.key),
         from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + asked.key),
+        *([{"name": names.ENV_GPU_COUNT, "value": str(asked.cards)}] if asked.cards > 1 and not asked.whole else []),
         *(_of_mps(asked) if mps and not asked.whole else []),
     ]
 
@@ -65,7 +66,7 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
     ours = {entry["name"]: [entry] for entry in owned(asked, mps=mps)}
     found: dict[str, list[Json]] = {name: [] for name in ours}
     for entry in existing:
-        if entry["name"] in ours or entry["name"].startswith(names.ENV_LIMIT_PREFIXES):
+        if entry["name"] in ours or _is_reserved(entry["name"]):
             found.setdefault(entry["name"], []).append(entry)
     wrong = sorted(name for name in found if found[name] != ours.get(name))
     if wrong:
@@ -107,7 +108,7 @@ def merged(
     overridden: set[str] = set()
     for entry in existing:
         name = entry["name"]
-        if name not in ours and not name.startswith(names.ENV_LIMIT_PREFIXES):
+        if name not in ours and not _is_reserved(name):
             theirs.append(entry)
         elif entry != ours.get(name) and not _is_ours(entry):
             overridden.add(name)
@@ -115,9 +116,14 @@ def merged(
     return [*ours.values(), *theirs], sorted(overridden)
 
 
+def _is_reserved(name: str) -> bool:
+    """Whether only Cardwise sets the variable, in a pod with cards."""
+    return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
+
+
 def _is_ours(entry: Json) -> bool:
     """Whether the entry reads one of our annotations, maybe that of another container: copies of pods have such."""
-    if entry["name"] == names.CONTAINER_MEM and str(entry.get("value", "")).isdigit():
+    if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True
     reference = (entry.get("valueFrom") or {}).get("fieldRef") or {}
     path = reference.get("fieldPath", "") if isinstance(reference, dict) else ""

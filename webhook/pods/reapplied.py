@@ -24,18 +24,18 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
     Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
     """
     annotations = annotations_of(stored)
-    counts = request.read_counts(annotations)
-    before = {container.key: container.spec for container in request.containers(stored)}
+    before = {container.key: container for container in request.containers(stored)}
     spec, ours = dict(pod.get("spec") or {}), False
     for container in request.containers(pod):
-        was = dict(before.get(container.key, {}).get("resources") or {})
-        if names.SHARE not in (was.get("limits") or {}):
+        known = before.get(container.key)
+        was = dict((known.spec if known is not None else {}).get("resources") or {})
+        if known is None or names.SHARE not in (was.get("limits") or {}):
             continue
         ours = True
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.lists(resources):
             field = f"{container.path}.resources.{kind}"
-            split = str(counts.get(container.spec.get("name", ""), 1))
+            split = str(request.split_cards(known, annotations))
             resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
         containers.put_resources(spec, container, resources)
     if ours:

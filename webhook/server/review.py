@@ -99,10 +99,18 @@ class _Resources(Struct):
     requests: _Amounts = None
 
 
+class _FieldRef(Struct, rename="camel"):
+    field_path: str = ""
+
+
+class _Source(Struct, rename="camel"):
+    field_ref: _FieldRef | None = None
+
+
 class _EnvVar(Struct, rename="camel"):
     name: str
     value: str | None = None
-    value_from: Json | None = None
+    value_from: _Source | None = None
 
 
 class _Port(Struct, rename="camel"):

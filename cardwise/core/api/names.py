@@ -109,6 +109,7 @@ ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 NO_CARDS: Final = "void"  # its value that keeps NVIDIA's runtime from adding cards
 ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
 ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
+ENV_GPU_COUNT: Final = "CARDWISE_GPU_COUNT"  # of the container's cards, where its share is split over several
 ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # limit / card total, rounded down to 4 digits
 ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"

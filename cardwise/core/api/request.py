@@ -141,7 +141,8 @@ def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
 def write_counts(containers: Iterable[ContainerRequest]) -> str:
     """The annotation `names.GPU_COUNTS`: over how many cards shares are split, as `train=2,eval=4`; "" where none is.
 
-    By the name of the container: its key changes when another webhook puts one in front of it.
+    By the name of the container: its key changes when another webhook puts one in front of it. The container says it
+    too, by `names.ENV_GPU_COUNT`, since other webhooks drop annotations and rename containers.
     """
     return ",".join(f"{c.name}={c.cards}" for c in containers if not c.whole and c.cards > 1)
 
@@ -271,9 +272,10 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
     values = {name: _amount(c, name, limits, requests) for name in asked}
     mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
     # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
-    noted = annotations.get(names.CLASS) if names.SHARE not in limits else None
+    rewritten = _is_rewritten(c)
+    noted = annotations.get(names.CLASS) if not rewritten else None
     resource_class = names.class_of(typed[0]) if typed else noted or ""
-    counts = _counts(field, values, typed, split=bool(mem) and names.SHARE in limits)
+    counts = _counts(field, values, typed, split=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -291,8 +293,8 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             f"whole cards and {names.GPU_MEM} exclude each other",
             f"write {names.GPU_COUNT} to split the memory over several cards, or leave {names.GPU_MEM} out",
         )
-    if not counts and names.SHARE in limits:  # without it, the webhook has not been here
-        cards = read_counts(annotations).get(c.spec.get("name", ""), 1)
+    if not counts and rewritten:
+        cards = split_cards(c, annotations)
     if typed and cards > 1 and values[typed[0]] != cards:  # a ResourceQuota counts what stands there
         raise InvalidRequest(f"{field}[{typed[0]}]", f"is not the number of cards, {cards}", f"write {cards}")
     for name, value, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
@@ -310,6 +312,35 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         mem=MiB(mem),
         core=Percent(core),
         resource_class=resource_class,
+    )
+
+
+def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
+    """Over how many cards the webhook has split the container's share. Raises InvalidRequest.
+
+    The container's own word comes first: an annotation of another webhook, or none, must not make one card with the
+    whole sum of it.
+    """
+    for entry in container.spec.get("env") or ():
+        if entry.get("name") == names.ENV_GPU_COUNT:
+            number = str(entry.get("value"))
+            try:
+                return quantity.count(number, most=MOST_CARDS)
+            except quantity.InvalidQuantity as error:
+                field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
+                raise InvalidRequest(field, f"{quoted(number)}: {error.problem}", "leave it out") from error
+    return read_counts(annotations).get(container.spec.get("name", ""), 1)
+
+
+def _is_rewritten(container: Container) -> bool:
+    """Whether the webhook has seen the container: by its slot, or by its variable, where another webhook drops that."""
+    if names.SHARE in _resources(container, "limits"):
+        return True
+    path = f"metadata.annotations['{names.DEVICES_OF}"
+    return any(
+        entry.get("name") == names.ENV_VISIBLE_DEVICES
+        and str(((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")).startswith(path)
+        for entry in container.spec.get("env") or ()
     )
 
 

@@ -7,6 +7,7 @@ from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
+from tests.webhook.reviews import Known, mutated, on_validate, resource_class, resource_classes
 from webhook.pods.mutate import mutate, spelling, unplaced
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
@@ -157,3 +158,52 @@ def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
 )
 def test_numbers_keep_the_spelling_of_the_api_server(text: str | None, value: int, after: str) -> None:
     assert spelling(text, value) == after
+
+
+CLASSES = resource_classes(resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}))
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"aliyun.com/gpu-mem": "8Gi", "aliyun.com/gpu-count": "2"},
+        {"half": "2"},
+        {"half": "1", "aliyun.com/gpu-count": "1"},
+    ],
+)
+@pytest.mark.parametrize("change", ["annotations", "name", "slot", "annotations and name", "annotations and slot"])
+def test_what_other_webhooks_drop_changes_no_request(asks: Json, change: str) -> None:
+    """`cardwise.dev/gpu-counts` was the only place that knew of a split share: without it, it was one card's."""
+    known = Known(known_classes=CLASSES)
+    before = build.pod(containers=[{"name": "main", "image": "x", "resources": {"limits": asks}}])
+    pod = mutated(before, "pods", known)
+    asked = request.parse(pod)
+    assert asked is not None
+    container = pod["spec"]["containers"][0]
+    if "annotations" in change:
+        pod["metadata"].pop("annotations", None)
+    if "name" in change:
+        container["name"] = "renamed"
+    if "slot" in change:
+        del container["resources"]["limits"][names.SHARE]
+    again = mutated(pod, "pods", known)
+    after = request.parse(again)
+    assert after is not None
+    (one,), (two,) = asked.containers, after.containers
+    assert (two.cards, two.mem, two.core, two.resource_class) == (one.cards, one.mem, one.core, one.resource_class)
+    assert on_validate(again, "pods", known).allowed
+    if "slot" not in change:  # with no call of ours in between
+        late = request.parse(pod)
+        assert late is not None
+        assert (late.containers[0].cards, late.containers[0].mem) == (one.cards, one.mem)
+
+
+def test_a_count_by_hand_says_nothing() -> None:
+    env = [{"name": names.ENV_GPU_COUNT, "value": "2"}]
+    pod = build.pod(containers=[build.container(gpu_mem=8) | {"env": env}])
+    after = mutated(pod, "pods", Known())
+    asked = request.parse(after)
+    assert asked is not None
+    assert asked.containers[0].cards == 1
+    assert names.ENV_GPU_COUNT not in [entry["name"] for entry in after["spec"]["containers"][0]["env"]]
+    assert mutated(after, "pods", Known()) == after
