@@ -77,17 +77,12 @@ class MovedCards(RuleBasedStateMachine):
 
     def step_done(self):
         keys = {(one.node, card_of(share)) for one in self.held.values() for share in one.assignment.shares()}
-        self.models = {key: self.model(*key, *self.models.get(key, (None, False))) for key in keys}
+        self.models = {key: self.model(*key, self.models.get(key)) for key in keys}
 
-    def model(self, node, card, before, own):
-        """The model of a held card, and whether the pod's node has reported it, or nobody reports it any more."""
+    def model(self, node, card, before):
+        """The model of a held card as the pod's own node has reported it; None if it has not."""
         uuid = UUIDS[card] if isinstance(card, int) else card
-        if uuid in self.cards[node]:
-            return self.cards[node][uuid], True
-        elsewhere = [self.cards[name][card] for name in NODES if card in self.cards[name]]
-        if own or not elsewhere:
-            return before, before is not None
-        return elsewhere[0], False
+        return self.cards[node].get(uuid, before)
 
     @rule(node=nodes, found=reported)
     def cards_are_reported(self, node, found):
@@ -191,14 +186,14 @@ class MovedCards(RuleBasedStateMachine):
             expected = {}
             for one in self.held.values():
                 for share in one.assignment.shares() if one.charged and one.namespace == namespace else ():
-                    model = self.models[one.node, card_of(share)][0]
+                    model = self.models[one.node, card_of(share)]
                     expected[model] = expected.get(model, NOTHING).plus(quotas.charge(share))
             assert self.charges(namespace) == expected
 
     @invariant()
     def kinds_live_as_long_as_their_cards(self):
         living = {model for found in self.cards.values() for model in found.values()}
-        living |= {model for model, _ in self.models.values() if model is not None}
+        living |= {model for model in self.models.values() if model is not None}
         assert {kind.model for kind in self.ledger.kinds._kinds.values()} == living
 
     @invariant()

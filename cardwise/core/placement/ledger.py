@@ -159,16 +159,15 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind by which quotas count a share of a pod on the node: that of its card, also if the node does not have
-        the card any more. What another node reports of the card counts only if the pod's own node has reported nothing:
-        else a node that was taken over could change what other nodes' pods are charged for.
+        """The kind by which quotas count a share of a pod on the node: that of its card as the node itself has reported
+        it, also if the node does not have the card any more. What another node reports of the card never counts: a node
+        that was taken over could change what other nodes' pods are charged for.
 
-        `UNKNOWN` if the card was never seen while something was held on it.
+        `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while something was held
+        on it.
         """
         state = self._nodes.get(node)
-        kind = state.kind(share) if state is not None else UNKNOWN
-        homes = self._cards.nodes(share.uuid) if kind == UNKNOWN else ()
-        return self._nodes[homes[0]].kind(share) if homes else kind
+        return state.kind(share) if state is not None else UNKNOWN
 
     def used(self, namespace: str, entry: quotas.Entry) -> Charge:
         """What the namespace holds on the cards that the entry of a quota covers."""
@@ -190,15 +189,11 @@ class Ledger:
         self._touch(node)
         before, now = {card.uuid for card in state.cards}, {card.uuid for card in cards}
         recounted = self._recounted(state, self._cards, before, now)
-        former = self._kinds_elsewhere(recounted)
         for holding in recounted:
             self._count(holding, -1)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         self._cards.put(node, before, now)
         state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
-        for name, share, kind in former:
-            if not self._cards.nodes(share.uuid):
-                self._nodes[name].remember(share, kind)
         for holding in recounted:
             self._count(holding, 1)
         self._forget_if_empty(state)
@@ -313,15 +308,6 @@ class Ledger:
         """The nodes, besides this one, on which a holding that is not this node's own counts."""
         foreign = (holding for holding in recounted if holding.node != state.name)
         return set().union(*map(self.nodes_of, foreign)) - {state.name}
-
-    def _kinds_elsewhere(self, holdings: Iterable[Holding]) -> list[tuple[str, CardShare, CardKind]]:
-        """The kinds of cards that are on another node than the pod that holds them: by the pod's node and its share."""
-        return [
-            (holding.node, share, self.kinds.get(self.kind(holding.node, share)))
-            for holding in holdings
-            for share in holding.assignment.shares()
-            if (homes := self._cards.nodes(share.uuid)) and holding.node not in homes
-        ]
 
     def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
         """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""

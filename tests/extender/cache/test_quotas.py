@@ -1,9 +1,13 @@
 """GPUQuotas in the state: who is told which of them is full, and who is woken."""
 
+import pytest
+
 from cardwise.core.api import names, request
+from cardwise.core.placement.placement import Unplaceable
+from cardwise.core.values.refusals import Refusal
 from extender.state import State
 from tests.build import P100, container, pod, resource_class
-from tests.extender.worlds import as_card, as_class, as_quota, refuse, resource, state, with_cards
+from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, plan, refuse, resource, state, with_cards
 from tests.fakes.clock import FakeClock
 
 
@@ -74,3 +78,22 @@ def test_a_quota_that_was_never_known_wakes_nobody_when_it_goes():
     assert made.touch_due() is None
     made.remove_quota("default/team")
     assert made.touch_due() == "n1"
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_a_node_does_not_free_quota_by_a_report_of_another_nodes_card(lie):
+    """A new leader has never seen the true object of the card: it is away, or the liar's is in its place."""
+    made = with_cards(state(), n1=2)
+    made.remove_card("gpu-n1-0")
+    made.set_node("evil")
+    if lie:
+        card = resource(0, mem=1, model="Lie")
+        card["spec"]["node"] = "evil"
+        made.set_card(*as_card(card))
+    made.set_quota(*as_quota({"class": "nvidia.p100", "memoryMiB": P100 // 2}))
+    made.set_pod(as_pod(bound("a", P100 // 2, 0)))
+    assert isinstance(refusal := plan(made, "b", 100), Unplaceable)
+    assert refusal.refusals == {"n1": Refusal.QUOTA}
+    made.remove_card("gpu-n1-0")
+    made.set_card(*as_card(resource(0)))
+    assert isinstance(plan(made, "b", 100), Unplaceable), "also when the true object is back"
