@@ -15,6 +15,7 @@ from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
+from cardwise.kube.watch.mostcards import MostCards
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.cardreports import CardReports
 from extender.gangs import podgroups
@@ -64,7 +65,8 @@ class Informers:
             client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), **pace
         )
         self._reports = CardReports(_cards(state, seen.cards), clock)
-        cards = Reflector(client, paths.extendedresources(), objects.card, self._reports, named=_by_key, **pace)
+        limited = MostCards(objects.card, self._reports)
+        cards = Reflector(client, paths.extendedresources(), limited.project, limited, named=_by_key, **pace)
         disruption_budgets = Reflector(
             client,
             paths.poddisruptionbudgets(),

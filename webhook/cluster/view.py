@@ -18,6 +18,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.watch.mostcards import MostCards
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, Woken
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
@@ -67,8 +68,9 @@ class ClusterView:
         self._namespaces: Reflector[Defaults] = Reflector(
             client, paths.namespaces(), _project_namespace, Woken(), query=selector, pace=CENTRAL_PACE, clock=clock
         )
+        limited = MostCards(_project_card, self._sums)
         self._cards_known: Reflector[CardFacts] = Reflector(
-            client, paths.extendedresources(), _project_card, self._sums, pace=CENTRAL_PACE, clock=clock
+            client, paths.extendedresources(), limited.project, limited, pace=CENTRAL_PACE, clock=clock
         )
         self._classes_known: Reflector[ResourceClass] = Reflector(
             client,

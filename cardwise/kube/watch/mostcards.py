@@ -1,0 +1,75 @@
+"""Limits how many ExtendedResources of one node a process keeps.
+
+A node may create as many as it likes, each with up to hundreds of KiB. What is counted is limited where it is counted;
+here is the limit of memory, for the processes that keep the cards of all nodes.
+"""
+
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.watch.reflector import Handler, Project
+
+_log = structlog.get_logger(__name__)
+
+
+class OfNode(Protocol):
+    """A projection of an ExtendedResource."""
+
+    @property
+    def node(self) -> str: ...
+
+
+T = TypeVar("T", bound=OfNode)
+
+
+class MostCards(Generic[T]):
+    """Projection and handler of one reflector: the first `MOST_CARDS` of each node are kept, the others ignored until
+    their next event after one of these is gone.
+    """
+
+    def __init__(self, project: Project[T], handler: Handler[T]) -> None:
+        self._project = project
+        self._handler = handler
+        self._node_of: dict[str, str] = {}  # by key, of those that are kept
+        self._keys: dict[str, set[str]] = {}  # the same, by node
+        self._warned: set[str] = set()
+
+    def project(self, content: bytes) -> tuple[str, T] | None:
+        """As a reflector's projection."""
+        projected = self._project(content)
+        return projected if projected is not None and self._admit(projected[0], projected[1].node) else None
+
+    def on_change(self, key: str, old: T | None, new: T) -> None:
+        self._handler.on_change(key, old, new)
+
+    def on_delete(self, key: str, old: T) -> None:
+        self._forget(key)
+        self._handler.on_delete(key, old)
+
+    def on_synced(self) -> None:
+        self._handler.on_synced()
+
+    def _admit(self, key: str, node: str) -> bool:
+        if self._node_of.get(key) == node:
+            return True
+        self._forget(key)
+        keys = self._keys.setdefault(node, set())
+        if len(keys) >= MOST_CARDS:
+            if node not in self._warned:
+                self._warned.add(node)
+                _log.warning("too many ExtendedResources of a node; the others are ignored", node=node, most=MOST_CARDS)
+            return False
+        self._node_of[key] = node
+        keys.add(key)
+        return True
+
+    def _forget(self, key: str) -> None:
+        node = self._node_of.pop(key, None)
+        if node is None:
+            return
+        self._keys[node].discard(key)
+        if not self._keys[node]:
+            del self._keys[node]
+            self._warned.discard(node)
