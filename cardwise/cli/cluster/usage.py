@@ -141,7 +141,8 @@ def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
     if nodes:
         query |= paths.with_label_in(names.NODE_LABEL, sorted(nodes))
     found = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
-    return [_card(one) for one in found if one.spec.kind == classes.KIND]
+    # The label is what its writer made it: another node's card can carry it.
+    return [_card(one) for one in found if one.spec.kind == classes.KIND and (not nodes or one.spec.node in nodes)]
 
 
 def _card(read: _Resource) -> CardUsage:

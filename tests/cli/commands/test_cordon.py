@@ -3,6 +3,7 @@
 import pytest
 from click.testing import Result
 
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cli import worlds
 from tests.cli.cardworlds import Cards, spec
@@ -46,6 +47,13 @@ def test_what_is_no_card_or_several_is_refused_with_those_there_are(monkeypatch,
     assert said.exit_code == 1
     assert message in said.stderr
     assert [one for one in api.of("extendedresources") if "unschedulable" in one["spec"]] == []
+
+
+def test_no_card_of_another_node_is_taken_for_this_nodes(monkeypatch):
+    """A node can label its own card with this node's name where no policy forbids it."""
+    liar = card("n9", 0, labels={names.NODE_LABEL: "n1"})
+    api = Cards([card("n1", 0), liar], [])
+    assert run(monkeypatch, api, "cordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) cordoned\n"
 
 
 def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
