@@ -1,6 +1,6 @@
-"""Sphinx builds these pages into a site: `make docs`. They are plain CommonMark, so that they read well without it.
+"""Sphinx's configuration: `make docs` builds the site. The pages are plain CommonMark, so they read well without it.
 
-The pages of `reference/generated` are made of code, CRDs and chart each time; see `generated.py`.
+The pages of `reference/generated` are generated from code, CRDs and chart each time; see `generated.py`.
 """
 
 import os
@@ -23,7 +23,7 @@ nitpicky = True
 
 generated.write(Path(__file__).parent / "reference" / "generated")
 
-# Where GitHub's workflows build the site, links to code lead to the repository; else Sphinx takes the files along.
+# In GitHub's workflows links to code lead to the repository; otherwise Sphinx copies the files into the site.
 _SOURCE = (
     "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/blob/{GITHUB_SHA}/".format_map(os.environ)
     if "GITHUB_SHA" in os.environ
@@ -32,7 +32,7 @@ _SOURCE = (
 
 
 def setup(app: Any) -> None:
-    """What Sphinx calls first."""
+    """Register the hooks; Sphinx calls it first."""
     if _SOURCE:
         app.connect("source-read", _link_to_code)
 

@@ -1,6 +1,6 @@
-"""The reference pages that are made of code, CRDs and chart when the site is built, so that none is ever stale.
+"""Generates the reference pages from code, CRDs and chart when the site is built, so that none is ever stale.
 
-`conf.py` calls `write`. Each page is one function from what the repository has to CommonMark.
+`conf.py` calls `write`. Each page is a function that returns CommonMark.
 """
 
 import re
@@ -24,39 +24,39 @@ _WIDTH = 100
 
 
 def write(folder: Path) -> None:
-    """All pages into the folder."""
+    """Write all pages into the folder; pages that did not change are not written."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         target, text = folder / f"{name}.md", page()
-        if not target.exists() or target.read_text() != text:  # else Sphinx would read it again
+        if not target.exists() or target.read_text() != text:  # otherwise Sphinx reads it again
             target.write_text(text)
 
 
 def commands() -> str:
-    """What `cardwise` says of itself."""
-    parts = ["# Commands\n\nFor users and admins. What each command of `cardwise` says by `--help`.\n"]
+    """The page with the help of each command of `cardwise`."""
+    parts = ["# Commands\n\nFor users and admins. The `--help` of each command of `cardwise`.\n"]
     for names, command in _commands(cli, ("cardwise",)):
         parts.append(f"## {' '.join(names)}\n\n{_help(command, ' '.join(names))}\n")
     return "\n".join(parts)
 
 
 def settings() -> str:
-    """What the parts say of themselves."""
+    """The page with the options of each part."""
     parts = {
         "cardwise-webhook": webhook,
         "cardwise-extender": extender,
         "cardwise-deviceplugin": deviceplugin,
         "cardwise-mps": mps,
     }
-    said = [f"## {name}\n\n{_help(command, name)}\n" for name, command in parts.items()]
-    said.append(f"## cardwise-agent\n\n```text\n{AGENT}```\n")
-    intro = "For admins. The chart sets them, except the agent's; each part says them by `--help`."
-    return "\n".join([f"# Settings of the parts\n\n{intro}\n", *said])
+    sections = [f"## {name}\n\n{_help(command, name)}\n" for name, command in parts.items()]
+    sections.append(f"## cardwise-agent\n\n```text\n{AGENT}```\n")
+    intro = "For admins. The chart sets these options, except the agent's. Each part prints them with `--help`."
+    return "\n".join([f"# Settings of the parts\n\n{intro}\n", *sections])
 
 
 def kinds() -> str:
-    """The fields of our objects, as `kubectl explain` tells them."""
-    parts = ["# Our objects\n\nFor users and admins. The fields of each kind, as `kubectl explain` tells them."]
+    """The page with the fields of Cardwise's kinds, as in `kubectl explain`."""
+    parts = ["# Our objects\n\nFor users and admins. The fields of each kind, as in `kubectl explain`."]
     for path in sorted((CHART / "files" / "crds").glob("*.yaml")):
         crd = yaml.safe_load(path.read_text())
         (version,) = crd["spec"]["versions"]
@@ -71,15 +71,13 @@ def kinds() -> str:
 
 
 def values() -> str:
-    """The values of the chart with their defaults and what is said of them in `values.yaml`."""
+    """The page with the chart's values, their defaults, and their comments in `values.yaml`."""
     text = (CHART / "values.yaml").read_text()
     lines = text.splitlines()
-    parts = [
-        "# Values of the chart\n\nFor admins. What `helm install --set` takes; a wrong one is refused by its name."
-    ]
+    parts = ["# Values of the chart\n\nFor admins. The values of `helm install --set`; an unknown name is an error."]
     for key, node in yaml.compose(text).value:
-        said = _said(lines, key.start_mark.line) if isinstance(node, yaml.MappingNode) else ""
-        parts += [f"## {key.value}", *([said] if said else [])]
+        comment = _comment(lines, key.start_mark.line) if isinstance(node, yaml.MappingNode) else ""
+        parts += [f"## {key.value}", *([comment] if comment else [])]
         parts.append(_table("| value | default | |", _values(lines, key, node, "")))
     return "\n\n".join(parts) + "\n"
 
@@ -112,14 +110,14 @@ def _fields(schema: dict[str, Any], name: str, before: str) -> Iterator[str]:
     while inner.get("type") == "array":
         inner, path = inner["items"], f"{path}[]"
     needed = ", required" if name in schema.get("required", ()) else ""
-    said = " ".join(filter(None, (_plain(field.get("description", "")), _one_of(field))))
-    yield f"| `{path}` | {kind}{needed} | {said} |"
-    for each in inner.get("properties", {}):
-        yield from _fields(inner, each, path)
+    description = " ".join(filter(None, (_plain(field.get("description", "")), _one_of(field))))
+    yield f"| `{path}` | {kind}{needed} | {description} |"
+    for inner_name in inner.get("properties", {}):
+        yield from _fields(inner, inner_name, path)
 
 
 def _one_of(field: dict[str, Any]) -> str:
-    return f"One of {', '.join(f'`{value}`' for value in field['enum'])}." if "enum" in field else ""
+    return f"One of {', '.join(f'`{choice}`' for choice in field['enum'])}." if "enum" in field else ""
 
 
 def _values(lines: Sequence[str], key: yaml.Node, node: yaml.Node, before: str) -> Iterator[str]:
@@ -130,11 +128,11 @@ def _values(lines: Sequence[str], key: yaml.Node, node: yaml.Node, before: str) 
         return
     default = yaml.safe_load(yaml.serialize(node))
     shown = yaml.safe_dump(default, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
-    yield f"| `{path}` | `{shown}` | {_said(lines, key.start_mark.line)} |"
+    yield f"| `{path}` | `{shown}` | {_comment(lines, key.start_mark.line)} |"
 
 
-def _said(lines: Sequence[str], at: int) -> str:
-    """The comment above a line, and behind it."""
+def _comment(lines: Sequence[str], at: int) -> str:
+    """The comment above a line, and at its end."""
     above: list[str] = []
     for line in reversed(lines[:at]):
         if not line.strip().startswith("# "):
@@ -145,5 +143,5 @@ def _said(lines: Sequence[str], at: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line in which no character means something to CommonMark or to a table."""
+    """The text on one line, with the special characters of CommonMark and of tables escaped."""
     return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join(text.split()))

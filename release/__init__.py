@@ -1,7 +1,7 @@
-"""What a maintainer makes of the sources, by `make release`: images, packages, lists. Nothing of it runs in a cluster.
+"""Builds the files of a release (`make release`). Nothing of it runs in a cluster.
 
-Comes in: the working tree of a commit. Goes out: dist/. CONTRIBUTING.md says how a release goes.
+Input: the working tree of a commit. Output: dist/. CONTRIBUTING.md has the steps of a release.
 
-Read first: `__main__` (what is made, in order), `agentroot` (the share agent's image). `artifacts`: wheel, sources and
-chart; `sbom`: the bill of materials; `readiness`: what is unfinished.
+Start with `__main__` (all steps in order) and `agentroot` (the share agent's image). `artifacts`: wheel, sources and
+chart; `sbom`: the bill of materials; `readiness`: the checks before a release.
 """

@@ -1,6 +1,6 @@
-"""`make release`: all that a release has and this machine can make, in dist/. Images and signatures are the workflow's.
+"""`make release`: builds the files of a release in dist/, except images and signatures, which the workflow makes.
 
-Without `--final` it is a trial: what is unfinished is said, and everything is made all the same.
+Without `--final` it is a trial: problems are printed, and the files are built nevertheless.
 """
 
 import shutil
@@ -15,26 +15,31 @@ ROOT = Path(__file__).parents[1]
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=ROOT / "dist", help="Is emptied first. [dist]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=ROOT / "dist",
+    help="Folder of the files; it is emptied first. [dist]",
+)
 @click.option("--hatchling", default="hatchling", help="The program that builds the wheel.")
 @click.option("--helm", default="helm", help="The program that packs the chart.")
-@click.option("--final", is_flag=True, help="Refuse to release what is unfinished.")
+@click.option("--final", is_flag=True, help="Fail if anything is unfinished.")
 def main(out: Path, hatchling: str, helm: str, *, final: bool) -> None:
-    """Wheel, sources, chart, bill of materials, notes and checksums of the version that pyproject.toml says."""
+    """Build wheel, sources, chart, bill of materials, notes and checksums of the version in pyproject.toml."""
     version = readiness.version(ROOT)
-    unfinished = readiness.unfinished(ROOT, version)
-    for line in unfinished:
-        click.echo(f"unfinished: {line}", err=True)
-    if final and unfinished:
+    problems = readiness.find_problems(ROOT, version)
+    for problem in problems:
+        click.echo(f"unfinished: {problem}", err=True)
+    if final and problems:
         sys.exit(1)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    epoch = readiness.committed(ROOT)
-    artifacts.python(ROOT, out, hatchling, epoch)
-    artifacts.chart(ROOT, out, helm)
-    (out / f"cardwise-{version}.cdx.json").write_text(sbom.of(ROOT, version, epoch))
-    (out / "notes.md").write_text(readiness.notes(ROOT, version))
-    for line in artifacts.checksums(out):
+    epoch = readiness.commit_time(ROOT)
+    artifacts.build_python(ROOT, out, hatchling, epoch)
+    artifacts.package_chart(ROOT, out, helm)
+    (out / f"cardwise-{version}.cdx.json").write_text(sbom.bill_of_materials(ROOT, version, epoch))
+    (out / "notes.md").write_text(readiness.release_notes(ROOT, version))
+    for line in artifacts.write_checksums(out):
         click.echo(line)
 
 

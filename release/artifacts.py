@@ -1,34 +1,38 @@
-"""The files of a release: wheel, sources, chart, checksums."""
+"""Builds wheel, source distribution, chart package and checksums of a release."""
 
 import hashlib
 import os
 import subprocess
 from pathlib import Path
 
-SUMS = "SHA256SUMS"
+CHECKSUMS_FILE = "SHA256SUMS"
 
 
-def python(root: Path, out: Path, hatchling: str, epoch: int) -> None:
-    """Wheel and source distribution, the same to the byte from the same commit."""
+def build_python(root: Path, out: Path, hatchling: str, epoch: int) -> None:
+    """Build wheel and source distribution into `out`. The same commit gives the same bytes.
+
+    hatchling: the program.
+    epoch: the time of all files, in seconds since 1970.
+    """
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch)}
     command = [hatchling, "build", "--target", "wheel", "--target", "sdist", "--directory", out]
     subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def chart(root: Path, out: Path, helm: str) -> None:
-    """As `helm push` takes it, under a name that nobody takes for that of the sources."""
+def package_chart(root: Path, out: Path, helm: str) -> None:
+    """Package the chart for `helm push` into `out`, under a name that differs from that of the source distribution."""
     command = [helm, "package", root / "helm" / "cardwise", "--destination", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (packed,) = out.glob("cardwise-*.tgz")
     packed.rename(packed.with_name(packed.name.replace("cardwise-", "cardwise-chart-", 1)))
 
 
-def checksums(out: Path) -> list[str]:
-    """Writes them beside the files, as `sha256sum --check` reads them, and returns the lines."""
+def write_checksums(out: Path) -> list[str]:
+    """Write the checksums of the files in `out` beside them, for `sha256sum --check`. Returns the lines."""
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
         for path in sorted(out.iterdir())
-        if path.name != SUMS
+        if path.name != CHECKSUMS_FILE
     ]
-    (out / SUMS).write_text("".join(f"{line}\n" for line in lines))
+    (out / CHECKSUMS_FILE).write_text("".join(f"{line}\n" for line in lines))
     return lines

@@ -1,6 +1,6 @@
-"""The bill of materials: what our image has of others, as CycloneDX 1.6 says it.
+"""The bill of materials of the image, as CycloneDX 1.6: the locked Python packages and the base image.
 
-It is of the lock, whose hashes pip has checked when the image was built. What the base image has, its own bill says.
+pip checks the lock's hashes when the image is built. The base image has a bill of materials of its own.
 """
 
 import json
@@ -15,8 +15,8 @@ _PYTHON = re.compile(r"^ARG PYTHON=(\S+)$", re.MULTILINE)
 _BASE = "slim-bookworm"
 
 
-def of(root: Path, version: str, epoch: int) -> str:
-    """The document, the same for the same commit."""
+def bill_of_materials(root: Path, version: str, epoch: int) -> str:
+    """The document; the same for the same commit. `epoch`: its time, in seconds since 1970."""
     ours = {"type": "application", "name": "cardwise", "version": version, "bom-ref": f"pkg:pypi/cardwise@{version}"}
     licence = {"licenses": [{"license": {"id": "Apache-2.0"}}]}
     components = [_base(root), *_packages(root)]
@@ -38,9 +38,9 @@ def _base(root: Path) -> dict[str, Any]:
 
 
 def _packages(root: Path) -> list[dict[str, Any]]:
-    found = _LOCKED.finditer((root / "requirements" / "run.lock").read_text())
+    locked = _LOCKED.finditer((root / "requirements" / "run.lock").read_text())
     return [
-        {"type": "library", "name": each["name"], "version": each["version"], "purl": purl, "bom-ref": purl}
-        for each in found
-        if (purl := f"pkg:pypi/{each['name'].lower()}@{each['version']}")
+        {"type": "library", "name": package["name"], "version": package["version"], "purl": purl, "bom-ref": purl}
+        for package in locked
+        if (purl := f"pkg:pypi/{package['name'].lower()}@{package['version']}")
     ]

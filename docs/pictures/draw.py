@@ -1,6 +1,6 @@
-"""Draws the sequence diagrams of the documents: each text of this folder as an SVG beside it.
+"""Draws the sequence diagrams of the documents: an SVG beside each text file of this folder.
 
-The picture lives as text, so that a change of it can be read in a diff; `tests/docs` holds both together.
+The texts are the sources, so that diffs can be read; `tests/docs` checks that the pictures are up to date.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _TIP = 'viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" ori
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An arrow between two lanes; or a note at one, where both are the same."""
+    """An arrow between two lanes, by index; or a note on one lane, if both are the same."""
 
     at: int
     to: int
     words: str
 
 
-def read(text: str) -> tuple[list[str], list[Step]]:
-    """The lanes and the steps. Raises `ValueError` on a lane that is not there."""
+def parse(text: str) -> tuple[list[str], list[Step]]:
+    """Parse the text into lanes and steps. Raises `ValueError` for an unknown lane."""
     lanes: list[str] = []
     steps = []
     for line in text.splitlines():
@@ -41,8 +41,8 @@ def read(text: str) -> tuple[list[str], list[Step]]:
 
 
 def draw(text: str, title: str) -> str:
-    """The SVG."""
-    lanes, steps = read(text)
+    """The text's picture, as SVG."""
+    lanes, steps = parse(text)
     width, height = 2 * _MARGIN + _LANE * (len(lanes) - 1), _TOP + _ROW * (len(steps) + 1)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     tip = f'<path d="M0 0 8 4 0 8z" fill="{_BLUE}"/>'
@@ -67,14 +67,14 @@ def draw(text: str, title: str) -> str:
 def _step(step: Step, y: int, words: str, width: int) -> list[str]:
     wide = len(words) * _LETTER + 12
     middle = (_x(step.at) + _x(step.to)) / 2
-    middle = min(max(middle, wide / 2 + 4), width - wide / 2 - 4)  # within the picture
+    middle = min(max(middle, wide / 2 + 4), width - wide / 2 - 4)  # inside the picture
     if step.at == step.to:
         box = f'<rect x="{middle - wide / 2:.0f}" y="{y - 19}" width="{wide:.0f}" height="22" rx="4" '
         return [f'{box}fill="{_NOTE}" stroke="{_LINE}"/>', _text(middle, y - 4, words)]
     side = 3 if step.to > step.at else -3
     line = f'<line x1="{_x(step.at)}" y1="{y}" x2="{_x(step.to) - side}" y2="{y}" '
     return [
-        # Paper below the words, since lines of lanes go through them.
+        # A background for the words, which lines of lanes would cross.
         f'<rect x="{middle - wide / 2 + 4:.0f}" y="{y - 18}" width="{wide - 8:.0f}" height="15" fill="{_PAPER}"/>',
         f'{line}stroke="{_BLUE}" stroke-width="1.5" marker-end="url(#tip)"/>',
         _text(middle, y - 6, words),
@@ -93,11 +93,11 @@ def _text(x: float, y: int, words: str, *, size: int = 11, bold: bool = False) -
     )
 
 
-def drawn(source: Path) -> str:
-    """The SVG of a text of this folder."""
+def draw_file(source: Path) -> str:
+    """The SVG of a text file of this folder."""
     return draw(source.read_text(), source.stem.replace("-", " "))
 
 
 if __name__ == "__main__":
     for source in sorted(FOLDER.glob("*.txt")):
-        source.with_suffix(".svg").write_text(drawn(source))
+        source.with_suffix(".svg").write_text(draw_file(source))

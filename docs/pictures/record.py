@@ -1,6 +1,6 @@
 """Records `cardwise top` as top.svg: the real program, on a real Kubernetes of this machine with simulated nodes.
 
-`.venv/bin/python -m docs.pictures.record`, half a minute. The cluster is taken down again.
+Usage: `.venv/bin/python -m docs.pictures.record`; takes half a minute, and stops the cluster again.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.cluster import Cluster, ClusterSpec
 WIDTH = 156
 _T4, _A100 = {"model": "T4", "memoryMiB": 15360}, {"model": "A100-80GB", "memoryMiB": 81920}
 _CARDS = {"nodes": {"sim-1": [_A100] * 2, "sim-2": [_T4] * 2, "sim-3": [_T4] * 2}}
-# Namespace, name, and what it asks for; in this order.
+# Namespace, name and limits of each pod, in the order of their creation.
 _PODS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("ml", "train", {names.GPU_COUNT: "1"}),
     ("ml", "eval", {names.GPU_MEM: "40Gi"}),
@@ -41,13 +41,13 @@ def pod(name: str, limits: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
 
 
-def fill(cluster: Cluster) -> None:
-    """The pods one after the other, each on its card before the next one comes; then a cordon."""
+def create_pods(cluster: Cluster) -> None:
+    """Create the pods one after another, each once the one before has its card; then cordon a card."""
     for namespace, name, limits in _PODS:
         cluster.kubectl("create", "namespace", namespace, check=False)
         cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(pod(name, limits)))
         cluster.wait(partial(_has_card, cluster, name), f"{name} has a card")
-    card = next(each for each in cluster.api.get(paths.extendedresources())["items"] if each["spec"]["node"] == "sim-3")
+    card = next(c for c in cluster.api.get(paths.extendedresources())["items"] if c["spec"]["node"] == "sim-3")
     cluster.api.patch(paths.extendedresources(card["metadata"]["name"]), {"spec": {"unschedulable": True}})
 
 
@@ -56,13 +56,13 @@ def _has_card(cluster: Cluster, name: str) -> bool:
 
 
 def picture(screen: str, command: str) -> str:
-    """The SVG of a terminal that shows the command and its screen."""
-    console = Console(record=True, highlight=False, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - as long as we live
+    """The SVG of a terminal with the command and its screen."""
+    console = Console(record=True, highlight=False, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - open until the program ends
     console.print(Text(f"$ {command}", style="bold"))
     console.print(livescreen.coloured(screen))
-    drawn = console.export_svg(title=command, unique_id="cardwise-top")
-    # Only fonts that the reader has: a page of ours asks nobody else for anything.
-    return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
+    svg = console.export_svg(title=command, unique_id="cardwise-top")
+    # Only fonts of the reader's system: the pages load nothing from other servers.
+    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
         cards.write_text(yaml.safe_dump(_CARDS))
         cluster = Cluster.start(ClusterSpec(state_dir=Path(folder, "c"), nodes=0, sim_nodes=3, cards=cards), print)
         try:
-            fill(cluster)
+            create_pods(cluster)
             command = ["top", "--once", "--kubeconfig", str(cluster.kubeconfig)]
             program = str(Path(sys.executable).with_name("cardwise"))
             environment = os.environ | {"COLUMNS": str(WIDTH)}

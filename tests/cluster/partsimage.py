@@ -55,7 +55,7 @@ def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG, *, 
 def write_agent(path: Path, root: Path = _ROOT) -> None:
     """The OCI archive of the image `AGENT`: the files that the Dockerfile's stage `agent` has."""
     with tempfile.TemporaryDirectory() as scratch, io.BytesIO() as buffer:
-        agentroot.make(Path(scratch), root)
+        agentroot.build_root(Path(scratch), root)
         with tarfile.open(fileobj=buffer, mode="w") as layer:
             layer.add(scratch, ".", filter=_of_root)
         images.write(path, [AGENT], buffer.getvalue(), ["/usr/local/bin/cardwise-agent"])

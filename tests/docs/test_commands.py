@@ -25,13 +25,13 @@ TYPES = (ROOT / "docs" / "reference" / "types.md").read_text()
 
 def commands() -> set[str]:
     """Every `cardwise ...` of a console block or in backquotes."""
-    found = set()
+    commands = set()
     for page in DOCS:
         text = page.read_text()
         blocks = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
-        found |= {line.partition("#")[0].strip() for line in blocks.splitlines() if line.startswith("cardwise ")}
-        found |= set(re.findall(r"`(cardwise [^`]*)`", text))
-    return found
+        commands |= {line.partition("#")[0].strip() for line in blocks.splitlines() if line.startswith("cardwise ")}
+        commands |= set(re.findall(r"`(cardwise [^`]*)`", text))
+    return commands
 
 
 @pytest.mark.parametrize("command", sorted(commands()))
@@ -41,9 +41,9 @@ def test_every_command_in_the_docs_exists(command):
     context = click.Context(cli)
     while isinstance(at, click.Group):
         name, *arguments = arguments
-        found = at.get_command(context, name)
-        assert found is not None, f"{command}: there is no command {name}"
-        at = found
+        subcommand = at.get_command(context, name)
+        assert subcommand is not None, f"{command}: there is no command {name}"
+        at = subcommand
     with click.Context(at) as inner:
         at.parse_args(inner, arguments)  # raises where an option or an argument is unknown
 
@@ -55,13 +55,13 @@ def test_every_example_that_the_docs_name_is_there(path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_can_be_read(path):
-    (obj,) = yaml.safe_load_all(path.read_text())
-    if obj["kind"] == "ResourceClass":
-        assert classes.parse(obj).name == obj["metadata"]["name"]
-    elif obj["kind"] == "GPUQuota":
-        assert quotas.parse(obj).entries
+    (manifest,) = yaml.safe_load_all(path.read_text())
+    if manifest["kind"] == "ResourceClass":
+        assert classes.parse(manifest).name == manifest["metadata"]["name"]
+    elif manifest["kind"] == "GPUQuota":
+        assert quotas.parse(manifest).entries
     else:
-        assert obj["apiVersion"] == "v1"
+        assert manifest["apiVersion"] == "v1"
 
 
 @pytest.mark.parametrize("refusal", Refusal)
@@ -70,12 +70,15 @@ def test_every_reason_of_the_scheduler_is_explained(refusal):
 
 
 def test_the_examples_of_devices_are_of_devices():
-    found = [yaml.safe_load(path.read_text()) for path in EXAMPLES if path.parent.name == "devices"]
-    known = {one.name: one.other for one in (classes.parse(obj) for obj in found if obj["kind"] == "ResourceClass")}
+    manifests = [yaml.safe_load(path.read_text()) for path in EXAMPLES if path.parent.name == "devices"]
+    known = {
+        parsed.name: parsed.other
+        for parsed in (classes.parse(manifest) for manifest in manifests if manifest["kind"] == "ResourceClass")
+    }
     assert known == {"fpga": True, "rdma": True, "rdma-fast": True}
-    pods = [obj for obj in found if obj["kind"] == "Pod"]
-    asked = {name for pod in pods for name in pod["spec"]["containers"][0]["resources"]["limits"]}
-    assert asked == {"aliyun.com/gpu-mem", "rdma", "fpga"}
+    pods = [manifest for manifest in manifests if manifest["kind"] == "Pod"]
+    requested = {name for pod in pods for name in pod["spec"]["containers"][0]["resources"]["limits"]}
+    assert requested == {"aliyun.com/gpu-mem", "rdma", "fpga"}
 
 
 def rows_of_cards():
@@ -87,9 +90,9 @@ def rows_of_cards():
 def test_the_classes_of_todays_cards_are_called_as_the_table_says(model, memory, name, accelerator):
     assert classes.name_of_model(model) == name
     assert classes.accelerator_of_model(model) == accelerator
-    made = classes.parse({"metadata": {"name": name}, "spec": classes.auto_spec(model)})
+    parsed = classes.parse({"metadata": {"name": name}, "spec": classes.auto_spec(model)})
     seen = classes.labels(node="n", index=0, uuid="u", model=model, memory=int(memory), properties={}, own={})
-    assert made.selector.matches(seen)
+    assert parsed.selector.matches(seen)
 
 
 def test_the_examples_name_cards_that_drivers_know():
@@ -98,33 +101,39 @@ def test_the_examples_name_cards_that_drivers_know():
     names = {name for *_, name, _ in rows_of_cards()} | {"nvidia.tesla.k80"}
     text = "".join(path.read_text() for path in EXAMPLES)
     assert len(known) > 12
-    assert {one for one in re.findall(r"\bnvidia\.[\w.-]*\w", text) if not one.startswith("nvidia.com")} <= names
-    assert {one for line in re.findall(r"values: \[(NVIDIA .*)\]", text) for one in line.split(", ")} <= known
+    assert {name for name in re.findall(r"\bnvidia\.[\w.-]*\w", text) if not name.startswith("nvidia.com")} <= names
+    assert {model for line in re.findall(r"values: \[(NVIDIA .*)\]", text) for model in line.split(", ")} <= known
     assert set(re.findall(r"model: (.+)", text)) <= known
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gangs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(path):
     objects = list(yaml.safe_load_all(path.read_text()))
-    needed, made = {}, {}
-    for obj in objects:
-        if obj["kind"] == "PodGroup":
-            needed[obj["metadata"]["name"]] = obj["spec"]["minMember"]
-        if "template" not in obj.get("spec", {}):
+    needed, created = {}, {}
+    for manifest in objects:
+        if manifest["kind"] == "PodGroup":
+            needed[manifest["metadata"]["name"]] = manifest["spec"]["minMember"]
+        if "template" not in manifest.get("spec", {}):
             continue
-        warnings = webhook_gangs.workload(obj, None, f"{obj['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER})
+        warnings = webhook_gangs.workload(
+            manifest, None, f"{manifest['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER}
+        )
         assert all("right where other workloads make the other" in text for text in warnings)
-        member = gangs.membership(obj["spec"]["template"])
+        member = gangs.membership(manifest["spec"]["template"])
         assert needed.setdefault(member.name, member.minimum) in (member.minimum, None) or member.minimum is None
-        made[member.name] = made.get(member.name, 0) + (obj["spec"].get("replicas") or obj["spec"]["parallelism"])
+        created[member.name] = created.get(member.name, 0) + (
+            manifest["spec"].get("replicas") or manifest["spec"]["parallelism"]
+        )
     assert needed
-    assert all(made[name] >= minimum for name, minimum in needed.items())
+    assert all(created[name] >= minimum for name, minimum in needed.items())
 
 
 def test_the_tensorflow_job_has_servers_without_gpu():
     objects = list(yaml.safe_load_all((ROOT / "examples" / "gangs" / "tensorflow.yaml").read_text()))
     templates = {
-        obj["metadata"]["name"]: obj["spec"]["template"] for obj in objects if "template" in obj.get("spec", {})
+        manifest["metadata"]["name"]: manifest["spec"]["template"]
+        for manifest in objects
+        if "template" in manifest.get("spec", {})
     }
     assert request.parse(templates["tf-ps"]) is None
     assert request.parse(templates["tf-worker"]).containers[0].whole

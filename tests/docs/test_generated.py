@@ -22,23 +22,23 @@ def test_every_command_is_there_with_its_options(name):
 
 def test_every_program_that_the_package_brings_is_there():
     scripts = tomllib.loads((generated.ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    said = generated.commands() + generated.settings()
+    pages = generated.commands() + generated.settings()
     assert [
-        name for name in scripts if name.startswith("cardwise") and f"## {name}\n\n```text\nUsage: {name} " not in said
+        name for name in scripts if name.startswith("cardwise") and f"## {name}\n\n```text\nUsage: {name} " not in pages
     ] == []
 
 
 def test_every_value_of_the_chart_is_there_with_its_default():
     page = generated.values()
 
-    def missing(values, before=""):
-        for key, value in values.items():
-            path = f"{before}{key}"
+    def missing(defaults, prefix=""):
+        for key, default in defaults.items():
+            path = f"{prefix}{key}"
             if f"| `{path}` |" not in page:
-                yield from missing(value, f"{path}.") if isinstance(value, dict) and value else [path]
+                yield from missing(default, f"{path}.") if isinstance(default, dict) and default else [path]
 
-    said = yaml.safe_load((generated.CHART / "values.yaml").read_text())
-    assert list(missing(said)) == []
+    defaults = yaml.safe_load((generated.CHART / "values.yaml").read_text())
+    assert list(missing(defaults)) == []
 
 
 def test_something_is_said_of_every_value_of_the_chart():

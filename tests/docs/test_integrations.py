@@ -39,8 +39,8 @@ def owner(text: str) -> str:
     return first[2:] if first.startswith("# ") else ""
 
 
-MANIFESTS = [(page, obj) for page, text in blocks() if not owner(text) for obj in yaml.safe_load_all(text)]
-OF_CHART = [
+MANIFESTS = [(page, manifest) for page, text in blocks() if not owner(text) for manifest in yaml.safe_load_all(text)]
+CHART_VALUES = [
     pytest.param(text, id=f"{page}-{i}") for i, (page, text) in enumerate(blocks()) if owner(text) == "cardwise"
 ]
 
@@ -50,21 +50,21 @@ def test_every_page_has_one_and_says_whose_values_they_are() -> None:
     assert {owner(text) for _, text in blocks()} == {"", *PROGRAMS}
 
 
-@pytest.mark.parametrize("values", OF_CHART)
-def test_the_chart_takes_the_values(values: str, helm: str, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("text", CHART_VALUES)
+def test_the_chart_takes_the_values(text: str, helm: str, tmp_path: Path) -> None:  # noqa: F811
     file = tmp_path / "values.yaml"
-    file.write_text(values)
+    file.write_text(text)
     command = [helm, "template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", "1.34.0"]
     done = subprocess.run([*command, *GIVEN, "-f", file], capture_output=True, text=True, check=False)
-    given = yaml.safe_load(values)
+    chosen = yaml.safe_load(text)
     assert done.returncode == 0, done.stderr
-    assert [key for key in given if key not in VALUES] == []
-    mode = given.get("scheduler", {}).get("mode")
+    assert [key for key in chosen if key not in VALUES] == []
+    mode = chosen.get("scheduler", {}).get("mode")
     if mode == "own":  # GIVEN stands behind the file, so that is rendered by itself
         flags = ["--set", "image.repository=cardwise", "-f", str(file)]
         alone = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
         assert alone.returncode == 0, alone.stderr
-        assert given["scheduler"]["image"] in alone.stdout
+        assert chosen["scheduler"]["image"] in alone.stdout
 
 
 def known() -> Known:
@@ -77,47 +77,49 @@ def known() -> Known:
     )
 
 
-@pytest.mark.parametrize(("page", "obj"), [pytest.param(*one, id=f"{one[0]}-{one[1]['kind']}") for one in MANIFESTS])
-def test_what_makes_pods_is_looked_at_and_has_nothing_to_be_warned_of(page: str, obj: Json) -> None:
-    assert obj["apiVersion"]
-    assert {"name", "generateName"} & obj["metadata"].keys()
-    if obj["kind"] in OTHERS:
+@pytest.mark.parametrize(
+    ("page", "manifest"), [pytest.param(*case, id=f"{case[0]}-{case[1]['kind']}") for case in MANIFESTS]
+)
+def test_what_makes_pods_is_looked_at_and_has_nothing_to_be_warned_of(page: str, manifest: Json) -> None:
+    assert manifest["apiVersion"]
+    assert {"name", "generateName"} & manifest["metadata"].keys()
+    if manifest["kind"] in OTHERS:
         return
-    plural = f"{obj['kind'].lower()}s"
-    group = obj["apiVersion"].partition("/")[0]
+    plural = f"{manifest['kind'].lower()}s"
+    group = manifest["apiVersion"].partition("/")[0]
     if group not in ("apps", "batch"):
         assert f"{plural}.{group}" in VALUES["webhook"]["workloadKinds"]
-    asking = review.decode(body(obj, plural))
+    asking = review.decode(body(manifest, plural))
     assert decisions.on_advise(asking, known(), WebhookSettings(least_share=256)).warnings == ()
-    assert names.GPU_MEM in yaml.safe_dump(obj)
+    assert names.GPU_MEM in yaml.safe_dump(manifest)
 
 
 def test_a_step_of_argo_asks_for_a_share() -> None:
-    (workflow,) = (obj for _, obj in MANIFESTS if obj["kind"] == "Workflow")
+    (workflow,) = (manifest for _, manifest in MANIFESTS if manifest["kind"] == "Workflow")
     (step,) = workflow["spec"]["templates"]
-    asked = request.parse({"metadata": {}, "spec": {"containers": [step["container"]]}})
-    assert asked is not None
-    assert asked.containers[0].mem == 8192
+    parsed = request.parse({"metadata": {}, "spec": {"containers": [step["container"]]}})
+    assert parsed is not None
+    assert parsed.containers[0].mem == 8192
 
 
 def test_kueue_leaves_out_our_marks_and_covers_what_is_counted() -> None:
     text = next(text for page, text in blocks() if page == "kueue" and owner(text) == "kueue")
     left_out = yaml.safe_load(text)["resources"]["excludeResourcePrefixes"]
     assert set(left_out) == {names.SHARE, names.PLACE_MARKER, names.BIND_MARKER, names.GPU_CORE}
-    (queue,) = (obj for _, obj in MANIFESTS if obj["kind"] == "ClusterQueue")
+    (queue,) = (manifest for _, manifest in MANIFESTS if manifest["kind"] == "ClusterQueue")
     (group,) = queue["spec"]["resourceGroups"]
-    assert {one["name"] for one in group["flavors"][0]["resources"]} == set(group["coveredResources"])
+    assert {resource["name"] for resource in group["flavors"][0]["resources"]} == set(group["coveredResources"])
     assert names.WHOLE_GPU in group["coveredResources"]
     # Nothing that a user may ask for is neither: Kueue would not admit it.
-    changed = {one["input"] for one in yaml.safe_load(text)["resources"]["transformations"]}
+    changed = {transformation["input"] for transformation in yaml.safe_load(text)["resources"]["transformations"]}
     assert set(names.REQUESTED) <= {*left_out, *changed, *group["coveredResources"]}
 
 
 def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
     text = next(text for page, text in blocks() if owner(text) == "jupyterhub")
-    values = yaml.safe_load(text)
-    assert values["scheduling"]["userScheduler"]["enabled"] is False
-    for profile in values["singleuser"]["profileList"]:
+    hub = yaml.safe_load(text)
+    assert hub["scheduling"]["userScheduler"]["enabled"] is False
+    for profile in hub["singleuser"]["profileList"]:
         limits = profile.get("kubespawner_override", {}).get("extra_resource_limits", {})
         pod = {"metadata": {}, "spec": {"containers": [{"name": "notebook", "resources": {"limits": limits}}]}}
         assert (request.parse(pod) is None) == (not limits)
@@ -125,10 +127,14 @@ def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
 
 def test_a_driver_upgrade_by_the_operator_drains_pods_with_a_share() -> None:
     """By default it evicts only pods that ask for nvidia.com/gpu or MIG, and stops at an emptyDir, as the agent's."""
-    values = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _page("gpu-operator"), re.DOTALL)]
-    (policy,) = [each["driver"]["upgradePolicy"] for each in values if "driver" in each]
+    blocks_of_page = [
+        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _page("gpu-operator"), re.DOTALL)
+    ]
+    (policy,) = [block["driver"]["upgradePolicy"] for block in blocks_of_page if "driver" in block]
     assert policy["drain"]["enable"] is policy["drain"]["deleteEmptyDir"] is True
-    assert any(each.get("nodes", {}).get("selector") == {"nvidia.com/gpu.deploy.client": "true"} for each in values)
+    assert any(
+        block.get("nodes", {}).get("selector") == {"nvidia.com/gpu.deploy.client": "true"} for block in blocks_of_page
+    )
 
 
 def _page(name: str) -> str:

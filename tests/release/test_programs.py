@@ -12,9 +12,9 @@ SERVER = ("cryptography", "flask", "google", "grpc", "gunicorn", "httptools", "j
 PARTS = ("webhook", "extender", "deviceplugin", "mps")
 
 
-def started(part: str, *lacking: str) -> subprocess.CompletedProcess[str]:
-    """`cardwise-PART --help` where these modules are not installed, and whether it has loaded rich."""
-    absent = "".join(f"sys.modules[{module!r}] = None\n" for module in lacking)
+def run_help(part: str, *missing_modules: str) -> subprocess.CompletedProcess[str]:
+    """Run `cardwise-PART --help` without these modules. Its last line is whether it has imported rich."""
+    absent = "".join(f"sys.modules[{module!r}] = None\n" for module in missing_modules)
     script = f"import sys\n{absent}sys.argv = ['cardwise-{part}', '--help']\nfrom cardwise import programs\n"
     script += f"try: programs.{part}()\nfinally: print('rich.console' in sys.modules)"
     command = [sys.executable, "-c", script]
@@ -23,14 +23,14 @@ def started(part: str, *lacking: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_without_its_packages_says_what_to_install(part: str) -> None:
-    done = started(part, *SERVER)
+    done = run_help(part, *SERVER)
     assert done.returncode == 1
     assert done.stderr.startswith(f"cardwise-{part} needs ")
     assert done.stderr.endswith("which is not installed; write: pip install 'cardwise[server]'\n")
 
 
 def test_a_part_with_them_runs_under_its_name() -> None:
-    done = started("mps")
+    done = run_help("mps")
     assert done.returncode == 0, done.stderr
     assert "Usage: cardwise-mps " in done.stdout
     assert done.stdout.endswith("\nFalse\n"), "rich is for `cardwise top`"

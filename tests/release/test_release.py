@@ -28,7 +28,7 @@ CHART = ROOT / "helm" / "cardwise"
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A repository of what a release looks at, all of it ready."""
+    """A repository with the files that a release checks, ready to be released."""
     (tmp_path / "helm" / "cardwise").mkdir(parents=True)
     write(tmp_path, "pyproject.toml", '[project]\nname = "cardwise"\nversion = "1.2.3"\n')
     write(tmp_path, "helm/cardwise/Chart.yaml", "version: 1.2.3\nappVersion: 1.2.3\n")
@@ -42,9 +42,9 @@ def write(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
-def git(root: Path, *words: str) -> None:
+def git(root: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    subprocess.run(["git", "-C", root, *identity, *words], check=True, capture_output=True)
+    subprocess.run(["git", "-C", root, *identity, *arguments], check=True, capture_output=True)
 
 
 def commit(root: Path) -> None:
@@ -53,67 +53,71 @@ def commit(root: Path) -> None:
 
 
 def test_what_is_ready_has_the_notes_of_its_section_alone(sources: Path) -> None:
-    assert readiness.unfinished(sources, readiness.version(sources)) == []
-    assert readiness.notes(sources, "1.2.3") == "- New.\n"
+    assert readiness.find_problems(sources, readiness.version(sources)) == []
+    assert readiness.release_notes(sources, "1.2.3") == "- New.\n"
     git(sources, "tag", "v1.2.3")
-    assert readiness.unfinished(sources, "1.2.3") == [], "the tag of this very commit"
+    assert readiness.find_problems(sources, "1.2.3") == [], "the tag of this very commit"
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "says"),
+    ("file", "text", "problem"),
     [
         ("helm/cardwise/Chart.yaml", "version: 1.2.3\nappVersion: 1.2.2\n", "appVersion is 1.2.2"),
         ("CHANGELOG.md", "# Changelog\n\n## 1.2.2, 2026-11-01\n\n- Old.\n", "CHANGELOG.md has no section 1.2.3"),
         ("CHANGELOG.md", "## 1.2.3, not released yet\n\n- New.\n", "1.2.3 has no day"),
     ],
 )
-def test_what_is_unfinished_is_said(sources: Path, file: str, text: str, says: str) -> None:
+def test_what_is_unfinished_is_said(sources: Path, file: str, text: str, problem: str) -> None:
     write(sources, file, text)
-    told = readiness.unfinished(sources, "1.2.3")
-    assert len(told) == 2
-    assert says in told[0]
-    assert "not committed" in told[1]
+    problems = readiness.find_problems(sources, "1.2.3")
+    assert len(problems) == 2
+    assert problem in problems[0]
+    assert "not committed" in problems[1]
     commit(sources)
-    assert [says in line for line in readiness.unfinished(sources, "1.2.3")] == [True]
+    assert [problem in line for line in readiness.find_problems(sources, "1.2.3")] == [True]
 
 
 def test_a_version_is_released_once(sources: Path) -> None:
     git(sources, "tag", "v1.2.3")
     write(sources, "more", "")
     commit(sources)
-    assert readiness.unfinished(sources, "1.2.3") == ["the tag v1.2.3 is of another commit"]
+    assert readiness.find_problems(sources, "1.2.3") == ["the tag v1.2.3 is of another commit"]
 
 
 def test_our_own_files_agree() -> None:
-    told = readiness.unfinished(ROOT, readiness.version(ROOT))
-    assert [line for line in told if "Chart.yaml" in line or "no section" in line] == []
-    assert readiness.notes(ROOT, VERSION)
+    problems = readiness.find_problems(ROOT, readiness.version(ROOT))
+    assert [line for line in problems if "Chart.yaml" in line or "no section" in line] == []
+    assert readiness.release_notes(ROOT, VERSION)
 
 
 def test_the_bill_of_materials_has_all_that_is_locked_and_is_the_same_again() -> None:
-    text = sbom.of(ROOT, VERSION, 0)
-    assert sbom.of(ROOT, VERSION, 0) == text
+    text = sbom.bill_of_materials(ROOT, VERSION, 0)
+    assert sbom.bill_of_materials(ROOT, VERSION, 0) == text
     bill = json.loads(text)
     assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
     locked = re.findall(r"^([\w.-]+==[\w.+-]+)", (ROOT / "requirements" / "run.lock").read_text(), re.MULTILINE)
-    listed = [f"{one['name']}=={one['version']}" for one in bill["components"] if one["type"] == "library"]
+    listed = [
+        f"{component['name']}=={component['version']}"
+        for component in bill["components"]
+        if component["type"] == "library"
+    ]
     assert listed == locked
     assert len(locked) > 20
-    references = [one["bom-ref"] for one in bill["components"]]
+    references = [component["bom-ref"] for component in bill["components"]]
     assert len(set(references)) == len(references)
 
 
 def test_checksums_are_as_sha256sum_reads_them(tmp_path: Path) -> None:
     for name in ("b", "a"):
         write(tmp_path, name, name)
-    lines = artifacts.checksums(tmp_path)
+    lines = artifacts.write_checksums(tmp_path)
     assert [line.rpartition(" ")[2] for line in lines] == ["a", "b"]
-    assert artifacts.checksums(tmp_path) == lines
-    subprocess.run(["sha256sum", "--check", "--strict", artifacts.SUMS], cwd=tmp_path, check=True)
+    assert artifacts.write_checksums(tmp_path) == lines
+    subprocess.run(["sha256sum", "--check", "--strict", artifacts.CHECKSUMS_FILE], cwd=tmp_path, check=True)
 
 
 def test_the_chart_is_packed(helm: str, tmp_path: Path) -> None:  # noqa: F811
-    artifacts.chart(ROOT, tmp_path, helm)
+    artifacts.package_chart(ROOT, tmp_path, helm)
     packed = tmp_path / f"cardwise-chart-{VERSION}.tgz"
     shown = subprocess.run([helm, "show", "chart", packed], capture_output=True, text=True, check=True).stdout
     assert yaml.safe_load(shown)["version"] == VERSION
@@ -123,8 +127,8 @@ def test_the_chart_is_packed(helm: str, tmp_path: Path) -> None:  # noqa: F811
 def test_wheel_and_sources_are_the_same_again_and_have_nothing_of_the_tests(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
-        artifacts.python(ROOT, folder, str(HATCHLING), 1_700_000_000)
-    assert len({tuple(artifacts.checksums(folder)) for folder in folders}) == 1
+        artifacts.build_python(ROOT, folder, str(HATCHLING), 1_700_000_000)
+    assert len({tuple(artifacts.write_checksums(folder)) for folder in folders}) == 1
     (wheel,) = folders[0].glob("*.whl")
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert tops == {"cardwise", "webhook", "extender", "deviceplugin", "mps", f"cardwise-{VERSION}.dist-info"}
@@ -132,7 +136,7 @@ def test_wheel_and_sources_are_the_same_again_and_have_nothing_of_the_tests(tmp_
 
 def test_artifact_hub_knows_all_our_kinds() -> None:
     annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
-    listed = {(one["kind"], one["version"], one["name"]) for one in yaml.safe_load(annotations["artifacthub.io/crds"])}
+    listed = {(crd["kind"], crd["version"], crd["name"]) for crd in yaml.safe_load(annotations["artifacthub.io/crds"])}
     crds = [yaml.safe_load(path.read_text()) for path in (CHART / "files" / "crds").glob("*.yaml")]
     there = {
         (crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"], crd["metadata"]["name"]) for crd in crds
@@ -145,31 +149,31 @@ def test_the_workflow_makes_the_release_of_the_makefile_and_both_images() -> Non
     steps = yaml.safe_load(text)["jobs"]["release"]["steps"]
     assert "make release ARGS=--final" in [step.get("run") for step in steps]
     built = [step["with"] for step in steps if str(step.get("uses", "")).startswith("docker/build-push-action@")]
-    assert {one["target"] for one in built} == {"cardwise", "agent"} <= stages().keys()
-    assert {one["platforms"] for one in built} == {"linux/amd64,linux/arm64"}
+    assert {image["target"] for image in built} == {"cardwise", "agent"} <= stages().keys()
+    assert {image["platforms"] for image in built} == {"linux/amd64,linux/arm64"}
     number = next(step["run"] for step in steps if step.get("id") == "version")
     assert "number=${GITHUB_REF_NAME#v}" in number, "the tag v0.1.0; the chart asks for the image 0.1.0"
-    assert {one["tags"].partition(":")[2] for one in built} == {"${{ steps.version.outputs.number }}"}
+    assert {image["tags"].partition(":")[2] for image in built} == {"${{ steps.version.outputs.number }}"}
 
 
 def imports(start: str) -> Iterator[tuple[str, str]]:
-    """What modules of others the package can come to import, each with one of ours that does."""
+    """The third-party modules that the package may import, each with a module of ours that imports it."""
     todo = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / start.replace(".", "/")).rglob("*.py")]
     seen: set[str] = set()
     while todo:
         name = todo.pop().removesuffix(".__init__")
         base = ROOT / name.replace(".", "/")
-        path = next((one for one in (base / "__init__.py", base.with_suffix(".py")) if one.exists()), None)
+        path = next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.exists()), None)
         if name in seen or path is None:
             continue
         seen.add(name)
         for node in ast.walk(ast.parse(path.read_text())):
-            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
-                found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for one in found:
-                top = one.partition(".")[0]
-                parents = one.split(".")
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for module in modules:
+                top = module.partition(".")[0]
+                parents = module.split(".")
                 if (ROOT / top / "__init__.py").exists():
                     todo += [".".join(parents[:i]) for i in range(1, len(parents) + 1)]
                 elif top not in sys.stdlib_module_names:
@@ -180,13 +184,13 @@ def test_the_command_needs_no_package_of_the_parts() -> None:
     """`pipx install cardwise` is the command line."""
 
     def names(wanted: list[str]) -> set[str]:
-        return {Requirement(one).name.lower() for one in wanted}
+        return {Requirement(requirement).name.lower() for requirement in wanted}
 
     belongs = metadata.packages_distributions()
     extras = PROJECT["optional-dependencies"]
     for module, ours in imports("cardwise.cli"):
         if module == "urllib3":  # of `kubernetes`
             continue
-        packages = {one.lower().replace("_", "-") for one in belongs[module]}
+        packages = {distribution.lower().replace("_", "-") for distribution in belongs[module]}
         assert packages & (names(PROJECT["dependencies"]) | names(extras["simulate"])), f"{ours} imports {module}"
     assert names(PROJECT["dependencies"]) & names(extras["server"]) == set()
