@@ -406,10 +406,21 @@ class Manager:
                 _log.warning("ending a daemon whose cards are no longer served", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
             # After a change of scope the card has another folder, but readers read its own one first.
+            uuids = self._cards_of(home)
             directories.withdraw(home)
-            for problem in computemode.reopen(home, self._use):
+            for problem in computemode.reopen(home, self._use, uuids):
                 _log.error("failed to reopen a card", problem=problem)
         self._leftovers_ended = not skipped
+
+    def _cards_of(self, home: Path) -> list[str]:
+        """The UUIDs of this node's cards that a daemon in the folder has served, by its last status or its name."""
+        status = mpsfiles.read_state(home)
+        served = status.uuids if status is not None else ()
+        return [
+            card.uuid
+            for card in self._all_gpus.cards()
+            if card.uuid in served or Path(mps.folder(str(self._settings.root), card.uuid)) == home
+        ]
 
     def _may_serve_unresponsive_card(self, home: Path) -> bool:
         if not self._gpus.unresponsive_indices():

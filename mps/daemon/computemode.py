@@ -1,7 +1,9 @@
 """The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
 Survives crashes: the former mode is saved on disk before a card is closed. A card that stays closed by mistake serves
-no pod; one that is open by mistake lets a process without MPS exceed every limit.
+no pod; one that is open by mistake lets a process without MPS exceed every limit. If the file cannot be read,
+a closed card counts as one that was DEFAULT before, the driver's own mode: MPS has closed it, and an admin who wants
+another mode sees in the log that it was lost.
 
 A card that does not answer must not keep the other cards of its daemon from being served. So it is skipped, unless no
 card answers. The callers repeat the call, which closes or reopens it once it answers again.
@@ -14,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from cardwise.core.api import mps
+from cardwise.core.values.wording import message
 from cardwise.gpus.protocol import CardError, CardUse, ComputeMode
 from cardwise.runtime import replacing
 
@@ -22,8 +25,12 @@ _log = structlog.get_logger(__name__)
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Close the cards that answer. Idempotent. Raises CardError if none answers or one cannot be closed; OSError."""
+    modes = _modes(use, uuids)
     saved = _saved_modes(home)
-    for uuid, mode in _modes(use, uuids).items():
+    if saved is None:
+        saved = _assumed_modes(home, modes)
+        _save_modes(home, saved)
+    for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
             continue
         if saved.get(uuid) is not mode:
@@ -38,14 +45,17 @@ def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
     return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
 
 
-def reopen(home: Path, use: CardUse) -> list[str]:
+def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
-    A card that was closed before MPS served it has no saved mode, and stays closed. One that does not answer keeps its
-    saved mode for the next call.
+    `uuids`: the cards of the daemon, which are opened if their former modes cannot be read. A card that was closed
+    before MPS served it has no saved mode, and stays closed. One that does not answer keeps its saved mode for the next
+    call.
     """
     saved = _saved_modes(home)
     try:
+        if saved is None:
+            saved = _assumed_modes(home, _modes(use, uuids))
         answering = _modes(use, saved)
     except CardError as error:
         return [f"cards stay closed: {error}"]
@@ -78,13 +88,24 @@ def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
     return modes
 
 
-def _saved_modes(home: Path) -> dict[str, ComputeMode]:
-    """The saved former modes, by UUID, of cards that are closed."""
+def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
+    """The saved former modes, by UUID, of cards that are closed; None if they cannot be read."""
     try:
-        raw = json.loads((home / mps.MODES).read_text())
+        raw = json.loads((home / mps.MODES).read_bytes())
         return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
-    except (OSError, ValueError, AttributeError):
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, AttributeError) as error:
+        _log.error("cannot read the former compute modes", path=str(home / mps.MODES), error=message(str(error)))
+        return None
+
+
+def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
+    """The former modes that are assumed of cards with these modes, if the saved ones cannot be read."""
+    closed = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
+    if closed:
+        _log.warning("assuming that closed cards were DEFAULT before", cards=sorted(closed), home=str(home))
+    return closed
 
 
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:

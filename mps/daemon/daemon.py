@@ -387,7 +387,7 @@ class Daemon:
         return ActResult(Outcome.FAILED, "the daemon does not end when killed")
 
     def _release(self) -> ActResult:
-        problems = computemode.reopen(self.unit.home, self._use)
+        problems = computemode.reopen(self.unit.home, self._use, self.unit.uuids)
         self._enforced = False
         return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
