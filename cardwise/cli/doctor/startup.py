@@ -34,7 +34,7 @@ _SHOWN: Final = 300  # bytes of a reason
 _FEW: Final = 3
 
 _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  # events that say why nothing starts
-_RANDOM: Final = re.compile(r'(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
+_RANDOM: Final = re.compile(r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
 
 
 @dataclass(frozen=True, slots=True)
