@@ -97,9 +97,7 @@ def _at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
     there = _resources(client, paths.with_label(names.NODE_LABEL, node))
     # The label is what its writer made it: another node's card can carry it.
-    cards = {
-        str(card.spec.index): card for card in there if card.spec.kind == classes.KIND and card.spec.node == node
-    }
+    cards = {str(card.spec.index): card for card in there if card.spec.kind == classes.KIND and card.spec.node == node}
     if not cards:
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares")
     if index not in cards:

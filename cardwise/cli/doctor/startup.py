@@ -34,7 +34,8 @@ _SHOWN: Final = 300  # bytes of a reason
 _FEW: Final = 3
 
 _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  # events that say why nothing starts
-_RANDOM: Final = re.compile(r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
+_COMBINED: Final = r"\(combined from similar events\): "
+_RANDOM: Final = re.compile(rf'(?:{_COMBINED})?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
 
 
 @dataclass(frozen=True, slots=True)
