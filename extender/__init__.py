@@ -4,7 +4,8 @@ Comes in: kube-scheduler's calls, and what watches see. Goes out: Bindings, evic
 `state`, then `cache.reservations`.
 
 The rooms, in the order of imports, none from one above it: `process` (the parts and their order), `informers`
-(watches), `api` (verbs over HTTP), `controllers` (loops that write), `reporting` (what people see), `binding` (the
+(watches), `cardreports` (reports of cards, limited by node), `api` (verbs over HTTP),
+`controllers` (loops that write), `reporting` (what people see), `binding` (the
 write of a decision), `leadership` (who answers), `state` (the root of the rooms below, and their lock), `preemption`,
 `gangs`, `ahead` (what is held before somebody asks), `cache` (what is held), `queue` (who waits), `records` (what is
 read).

@@ -14,8 +14,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.mostcards import MostCards
 from cardwise.kube.pods import budgets
-from cardwise.kube.watch.mostcards import MostCards
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.cardreports import CardReports
 from extender.gangs import podgroups

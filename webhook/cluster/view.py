@@ -18,7 +18,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.mostcards import MostCards
+from cardwise.kube.mostcards import MostCards
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, Woken
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums

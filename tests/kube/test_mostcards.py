@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from cardwise.kube.mostcards import MostCards
 from cardwise.kube.survey import MOST_CARDS
-from cardwise.kube.watch.mostcards import MostCards
 from cardwise.kube.watch.reflector import Woken
 from cardwise.kube.watch.store import Store
 
