@@ -8,14 +8,21 @@ from. `logger` is part of a line: where a module moves, its logger keeps its nam
 
 import logging
 import sys
+import threading
+from collections import Counter
 from typing import Any, Final, Literal
 
 import msgspec
 import structlog
 
+from cardwise.clock import Clock
 from cardwise.core.values import wording
 
 _MOST_TRACEBACK: Final = 8 * wording.MOST_BYTES
+
+_MINUTE: Final = 60.0  # seconds
+_MOST_LINES: Final = 200  # of one kind, in a minute
+_MOST_LINES_OF_KEY: Final = 20
 
 LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -62,6 +69,48 @@ def setup(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> 
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+class LineLimit:
+    """Logs what others can cause at will: so many lines a minute for each key and for all together.
+
+    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count what has no line.
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, log: Any, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = 0.0  # the end of the minute
+        self._lines = 0
+        self._lines_of: Counter[str] = Counter()  # by key
+        self._left_out = 0
+
+    def log(self, level: LogLevel, key: str, event: str, **about: Any) -> None:
+        """`key`: whose line it is, such as a namespace, or its kind where nobody is known."""
+        with self._lock:
+            left_out = self._begin_minute()
+            full = self._lines >= _MOST_LINES or self._lines_of[key] >= _MOST_LINES_OF_KEY
+            if full:
+                self._left_out += 1
+            else:
+                self._lines += 1
+                self._lines_of[key] += 1
+        if left_out:
+            self._log.info("lines left out in the last minute", lines=left_out)
+        if not full:
+            getattr(self._log, level)(event, **about)
+
+    def _begin_minute(self) -> int:
+        """How many lines were left out in the minute that is over; 0 where none is over."""
+        now = self._clock.now()
+        if now < self._until:
+            return 0
+        left_out = self._left_out
+        self._until, self._lines, self._left_out = now + _MINUTE, 0, 0
+        self._lines_of.clear()
+        return left_out
 
 
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:

@@ -21,6 +21,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded, following
+from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # that a list may take
 
@@ -119,6 +120,7 @@ class GangNumbers:
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
+        self._lines = LineLimit(_log, clock)
         self._looks = (float("-inf"), 0)  # since when, and how many
         self._agreed: dict[tuple[str, str, int], float] = {}  # until when
 
@@ -149,7 +151,9 @@ class GangNumbers:
             found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
             pods = _decode(found).items or ()
         except (errors.KubeError, msgspec.DecodeError) as error:
-            _log.warning("a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error))
+            self._lines.log(
+                "warning", namespace, "a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error)
+            )
             return {}
         living = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
         return {meta.name: number for meta in living if (number := _number(meta)) is not None}

@@ -20,6 +20,7 @@ from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.mostcards import MostCards
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, Woken
+from cardwise.runtime.logs import LineLimit
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
 from webhook.cluster.offers import NodeOffer, Offers
@@ -55,6 +56,7 @@ class ClusterView:
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
+        self._unseen = LineLimit(_log, clock)
         self._sums = CardSums(kept_back)
         self._numbers = GangNumbers(client, clock)
         self._podgroups = PodGroups(client, clock)
@@ -189,7 +191,9 @@ class ClusterView:
             return None
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
             # As if we were down: others' Bindings must go on (failurePolicy Ignore).
-            _log.warning("a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error))
+            self._unseen.log(
+                "warning", namespace, "a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error)
+            )
             return None
 
     def _readable(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:

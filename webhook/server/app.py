@@ -8,9 +8,7 @@ reason; what fails inside gets 500 and a line in the log, never a traceback in t
 """
 
 import re
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -23,6 +21,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values import wording
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
+from cardwise.runtime.logs import LineLimit
 from webhook import metrics
 from webhook.server import decisions, review
 from webhook.server.decisions import Decide, Lookups, WebhookSettings
@@ -48,10 +47,6 @@ UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what i
 _NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
 _NAMESPACE_WITHIN: Final = 4096  # bytes: before it stand a uid, kinds, resources and a name, of 253 bytes at most each
 
-_MINUTE: Final = 60.0  # seconds
-_MOST_LINES: Final = 200  # about refusals, in a minute
-_MOST_LINES_OF_NAMESPACE: Final = 20
-
 _log = structlog.get_logger("webhook.app")
 
 
@@ -66,50 +61,11 @@ def whose(environ: Mapping[str, Any]) -> str:
     return match[1].decode() if match is not None else ""
 
 
-class _RefusalLog:
-    """Logs refusals: so many lines a minute for each namespace and for all together.
-
-    A refused dry run costs its author nothing, and may be repeated thousands of times. The metrics count all refusals.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._until = 0.0  # the end of the minute
-        self._lines = 0
-        self._lines_of: Counter[str] = Counter()  # by namespace
-        self._left_out = 0
-
-    def log(self, namespace: str, path: str, message: str) -> None:
-        with self._lock:
-            left_out = self._begin_minute()
-            full = self._lines >= _MOST_LINES or self._lines_of[namespace] >= _MOST_LINES_OF_NAMESPACE
-            if full:
-                self._left_out += 1
-            else:
-                self._lines += 1
-                self._lines_of[namespace] += 1
-        if left_out:
-            _log.info("refusals without a line of their own in the last minute", reviews=left_out)
-        if not full:
-            _log.info("refused", path=path, message=message)
-
-    def _begin_minute(self) -> int:
-        """How many refusals had no line in the minute that is over; 0 where none is over."""
-        now = self._clock.now()
-        if now < self._until:
-            return 0
-        left_out = self._left_out
-        self._until, self._lines, self._left_out = now + _MINUTE, 0, 0
-        self._lines_of.clear()
-        return left_out
-
-
 def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
-    refusals = _RefusalLog(clock)
+    refusals, failures = LineLimit(_log, clock), LineLimit(_log, clock)
     by_unit = {unit: replace(settings, unit=unit) for unit in UNITS.values()}
 
     def answer(path: str, decide: Decide, unit: Unit) -> Response:
@@ -134,7 +90,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:
             metrics.REFUSALS.labels(path, metrics.reason(decision.about)).inc()
-            refusals.log(namespace, path, decision.message)
+            refusals.log("info", namespace, "refused", path=path, message=decision.message)
         return Response(body, mimetype="application/json")
 
     for path, decide in PATHS.items():
@@ -144,7 +100,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
     app.add_url_rule("/healthz", "healthz", lambda: _text("ok", 200), methods=["GET"])
     app.register_error_handler(review.BadReview, _malformed)
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(Exception, _failed)
+    app.register_error_handler(Exception, lambda error: _failed(error, failures))
     return app
 
 
@@ -181,14 +137,14 @@ def _http_error(error: HTTPException) -> Response:
     return _text(f"{error.name}: {error.description}", error.code or 500)
 
 
-def _failed(error: Exception) -> Response:
+def _failed(error: Exception, lines: LineLimit) -> Response:
     path = _path()
     metrics.REVIEWS.labels(path, "failed").inc()
     if isinstance(error, KubeError):
         # The API server shows the text to whoever created the object.
-        _log.warning("cannot decide", path=path, error=str(error))
+        lines.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
         return _text("the webhook cannot read what it needs from the API server; try again", 503)
-    _log.exception("review failed", path=path, exc_info=error)
+    lines.log("error", "review failed", "review failed", path=path, exc_info=error)
     return _text("the webhook failed on this review; its log says why", 500)
 
 

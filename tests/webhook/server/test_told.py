@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from cardwise.kube import errors
 from tests import build
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
@@ -168,6 +169,22 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
     assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
     clock.advance(60)
     first, second = lines(1, "greedy")
-    assert (first["event"], first["reviews"]) == ("refusals without a line of their own in the last minute", 30 + 63)
+    assert (first["event"], first["lines"]) == ("lines left out in the last minute", 30 + 63)
     assert second["event"] == "refused"
     assert json.dumps(second)
+
+
+@pytest.mark.parametrize("error", [errors.Unreachable("no answer"), RuntimeError("a fault")])
+def test_reviews_that_fail_by_the_thousand_fill_no_log(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    view = known()
+    monkeypatch.setattr(view, "podgroups", fails)
+    monkeypatch.setattr(view, "defaults", fails)
+    client = shell.create_app(view, WebhookSettings(), FakeClock()).test_client()
+    data = body(build.pod(gpu_mem="1Gi"))
+    with structlog.testing.capture_logs() as told:
+        for _ in range(30):
+            assert client.post("/mutate", data=data, content_type="application/json").status_code >= 500
+    assert len(told) == 20
