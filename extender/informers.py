@@ -37,6 +37,12 @@ _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 # watch that the API server ends is replaced much sooner.
 OUTDATED_SECONDS = 5.0
 
+# Seconds after which a leader without such a watch leaves the Lease to others. Its longest pause is 5 s (CENTRAL_PACE),
+# so three tries have failed while other calls went well: that is no API server that flaps or was started again.
+_BLIND_SECONDS = 15.0
+# The same for kinds by which pods are placed while their list is under way: that of a large cluster takes a while.
+_LISTING_SECONDS = 120.0
+
 
 class Informers:
     """Start it in the process that serves. It is ready when all seven lists are complete: before that, a quota might be
@@ -74,6 +80,7 @@ class Informers:
             _Feed(state.preemption.set_budget, state.preemption.remove_budget),
             **pace,
         )
+        self._pods, self._groups = pods, groups
         # What another extender may have decided: pods, quotas, and how far gangs had come.
         self._decisive: tuple[Reflector[Any], ...] = (groups, quotas, pods)
         # What an admin changes to forbid what was allowed before: a cordon, a class, a quota.
@@ -115,10 +122,28 @@ class Informers:
         meanwhile: a card may be cordoned that was free when the watch was interrupted.
         """
         return [
-            f"the watch of {each.name} is interrupted; changes of the last seconds are not known"
+            _interrupted(each)
             for each in self._restricting
             if OUTDATED_SECONDS < each.disconnected_seconds() < math.inf
         ]
+
+    def blind(self, *, holds: bool, leads: bool) -> list[str]:
+        """Why this process should leave the Lease to others, a line for each reason.
+
+        Another extender may follow what this one cannot: the cause can be its node, its network or its rights. Who
+        cannot lead either does not take the Lease. So where all are blind nobody leads, which costs nothing (no pod is
+        placed by an outdated picture), and the Lease does not go to and fro.
+
+        holds: this process has the Lease now. It gives up later than it takes it: that must not follow each outage.
+        leads: its term has begun. Without PodGroups a term cannot begin; after that, pods that are in no gang are
+            placed without them.
+        """
+        if not holds:
+            needed = dict.fromkeys((*self._restricting, *self._decisive), OUTDATED_SECONDS)
+        else:
+            needed = dict.fromkeys((self._pods,) if leads else (self._pods, self._groups), _LISTING_SECONDS)
+            needed |= dict.fromkeys(self._restricting, _BLIND_SECONDS)
+        return [*self.missing(), *(_interrupted(each) for each in needed if each.disconnected_seconds() > needed[each])]
 
     def disconnected(self) -> dict[str, float]:
         """Seconds for which changes may have been missed, by kind; 0 while its watch is open."""
@@ -127,6 +152,10 @@ class Informers:
     def staleness(self) -> dict[str, float]:
         """Seconds since each reflector last heard from the API server."""
         return {each.name: each.staleness_seconds() for each in self._reflectors}
+
+
+def _interrupted(reflector: Reflector[Any]) -> str:
+    return f"the watch of {reflector.name} is interrupted; changes of the last seconds are not known"
 
 
 def _by_key(key: str, value: object) -> str:

@@ -123,6 +123,7 @@ class Extender:
                 state=self._state,
                 catch_up=self._informers.catch_up,
                 fence=fence,
+                blind=self._informers.blind,
                 clock=clock,
                 lease_clock=lease_clock,
             )

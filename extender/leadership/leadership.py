@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -35,6 +36,17 @@ _AGAIN_SECONDS = 20.0  # until pods that could not be changed when the term bega
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until the state knows all that was written before, or its argument says no. Returns whether it knows."""
+
+
+class Blind(Protocol):
+    """Why this process should leave the Lease to others, a line for each reason (`Informers.blind`)."""
+
+    def __call__(self, *, holds: bool, leads: bool) -> list[str]: ...
+
+
+def _sees_all(*, holds: bool, leads: bool) -> list[str]:
+    del holds, leads
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,7 @@ class ByLease(Leadership):
         *,
         catch_up: CatchUp,
         fence: Fence,
+        blind: Blind = _sees_all,
         clock: Clock = SYSTEM,
     ) -> None:
         self._name = name
@@ -106,6 +119,7 @@ class ByLease(Leadership):
         self._state = state
         self._catch_up = catch_up
         self._fence = fence
+        self._blind = blind
         self._clock = clock
         self._elector: LeaderElector | None = None
         self._term = 0  # the present term: the elector's epoch, once all is known; 0: none
@@ -155,6 +169,11 @@ class ByLease(Leadership):
         who = "nobody" if holder == "" else holder or "another extender or nobody"
         return Denial(f"not the leader: {who} holds the lease {self._name}", elsewhere=True)
 
+    def blindness(self) -> list[str]:
+        """Why this process neither takes nor renews the Lease, a line for each reason."""
+        holds = self._elector is not None and self._elector.leader
+        return self._blind(holds=holds, leads=self.term() is not None)
+
     def word(self, term: int) -> str:
         of, word = self._word
         return word if of == term else ""
@@ -173,9 +192,9 @@ class ByLease(Leadership):
 
     def summary(self) -> str:
         denial = self.denial()
-        if denial is not None:
-            return denial.text
-        return f"leader: this extender holds the lease {self._name}"
+        text = f"leader: this extender holds the lease {self._name}" if denial is None else denial.text
+        blindness = self.blindness()
+        return f"{text}; it is left to others: {blindness[0]}" if blindness else text
 
     def step(self) -> None:
         """Begins a term when the Lease is ours and all is known."""
@@ -263,8 +282,8 @@ class ByLease(Leadership):
         return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
 
     def able(self) -> bool:
-        """Whether this process can act."""
-        return self._state.held() < statelock.YIELD
+        """Whether this process can act, and sees what it acts on."""
+        return self._state.held() < statelock.YIELD and not self.blindness()
 
     def settled(self) -> bool:
         """Whether no Binding of this term, which is over, or of an earlier one can land any more."""
@@ -307,6 +326,7 @@ def by_lease(
     state: State,
     catch_up: CatchUp,
     fence: Fence,
+    blind: Blind,
     clock: Clock = SYSTEM,
     lease_clock: Clock = BOOT,
 ) -> ByLease:
@@ -326,4 +346,4 @@ def by_lease(
             settled=leadership.settled,
         )
 
-    return ByLease(f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, clock=clock)
+    return ByLease(f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, blind=blind, clock=clock)
