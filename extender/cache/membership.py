@@ -15,6 +15,12 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
 
+# Nodes write labels and models, each time others if they like. So a table that has so many entries begins anew; that
+# costs a second look at each of its cards at most. A cluster has tens of models, and fewer combinations of classes.
+_REMEMBERED = 4096
+_REMEMBERED_LABELS = 16_384  # of a group; where selectors name each card, each is asked for once anyway
+_LONGEST = 512  # characters of the labels of a card that are remembered
+
 Read = Callable[[CardRecord, Card], object]
 
 # The value of a label that each card has, read as cheaply as possible: equal cards only have to give equal values.
@@ -53,7 +59,7 @@ class ClassMembership:
             if not one.other:
                 by_keys.setdefault(one.selector.keys, []).append(one)
         self._groups = [_Group(keys, together) for keys, together in by_keys.items()]
-        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}
+        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_same`
         self._same = {member: member for member in (NO_CLASSES, *known)}
 
     def of(self, record: CardRecord) -> CardClasses:
@@ -61,14 +67,23 @@ class ClassMembership:
         card = record.card
         if isinstance(card, Device):  # there are few: they need no groups
             of_device = CardClasses(self._all.classes_of(_labels(record)), 0)
-            return self._same.setdefault(of_device, of_device)
+            return self._shared(of_device)
         found = (self._all.of_model(card.model), *[group.of(record, card) for group in self._groups])
         member = self._members.get(found)
         if member is None:
             together = frozenset().union(*found)
             member = CardClasses(together, self._all.priority_of(together))
-            member = self._members[found] = self._same.setdefault(member, member)
+            if len(self._members) >= _REMEMBERED:
+                self._members.clear()
+            member = self._members[found] = self._shared(member)
         return member
+
+    def _shared(self, member: CardClasses) -> CardClasses:
+        """The one object for all that are equal."""
+        if len(self._same) >= _REMEMBERED:
+            self._members.clear()
+            self._same = {NO_CLASSES: NO_CLASSES}
+        return self._same.setdefault(member, member)
 
 
 class _Group:
@@ -86,7 +101,13 @@ class _Group:
         if found is None:
             labels = _labels(record)
             found = frozenset(one.name for one in self._classes if one.selector.matches(labels))
-            found = self._known[asked] = self._same.setdefault(found, found)
+            if len(self._same) >= _REMEMBERED:
+                self._same.clear()
+            found = self._same.setdefault(found, found)
+            if len(self._known) >= _REMEMBERED_LABELS:
+                self._known.clear()
+            if sum(len(value) for value in asked if isinstance(value, str)) <= _LONGEST:
+                self._known[asked] = found
         return found
 
 

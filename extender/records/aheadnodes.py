@@ -16,6 +16,8 @@ from cardwise.kube.pods.nodeconstraints import Ground, NodeConstraints
 
 _MOST: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
 
+_LONGEST: Final = 4096  # bytes of constraints that are remembered: a tenant may write a megabyte of them into each pod
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
 
@@ -61,8 +63,11 @@ class Grounds:
         """The nodes that a pod with these constraints may be on; not to be changed."""
         found = self._allowed.pop(key, None)
         if found is None:
-            allow = constraints(key).allow
+            read = constraints if len(key) <= _LONGEST else constraints.__wrapped__
+            allow = read(key).allow
             found = {name for name, ground in self._nodes.items() if allow(name, ground)}
+            if len(key) > _LONGEST:
+                return found
             if len(self._allowed) >= _MOST:
                 del self._allowed[next(iter(self._allowed))]
         self._allowed[key] = found

@@ -6,7 +6,6 @@ what it should be (`statuswriter`). One watch feeds both, so each object is deco
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
@@ -21,13 +20,13 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import survey, wire
+from extender.records import shared
 
 _PASSED_OVER = (
     f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
     f"{survey.MOST_HELD} entries"
 )
 _ENV_ACCESS = "env"  # in status.cardAccess
-_SHARED = 4096  # different sets of labels; each is kept once for all cards that have it
 
 
 class HeldRecord(NamedTuple):
@@ -239,7 +238,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
         # A status without `whole` says not whole, and is not complete.
         told.pods if told.whole is not None else -1,
         status.free_mib,
-        _same(tuple(status.classes or ())),
+        shared.texts(status.classes or ()),
         _held(status.terminating or (), spec),
     )
 
@@ -247,14 +246,4 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
 def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
     own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
     seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
-    return _shared(tuple(sorted(seen.items())))
-
-
-@lru_cache(maxsize=_SHARED)
-def _same(of: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(intern, of))
-
-
-@lru_cache(maxsize=_SHARED)
-def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    return dict(items)
+    return shared.labels(seen)

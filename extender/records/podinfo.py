@@ -5,7 +5,6 @@ nearly nothing is decoded.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
@@ -20,10 +19,9 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads, resizes
+from extender.records import shared
 from extender.records.nodeinfo import Placed
 from extender.records.pod import REFUSED, Pod, WaitingPod
-
-_SHARED = 4096  # different sets of labels; each is kept once for all pods that have it
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
@@ -254,14 +252,9 @@ def _place(
         intern(meta.namespace),
         meta.name,
         spec.priority or 0,
-        _shared(tuple(sorted((meta.labels or {}).items()))),
+        shared.labels(meta.labels or {}),
         meta.deletion_timestamp is not None,
     )
-
-
-@lru_cache(maxsize=_SHARED)
-def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    return dict(items)
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:

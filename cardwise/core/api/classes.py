@@ -40,6 +40,8 @@ _TAKEN = frozenset(
 _TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
 _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
 MOST_CLIENTS = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
+_REMEMBERED_MODELS = 4096  # a cluster has tens of models, but a node may write others each time
+_LONGEST = 512  # characters of a card's labels that are remembered: nodes write them
 _REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
 
 
@@ -90,7 +92,8 @@ class Classifier:
                 found |= self.of_model(labels.get(_MODEL_LABEL, ""))
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[asked] = found
+            if sum(len(value) for value in asked if value is not None) <= _LONGEST:
+                self._known[asked] = found
         return found
 
     def of_model(self, model: str) -> frozenset[str]:
@@ -102,6 +105,8 @@ class Classifier:
             name = name_of_model(model)
             there = self._by_name.get(name)
             keeps = model and (there is None or there.untouched)
+            if len(self._of_models) >= _REMEMBERED_MODELS:
+                self._of_models.clear()
             found = self._of_models[model] = frozenset({name} if keeps else ())
         return found
 

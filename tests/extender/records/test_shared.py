@@ -1,0 +1,84 @@
+"""What is kept once for all records that have it, and how much memory that takes."""
+
+import gc
+import json
+import tracemalloc
+
+import pytest
+
+from cardwise.core.api.classes import Classifier
+from extender.cache.membership import ClassMembership
+from extender.records import aheadnodes, objects, podinfo, shared
+from extender.records.aheadnodes import Grounds
+from tests.build import resource, resource_class
+from tests.extender.worlds import as_class
+
+MIB = 1 << 20
+
+
+def kept(make, times: int) -> float:
+    """MiB that stay after `make` was called so often, each time with another number."""
+    make(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, times + 1):
+            make(number)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] / MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_equal_labels_are_one_object():
+    assert shared.labels({"a": "1", "b": "2"}) is shared.labels({"b": "2", "a": "1"})
+    assert shared.texts(["a", "b"]) is shared.texts(("a", "b"))
+    long = {"a": "x" * 5000}
+    assert shared.labels(long) == long
+    assert shared.texts(["x" * 5000]) == ("x" * 5000,)
+
+
+def test_labels_of_pods_that_are_gone_take_no_memory():
+    def read_pod(number: int) -> None:
+        metadata = {"name": "p", "namespace": "d", "uid": "u", "labels": {"a": f"{number:07d}" + "x" * MIB}}
+        podinfo.pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
+
+    assert kept(read_pod, 20) < 3
+
+
+def test_labels_and_classes_that_a_card_had_take_no_memory():
+    def read_card(number: int) -> None:
+        made = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
+        made["status"] = {**made.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
+        objects.card(json.dumps(made).encode())
+
+    assert kept(read_card, 20) < 5
+
+
+def test_constraints_of_pods_that_are_gone_take_no_memory():
+    grounds = Grounds()
+
+    def ask(number: int) -> None:
+        grounds.allowed(aheadnodes.key_of({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
+
+    assert kept(ask, 20) < 3
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+def test_models_and_labels_that_a_card_had_take_no_memory(size):
+    membership = ClassMembership([as_class(resource_class("new", driverversion="550"))])
+    classifier = Classifier([as_class(resource_class("new", driverversion="550"))])
+
+    def change(number: int) -> None:
+        text = f"{number:08d}" + "x" * (size - 8)
+        _, record = objects.card(json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode())
+        membership.of(record)
+        classifier.classes_of({"model": text[:240], "driverversion": text})
+
+    for number in range(10_000):
+        change(number)
+    tables = [membership._members, membership._same, classifier._of_models]
+    tables += [table for group in membership._groups for table in (group._known, group._same)]
+    assert max(map(len, tables)) <= 16_384
+    assert len(classifier._known) == (10_000 if size < 512 else 0)
+    assert max(len(membership._members), len(membership._same), len(classifier._of_models)) <= 4096
