@@ -9,5 +9,6 @@ Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions
     aheadnodes  for `ahead`: the nodes that kube-scheduler would not refuse for a pod by labels and taints. An index
                 of records, which the state keeps up to date
     objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
+    shared      one object for all labels that are equal
     wire        kube-scheduler's calls and answers (ExtenderArgs, ExtenderFilterResult and the others)
 """

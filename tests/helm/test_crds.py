@@ -42,7 +42,7 @@ def nodes(part: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def test_what_the_docs_get_kubectl_knows(render: Render) -> None:
-    known = {"pods", "nodes", "lease", "clusterrole", "crd", "resourcequotas", "limitranges", "deploy"} | {
+    known = {"pods", "nodes", "lease", "clusterrole", "crd", "resourcequotas", "limitranges", "deploy", "events"} | {
         "workloads"
     }  # Kueue's
     for plural in PLURALS:

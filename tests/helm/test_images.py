@@ -68,7 +68,7 @@ def test_the_image_is_the_locked_packages_and_our_wheel_whole() -> None:
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the small image has, with the Python of this machine."""
     root = tmp_path_factory.mktemp("agent")
-    agentroot.make(root, ROOT)
+    agentroot.build_root(root, ROOT)
     for library in root.glob("lib/*/libpython*"):  # those of the image are without symbols
         subprocess.run(["strip", "--strip-unneeded", library], check=True)
     return root

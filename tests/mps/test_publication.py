@@ -73,8 +73,8 @@ def cluster():
 def test_no_object_of_another_node_is_written(cluster):
     """It carries this node's label, which its node can write where no policy forbids it."""
     cluster.add(1, node="n9")
-    cluster.say(1)
-    cluster.say(0)
+    cluster.set_status(1)
+    cluster.set_status(0)
     assert (cluster.state(0), cluster.state(1)) == ("Ready", None)
     assert cluster.api.sent("patch", f"{cluster.path(1)}/status") == []
 

@@ -41,7 +41,7 @@ _TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
 _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
 MOST_CLIENTS = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
 _REMEMBERED_MODELS = 4096  # a cluster has tens of models, but a node may write others each time
-_LONGEST = 512  # characters of a card's labels that are remembered: nodes write them
+_LONGEST_REMEMBERED = 512  # characters of a card's labels that are remembered: nodes write them
 _REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
 
 
@@ -92,7 +92,7 @@ class Classifier:
                 found |= self.of_model(labels.get(_MODEL_LABEL, ""))
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            if sum(len(value) for value in asked if value is not None) <= _LONGEST:
+            if sum(len(value) for value in asked if value is not None) <= _LONGEST_REMEMBERED:
                 self._known[asked] = found
         return found
 

@@ -882,11 +882,18 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
 def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(monkeypatch):
     api = Cluster({})
     api.add("daemonsets", part("deviceplugin", "DaemonSet"))
+    api.add("namespaces", {"metadata": {"name": names.NAMESPACE}})
     said = run(monkeypatch, api, "doctor", "-n", names.NAMESPACE, "-o", "json")
     (found,) = (one for one in json.loads(said.stdout)["findings"] if one["check"] == "probe")
     assert found["level"] == "note"
     assert found["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
     assert api.sent("create") == []
+
+
+def test_a_namespace_of_the_probe_that_does_not_exist_is_named_before_anything_is_read(monkeypatch):
+    said = run(monkeypatch, Cluster({}), "doctor", "-n", "nowhere")
+    assert said.exit_code == 1
+    assert "there is no namespace 'nowhere'" in said.stderr
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):

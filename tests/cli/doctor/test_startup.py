@@ -117,6 +117,14 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
     assert "-x7k2p" not in found.text, "each try has another name"
 
 
+def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
+    sound.daemonsets = [part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=0)]
+    combined = f"(combined from similar events): {POD_SECURITY}"
+    sound.own_events = [event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", combined)]
+    cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
+    assert cause.text.startswith("no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity")
+
+
 def test_refusals_that_are_over_or_of_others_are_none(sound):
     full = part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=2)
     sound.daemonsets = [full]
