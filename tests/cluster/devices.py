@@ -20,10 +20,14 @@ def write(folder: Path, node: str, count: int) -> None:
     numbers = cards.device_numbers(_CARDS + 1 + 2 * count)[_CARDS:]
     tree.node("infiniband/rdma_cm", numbers.pop())
     for index in range(count):
-        on = tree.pci(f"0000:3b:00.{index}", "15b3", "1018", "020700", driver="mlx5_core", numa=0, net=[f"ib{index}"])
+        pci_folder = tree.pci(
+            f"0000:3b:00.{index}", "15b3", "1018", "020700", driver="mlx5_core", numa=0, net=[f"ib{index}"]
+        )
         guid = cards.card_uuid(node, index).replace("-", "")[-16:]
         spelled = ":".join(guid[start : start + 4] for start in range(0, 16, 4))
-        tree.rdma(f"mlx5_{index}", on=on, guid=spelled, number=index, hca_type="MT4120", fw_ver="16.35.2000")
+        tree.rdma(
+            f"mlx5_{index}", pci_folder=pci_folder, guid=spelled, number=index, hca_type="MT4120", fw_ver="16.35.2000"
+        )
         tree.node(f"infiniband/uverbs{index}", numbers.pop())
         tree.node(f"infiniband/umad{2 * index}", numbers.pop())
     (folder / FILE).write_text("devices: [{kind: rdma}]\n")

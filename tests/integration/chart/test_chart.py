@@ -117,8 +117,9 @@ def cards(cluster: Cluster) -> list[Json]:
 
 
 def mps_is_ready(cluster: Cluster) -> bool:
-    """Of both cards. An exchanged manager takes over one after the other, and pods go where it is ready."""
-    return all((one.get("status", {}).get("mps") or {}).get("state") == "Ready" for one in cards(cluster))
+    """Of both cards of n1. An exchanged manager takes over one after the other, and pods go where it is ready."""
+    own = [card for card in cards(cluster) if card["spec"]["node"] == "n1"]
+    return all((card.get("status", {}).get("mps") or {}).get("state") == "Ready" for card in own)
 
 
 def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(cluster: Cluster, space: Space) -> None:
