@@ -4,13 +4,12 @@ Each check is a function of a `Preview`; a finding that proposes values has them
 together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and GitOps tools cannot look.
 """
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, units
+from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, repairs, units
 from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
@@ -25,7 +24,6 @@ _BATCH: Final = "/apis/batch/v1"
 _FEW: Final = 5
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
-_RELEASE: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
 _MODES: Final = "docs/admin.md, Install"
 _DEFAULT_TAINT: Final = f"{names.NVIDIA_GPU}:NoSchedule"  # webhook.toleratedTaints of the chart
 _OF_KUBERNETES: Final = "node.kubernetes.io/"  # taints that go by themselves
@@ -60,12 +58,12 @@ class Preview(Facts):
     namespace: Json | None = None
 
 
-KINDS: Final = len(fields(Preview)) - len(("version", "now", "absent", "unread"))
+KINDS: Final = facts.KINDS + len(fields(Preview)) - len(fields(Facts))
 
 
 def read(client: KubeClient, namespace: str) -> Preview:
     """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
-    seen = Preview()
+    seen = Preview(installed=namespace)
     facts.fill(seen, client, namespace)
     lists = {
         "pods": paths.pods(),
@@ -130,11 +128,7 @@ def control_plane(seen: Preview) -> Iterator[Finding]:
         return
     static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
     planes = [node["metadata"]["name"] for node in seen.nodes if labels_of(node).get(_CONTROL_PLANE) == ""]
-    version = _RELEASE.match(str(seen.version.get("gitVersion", "")))
-    own = (
-        "scheduler.mode=own",
-        f"scheduler.image=registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}",
-    )
+    own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
     if static and planes:
         text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, as kubeadm makes it"
         remedy = (

@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import annotations_of
 _CHART: Final = "helm/cardwise"
 _RELEASE: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
 _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
-_VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")
+_VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
 
 
 def upgrade(facts: Facts, **settings: str) -> str:
@@ -35,10 +35,14 @@ def wire_scheduler(facts: Facts) -> str:
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
         change = upgrade(facts, scheduler_mode="kubeadm")
     else:
-        version = _VERSION.match(str(facts.version.get("gitVersion", "")))
-        image = f"registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}"
-        change = upgrade(facts, scheduler_mode="own", scheduler_image=image)
+        change = upgrade(facts, scheduler_mode="own", scheduler_image=scheduler_image(facts))
     return f"let the chart do it: {change} (by hand: docs/admin.md#kube-scheduler)"
+
+
+def scheduler_image(facts: Facts) -> str:
+    """The image of the kube-scheduler that has the API server's version: `scheduler.image` for scheduler.mode=own."""
+    version = _VERSION.match(str(facts.version.get("gitVersion", "")))
+    return f"registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}"
 
 
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:

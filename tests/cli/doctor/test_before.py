@@ -221,7 +221,7 @@ def plant_no_rights(seen: Preview) -> None:
         (plant_hami, "other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet hami/hami-", "nodeSelector"),
         (plant_gpushare, "gpushare", Severity.WARNING, "gpushare-schd-extender", "node by node"),
         (plant_installed, "installation", Severity.NOTE, "installed here already", "without --before-install"),
-        (plant_no_rights, "rights", Severity.NOTE, "could not look at 2 of 28 things", "administrator"),
+        (plant_no_rights, "rights", Severity.NOTE, "could not look at 2 of 27 things", "administrator"),
     ],
 )
 def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(seen, plant, *, check, level, text, remedy):
