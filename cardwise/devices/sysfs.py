@@ -140,7 +140,7 @@ class Sysfs:
         )
 
     def _rdma_nodes(self) -> Mapping[str, list[str]]:
-        """Nodes uverbs and umad, relative to /dev, by RDMA device; see _WITHHELD for issm."""
+        """Nodes uverbs and umad, relative to /dev, by RDMA device; see _EXCLUDED for issm."""
         nodes_by_device: dict[str, list[str]] = defaultdict(list)
         for folder, prefix in (("infiniband_verbs", "uverbs"), ("infiniband_mad", "umad")):
             for name in _names(self._root / "class" / folder):

@@ -6,6 +6,7 @@ same second after an API server restart.
 
 import random
 
+LEADER_RETRY_AFTER = 5.0  # seconds; `longest_retry_after` of a loop of the leader, for which all waiting pods wait
 _LONGEST_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
 
 

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
-from cardwise.kube.backoff import Backoff
+from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop, each
 from extender.binding import binder
@@ -30,7 +30,6 @@ _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
 _TOUCH_TIMEOUT = 1.0  # seconds; then another node is touched
-_LONGEST_RETRY_AFTER = 5.0  # seconds; all pods that wait wait for it
 _TOUCHES = 8  # nodes that are tried in a row
 _TOUCH_SECONDS = 3.0  # in which they are
 _STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
@@ -74,7 +73,7 @@ class Loops:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._rests_since: float | None = None
-        self._touch_backoff = Backoff(initial=0.5, cap=2.0, longest_retry_after=_LONGEST_RETRY_AFTER)
+        self._touch_backoff = Backoff(initial=0.5, cap=2.0, longest_retry_after=LEADER_RETRY_AFTER)
         self._touch_not_before = float("-inf")
         self._gangs = gangs
         self._nominating = nominating

@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
-from cardwise.kube.backoff import Backoff
+from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.fairqueueing import round_robin
@@ -35,7 +35,6 @@ _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
 _PATIENCE = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
 _SHORT_TIMEOUT = 0.25  # seconds for each pod whose first try comes after that time
-_LONGEST_RETRY_AFTER = 5.0  # seconds; the term begins after it
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
@@ -112,7 +111,7 @@ class Fence:
         left for the next time.
         """
         backoff, until = (
-            Backoff(initial=0.05, cap=1.0, longest_retry_after=_LONGEST_RETRY_AFTER),
+            Backoff(initial=0.05, cap=1.0, longest_retry_after=LEADER_RETRY_AFTER),
             self._clock.now() + _PATIENCE,
         )
         landed, unproven, left = False, set[str](), round_robin(pods, lambda pod: pod.namespace)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-BOUND_PAST: Final = "BoundPastCardwise"  # the extender deletes pods that another scheduler has bound
 _REFUSED: Final = "FailedCreate"
 _DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
 
@@ -34,7 +34,7 @@ def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
 
 def bound_past(client: KubeClient, namespace: str) -> list[Event]:
     """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
-    return list(_events(client, namespace, "reason", BOUND_PAST))
+    return list(_events(client, namespace, "reason", names.BOUND_PAST_CARDWISE))
 
 
 def refused(client: KubeClient, namespace: str) -> list[Event]:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.cluster import podevents, workloads
+from cardwise.cli.cluster import workloads
 from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.cluster.workloads import Made
+from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 
@@ -115,7 +116,7 @@ def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]
     for event in events[-_FEW:]:
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         lines.append(f"  {event.at} {event.reason}: {by}{wording.message(event.message)}")
-    if any(event.reason == podevents.BOUND_PAST for event in events):
+    if any(event.reason == names.BOUND_PAST_CARDWISE for event in events):
         lines.append(f"It got no GPU, since {_UNWIRED.format(them='it')}. A pod that is made in its place fares alike.")
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:

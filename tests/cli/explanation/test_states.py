@@ -164,7 +164,7 @@ def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name:
 def events_of(cell: PodCell) -> Iterator[Json]:
     past = "deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node n1"
     if cell.installation == "unwired":
-        yield event(podevents.BOUND_PAST, past, name="p" if cell.phase == "Gone" else "web-1-x")
+        yield event(names.BOUND_PAST_CARDWISE, past, name="p" if cell.phase == "Gone" else "web-1-x")
     elif cell.phase == "Gone":
         yield event("Killing", "Stopping container main")
         if cell.controller not in ("none", "static"):
@@ -264,7 +264,7 @@ def said_of_workload(cell: WorkloadCell) -> str:
         denied = "admission webhook denied the request: too much"
         api.add("events", event("FailedCreate", denied, kind="x", name=maker))
     if cell.state == "bound past":
-        api.add("events", event(podevents.BOUND_PAST, "deleted: ...", name=f"{maker}-a"))
+        api.add("events", event(names.BOUND_PAST_CARDWISE, "deleted: ...", name=f"{maker}-a"))
     found = explain.find(api.kube, cell.kind, "team-a", "w")
     assert found is not None
     return explain.of_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]
