@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, repairs, units
-from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
 from cardwise.core.values import wording
@@ -292,7 +292,7 @@ def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
 
 def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
     """Why such a pod is refused; None if it is not."""
-    metadata = {"generateName": "cardwise-doctor-"}
+    metadata = {"generateName": PROBE_POD_PREFIX}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec}
     try:
         client.create(paths.pods(namespace), pod, query={"dryRun": "All"})

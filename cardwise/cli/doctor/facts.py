@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
@@ -57,6 +58,8 @@ class Facts:
         """Nodes on which Cardwise knows a card or another device."""
         return {card["spec"]["node"] for card in self.cards}
 
+
+PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # of the names of doctor's own pods
 
 KINDS = len(fields(Facts)) - len(("installed", "version", "now", "absent", "unread"))  # of objects that are read
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cardwise.cli.cluster import workloads
+from cardwise.cli.doctor.facts import PROBE_POD_PREFIX
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
@@ -77,7 +78,7 @@ def pod_of(container: Json, annotations: Mapping[str, str], **spec: Any) -> Json
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"cardwise-doctor-{secrets.token_hex(4)}", "annotations": dict(annotations)},
+        "metadata": {"name": f"{PROBE_POD_PREFIX}{secrets.token_hex(4)}", "annotations": dict(annotations)},
         "spec": {
             "containers": [container | restricted],
             "securityContext": {

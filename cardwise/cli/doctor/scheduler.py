@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import WAITING, Facts, is_recent, name_of
+from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, WAITING, Facts, is_recent, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -56,9 +56,13 @@ def unwired(facts: Facts) -> Iterator[Finding]:
 
 
 def deleted(facts: Facts) -> Iterator[Finding]:
-    """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared."""
+    """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared.
+
+    Doctor's own are left out: the check that created one has reported it.
+    """
     about = [event["involvedObject"] for event in facts.pod_events if is_recent(facts, event, _LATELY)]
-    pods = sorted({f"{pod.get('namespace', '')}/{pod.get('name', '')}" for pod in about})
+    others = [pod for pod in about if not pod.get("name", "").startswith(PROBE_POD_PREFIX)]
+    pods = sorted({f"{pod.get('namespace', '')}/{pod.get('name', '')}" for pod in others})
     if pods:
         text = (
             f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "

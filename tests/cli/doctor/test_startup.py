@@ -373,6 +373,7 @@ def deletion(name: str, minutes: float) -> Json:
 )  # fmt: skip
 def test_pods_that_disappear_are_found_with_the_command_that_wires_the_scheduler(sound, static, own, command):
     sound.pod_events = [deletion("old", 11), deletion("web-1", 2), deletion("web-0", 1), deletion("web-0", 3)]
+    sound.pod_events.append(deletion("cardwise-doctor-71d59aa1", 1))
     sound.deployments = [part("extender", release="gpus"), *([part("scheduler", release="gpus")] if own else [])]
     if static:
         metadata = {"namespace": "kube-system", "name": "kube-scheduler-cp", "annotations": {names.MIRROR: "x"}}

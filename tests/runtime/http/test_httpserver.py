@@ -210,17 +210,19 @@ def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest
     server = serve(held=400_000)
     others = [server.connect(source="127.0.0.3") for _ in range(2)]
     mine = [server.connect(source="127.0.0.2") for _ in range(3)]
-    for line, sent in zip([*others, *mine], (90_000, 10_000, 60_000, 95_000, 5_000), strict=True):
+    sizes = (90_000, 10_000, 60_000, 95_000, 5_000)
+    for calls, (line, sent) in enumerate(zip([*others, *mine], sizes, strict=True), 1):
         line.sendall(post("/echo", 100_000, sent))
-        server.get()
-    until(lambda: server.server._held > 260_000 + 5 * 12_000, "that all has been read")
+        until(lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held > read, "that it has been read")
     more = server.connect(source="127.0.0.2")
     more.sendall(post("/echo", 100_000, 90_000))
     assert closed(mine[1])
     del mine[1]
     for line, sent in zip([*others, *mine, more], (90_000, 10_000, 60_000, 5_000, 90_000), strict=True):
+        before = server.server._held
         line.sendall(b"x" * (100_000 - sent))
         assert len(answer(line)) == 100_000
+        until(lambda before=before: server.server._held < before, "that what was answered is not counted any more")
 
 
 def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
