@@ -151,7 +151,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     if node is not None:
         shown = _inspected(state, node, unit)
         if shown is None:
-            return {"nodes": [], "error": f"node {node} has no GPU card that Cardwise shares"}
+            return {"nodes": [], "error": f"node {node} has no GPU that Cardwise shares"}
         return {"unit": unit, "nodes": [shown]}
     with state.view() as ledger:
         names_of_all = sorted(ledger.by_name())

@@ -489,7 +489,7 @@ class Gangs:
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans the gang if that may help, and wakes members that were refused. Returns as `GangPlaces.attempt`."""
         if not gang.forward and not self._queue.has_turn(gang.priority):
-            gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
+            gang.reason = "pods of higher priority go first; the extender did not answer their last attempt"
             return False
         if not gang.forward:
             refusal = self._bind_turns.refusal(gang, self._waits(), now)

@@ -133,10 +133,10 @@ def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
     text = asking({"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"})
     assert "asks for 2 devices of class rdma (container main).\n" in text
     assert "Of class rdma: 4 devices on n1 (2), n2 (1), n3 (1), 1 of them unhealthy; free: n3 (1).\n" in text
-    assert "  n1: Insufficient free devices of the class asked for\n" in text
+    assert "  n1: Insufficient free devices of the requested class\n" in text
     assert "    rdma: 2 asked, 0 of 2 devices free, 2 short, held by team-a/both, team-b/gone (held)\n" in text
     assert (
-        "  n3: The node does not have the devices asked for\n    rdma: 2 asked, 1 of 1 device free, 1 short\n" in text
+        "  n3: The node does not have the requested devices\n    rdma: 2 asked, 1 of 1 device free, 1 short\n" in text
     )
     assert "Tesla" not in text, "the cards say nothing of it"
 

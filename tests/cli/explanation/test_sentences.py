@@ -32,11 +32,11 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
     split = {names.GPU_COUNTS: "both=2"}
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
     text = sentences.explain(pod("p", containers=[whole, both], annotations=split), seen)
-    assert "  n1: The GPU cards are too few or too small for all requests of the pod together\n" in text
+    assert "  n1: The node's GPUs are too few or too small for all requests of the pod together\n" in text
     assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
     seen.ledger.hold(holding("other", 10000, 0))
     text = sentences.explain(pod("p", containers=[whole, container("small", gpu_mem=8000, share=1)]), seen)
-    assert "  n1: The GPU cards have room for each request of the pod, not for all of them together\n" in text
+    assert "  n1: The node's GPUs fit each request of the pod, but not all of them together\n" in text
     assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
 
 
@@ -155,7 +155,7 @@ def test_a_typed_pod_hears_which_cards_are_of_its_class():
 
 def test_nodes_without_the_type_are_one_line():
     text = sentences.explain(typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take(lists().kube))
-    assert "  n2: The node has no GPU card of the type asked for\n" in text
+    assert "  n2: The node has no GPU of the requested type\n" in text
     assert "Tesla K80: 0 of" not in text
     assert "3793 MiB short" in text
 
@@ -186,7 +186,7 @@ def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
     text = sentences.explain(typed(limits), survey.take(lists().kube))
     assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n" in text
-    assert "The namespace's GPUQuota leaves no room" not in text.partition("n1:")[0]
+    assert "The namespace's GPUQuota leaves no capacity" not in text.partition("n1:")[0]
     assert "GPUQuota" not in sentences.explain(typed(limits, "team-b"), survey.take(lists().kube))
 
 
@@ -201,11 +201,11 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     pod = typed({"aliyun.com/gpu-mem": "100"})
     pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
     text = sentences.explain(pod, survey_)
-    assert "n1: MPS on the GPU cards that would do serves one user at a time, and not the pod's" in text
+    assert "n1: MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there" in text
     assert "card 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
     assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
     pod["metadata"]["annotations"] = {names.MPS: "off"}
-    assert "differ in whether they use MPS" in sentences.explain(pod, survey_)
+    assert "used by pods with another MPS mode" in sentences.explain(pod, survey_)
 
 
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
@@ -217,7 +217,7 @@ def test_a_pod_that_names_no_type_is_steered_and_told_so():
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
     text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
     assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
-    assert "n1: The namespace's GPUQuota leaves no room on the GPU cards that would do" in text
+    assert "n1: The namespace's GPUQuota leaves no capacity on the suitable GPUs" in text
     assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
 
 

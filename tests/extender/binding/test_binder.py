@@ -221,7 +221,7 @@ def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
 
 def test_a_pod_without_room_on_the_node_gets_the_constant_reason():
     world = World(pod=asking("p", gpu_mem=P100 + 1))
-    assert world.fails("refused") == "The GPU memory asked for is more than any card of the node has"
+    assert world.fails("refused") == "The pod requests more GPU memory than any GPU of the node has"
     assert world.posts == []
 
 

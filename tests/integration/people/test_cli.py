@@ -181,9 +181,9 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     _patch(space, 1 - first, True)
     space.wait(lambda: _closed(space, 1 - first), "the extender knows")
     space.create(workload("waits", gpu_mem=1000))
-    space.wait(lambda: "Every GPU card that would do is cordoned" in space.reasons("waits"), "it is told why")
+    space.wait(lambda: "All suitable GPUs are cordoned" in space.reasons("waits"), "it is told why")
     explained = cardwise(cluster, "explain", "pod", "waits", "-n", space.name).stdout
-    assert f"{node}: Every GPU card that would do is cordoned" in explained
+    assert f"{node}: All suitable GPUs are cordoned" in explained
     cardwise(cluster, "uncordon", f"{node}/{1 - first}")
     space.wait(lambda: _bound(space).get("waits") == 1 - first, "it is tried again")
 
