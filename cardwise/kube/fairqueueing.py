@@ -1,9 +1,11 @@
-"""Fair queueing: whose write (or call) is next, so that nobody's slow or many writes delay those of others.
+"""Fair queueing: whose write (or call) is next, so that slow or many writes of one owner do not delay the others.
 
-Start-time fair queueing. Each namespace (or node, or kind) has a virtual time: the seconds that its writes have taken.
-The next write is that of the namespace with the least. With A, whose writes take 2 s each, and B, whose writes take
-0.02 s each, A is served once, then B for a hundred writes, then A again. A namespace that was idle starts where the
-others are, without time saved up.
+Theory of operation. Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each owner (a namespace, a node, a kind or
+an address) has a virtual time: the seconds that its writes have taken. The owner with the least virtual time is served
+next. An owner that was idle starts at the virtual time of the owner that was served last, without credit.
+
+Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B a hundred times, then A again: each gets
+half of the time.
 """
 
 from collections import Counter

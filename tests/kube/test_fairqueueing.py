@@ -47,3 +47,14 @@ def test_owners_in_turn():
         "c2",
         "a3",
     ]
+
+
+def test_the_example_of_the_docstring():
+    queue, seconds, order = FairQueueing(), {"a": 2.0, "b": 0.02}, list[str]()
+    for owner in seconds:
+        queue.wait(owner)
+    for _ in range(102):
+        order.append(queue.next())
+        queue.wait(order[-1])
+        queue.took(order[-1], seconds[order[-1]])
+    assert order == ["a", *["b"] * 100, "a"]

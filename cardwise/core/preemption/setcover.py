@@ -1,9 +1,15 @@
-"""Set cover: the cheapest set of pods that frees enough of everything that is short.
+"""Set cover: the cheapest set of pods whose eviction frees enough of everything that is short.
 
-Each *thing* (a pod) gives an amount in one or more dimensions, and all needs must be met. The cost is first how far
-budgets are exceeded, then the number of things. In one dimension, which is nearly every case, the result is exact. In
-several it is a search with bounds that ends when its effort is spent: its result meets the needs, but there may be a
-cheaper one.
+Theory of operation. Each pod frees an amount in one or more dimensions (MiB of a card, cpu of a node), and all needs
+must be met. The cost of a set is first by how many evictions it exceeds PodDisruptionBudgets, then its number of pods.
+Pods that are in every cover are taken first. If one dimension remains, which is nearly always so, the rest is exact:
+the largest pods within their budgets, and as the last one the smallest that is enough. In several dimensions it is a
+branch and bound with a bounded effort: its result meets the needs, but there may be a cheaper one.
+
+Example: a card is 10 GiB short, and its pods hold 8, 6, 5 and 3 GiB. No single pod is enough. The largest is taken, and
+the smallest that adds the missing 2 GiB: {8, 3} at a cost of 2. If the budget of the 8 GiB pod allows no eviction, the
+result is {6, 5} at the same cost. If it allows none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are
+8 GiB): {8, 3} exceeds them by one eviction, and costs `MOST` + 2.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,18 +1,23 @@
-"""Leader election without I/O: when a Lease is ours, what to send next, and what an answer means.
+"""Leader election without I/O: when the Lease is ours, which request to send next, and what a response means.
 
-Without clock, thread and network, so that every order of events can be tried; `lease` carries it out. Why two never
-hold at once, whatever is lost, late or done twice:
+It has no clock, thread or network, so that tests can try every order of events; `lease` carries it out.
 
-- A holder counts from before it sent the renewing write and stops `margin` early. Everybody else counts the whole
-  duration from after the news of that write came. Clocks are never compared; a margin of a tenth of the duration
-  allows for clocks that run five percent fast or slow.
-- No holder of ours has a Lease for longer than `MAX_DURATION`: `Election` refuses such a setting, and a holder counts
-  its own setting, not what the Lease says. So whoever has waited for that long after the last change has waited long
-  enough, also if somebody has written an hour into the Lease.
+Theory of operation: why two processes never hold the Lease at once, whatever is lost, late or done twice.
+
+- The holder counts from before it sent the renewing write, and stops `margin` early. All others count the whole
+  duration from when they received that write. Clocks are never compared; a margin of a tenth of the duration allows for
+  clocks that run five percent fast or slow.
+- No holder has the Lease for longer than `MAX_DURATION`: `Election` refuses such a setting, and a holder counts its own
+  setting, not the one in the Lease. So waiting for that long after the last change is enough, even if somebody has
+  written an hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
-- Who creates the Lease waits for a whole duration first: it may have been deleted under a holder that has not noticed.
-- An answer that was lost is found again by the very times that were written, never by the identity: an earlier
-  process of that identity may still run.
+- The process that creates the Lease waits for a whole duration first: the Lease may have been deleted under a holder
+  that has not noticed.
+- A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
+  of that identity may still run.
+
+Example, with a duration of 5 s and a margin of 0.5 s: A sends a renewal at 10.0 s and stops. By its own count it holds
+the Lease until 14.5 s. B reads the renewal at 10.2 s, and takes the Lease at 15.2 s at the earliest: 0.7 s later.
 """
 
 import math

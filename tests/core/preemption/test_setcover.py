@@ -80,3 +80,17 @@ def test_nothing_that_does_not_cost_less_than_was_said(of, short, left, pods, be
     found = setcover.cover(of, short, left, CoverEffort(), below)
     best = least(of, short, left)
     assert (found.cost if found is not None else None) == (best if best is not None and best < below else None)
+
+
+def test_the_example_of_the_docstring():
+    pods = [Thing(f"{gib} GiB", {"mem": gib}, (f"budget-{gib}",)) for gib in (8, 6, 5, 3)]
+
+    def cheapest(**allowed: int) -> tuple[int, set[str]]:
+        budgets = {f"budget-{gib}": 1 for gib in (8, 6, 5, 3)} | {f"budget-{key[1:]}": n for key, n in allowed.items()}
+        cover = setcover.cover(pods, {"mem": 10}, budgets, CoverEffort())
+        assert cover is not None
+        return cover.cost, {pod.name for pod in cover.things}
+
+    assert cheapest() == (2, {"8 GiB", "3 GiB"})
+    assert cheapest(_8=0) == (2, {"6 GiB", "5 GiB"})
+    assert cheapest(_8=0, _6=0) == (MOST + 2, {"8 GiB", "3 GiB"})

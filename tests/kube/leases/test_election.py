@@ -231,3 +231,20 @@ class ElectionMachine(RuleBasedStateMachine):
 
 TestElection = ElectionMachine.TestCase
 TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_step_count=60)
+
+
+def test_the_example_of_the_docstring():
+    leases = World()
+    leases.put({"holderIdentity": ""})
+    a, b = (Election("ns", "l", name, duration=5.0, margin=0.5, renew_every=1.0) for name in ("a", "b"))
+
+    def send(election: Election, now: float) -> str:
+        call = election.call(now, NOON)
+        election.answered(call, leases.carry_out(call), now)
+        return call.kind
+
+    assert [send(a, 9.9), send(a, 10.0)] == ["get", "update"]
+    assert a.claim.until == 14.5
+    assert send(b, 10.2) == "get"
+    assert send(b, 15.1) == "get"
+    assert send(b, 15.2) == "update"

@@ -1,9 +1,14 @@
 """Prices of a cutting-stock problem: what the free rest of a card is worth for pods that share cards.
 
-To hold the workload's shares on the fewest cards is a linear programme over the ways of cutting a card. Its dual
-variables price each size of share, and a rest is worth the most valuable set of shares that fits into it. So a rest is
-worth nothing, however big, if it only fits shares of which too few are asked. Solved by column generation: the simplex
-method with only the cuts that it needs, each found by a knapsack over the prices so far.
+Theory of operation. To place the workload's shares on the fewest cards is a linear program over the ways to cut a card
+into shares. Its dual variables are the price of each size of share, and a rest is worth the most valuable set of shares
+that fits into it. The program is solved by column generation: the simplex method with only the cuts that it needs, each
+found by a knapsack over the prices so far (Gilmore and Gomory, 1961).
+
+Example: shares of 500 and of 300 thousandths of a card are equally frequent. The prices are 1/2 and 1/3 of a card: two
+of the one, or three of the other, fill a card. A rest of 400 is worth 1/3, because it takes one small share; a rest of
+299 is worth nothing. With shares of 700 and 300 the small one is worth nothing at all: each large share leaves a rest
+that takes one, so such rests are never scarce.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,20 @@
-"""`priced`: the node and card where what is still worth something to the workload shrinks least.
+"""`priced`: chooses the node and card that lose the least value for the workload.
 
-Three prices, all in cards. A share of one card costs what the rest of the card loses by the prices of `prices`. What is
-no such share costs what the node loses of its capacity: how many copies of each of the workload's requests its cards,
-cpu and memory could still take, weighted by how often it is asked and how much, and more where the cluster could take
-few of it. Cards of a model that is scarce to those who name it cost more to those who do not (`pressure`). Rounded, so
-that nodes that differ little are equal and the first is taken: that keeps together what is free.
+Theory of operation. There are three prices, all in cards. A share of one card costs what the rest of the card loses by
+`prices`. Any other request costs what the node loses of its capacity: how many copies of each of the workload's
+requests its cards, cpu and memory could still take, weighted by their frequency and size, and more for requests that
+fit in few places of the cluster. A card of a model that is scarce for pods that name the model costs more for pods that
+do not (`pressure`). Prices are rounded, so that nodes that differ little are equal and the first is taken: that keeps
+free memory together.
 
-As long as pods only come, the prices of rests are right: rests are what the policy itself leaves. Where pods also
-leave, rests come back at any size, and what a share opens or ends on its node counts as well; and so do nodes that only
-wait for few pods to end (`vacancy`).
+While pods only arrive, the prices of rests are right, because rests are what the policy itself leaves. Where pods also
+end, rests of any size return. Then what a share opens or ends on its node counts as well, and so do nodes on which only
+few pods have to end (`vacancy`).
+
+Example: shares of 500 and 300 thousandths of a card are equally frequent, so a rest of 600 is worth 2/3, one of 500 is
+worth 1/2, one of 300 is worth 1/3, and one of 200 nothing. A share of 300 costs 2/3 - 1/3 = 1/3 on a card with 600
+free, and 1/2 - 0 = 1/2 on a card with 500 free, though it leaves less unused there: `priced` takes the first card, and
+`binpack` the second.
 """
 
 from collections.abc import Sequence

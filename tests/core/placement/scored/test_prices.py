@@ -39,3 +39,15 @@ def test_without_shares_only_a_whole_card_is_worth_something():
     prices = rest_prices({})
     assert prices[PARTS - 1] == 0.0
     assert prices[PARTS] == 1.0
+
+
+def test_the_example_of_the_docstring():
+    halves_and_thirds = rest_prices({500: 1.0, 300: 1.0})
+    assert [halves_and_thirds[rest] for rest in (500, 300, 400, 299)] == pytest.approx([1 / 2, 1 / 3, 1 / 3, 0.0])
+    assert rest_prices({700: 1.0, 300: 1.0})[300] == pytest.approx(0.0)
+
+
+def test_the_example_of_the_policy():
+    prices = rest_prices({500: 1.0, 300: 1.0})
+    assert [prices[rest] for rest in (600, 500, 300, 200)] == pytest.approx([2 / 3, 1 / 2, 1 / 3, 0.0])
+    assert prices[600] - prices[300] < prices[500] - prices[200]
