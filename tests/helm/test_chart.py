@@ -67,7 +67,7 @@ def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Re
     assert f"variables.bytes[1] <= {sizes.MOST_ANNOTATION_BYTES}" in policy
     assert f"variables.foreign[1].size() <= {sizes.MOST_ANNOTATIONS}" in policy
     assert policy.count(f"write at most {sizes.MOST_ANNOTATIONS}") == 5
-    assert f"spec.tolerations: too many for a pod that asks for cards; write at most {sizes.MOST_LISTED}" in policy
+    assert f"spec.tolerations: too many for a pod that requests GPUs; write at most {sizes.MOST_LISTED}" in policy
 
 
 def test_renamed_accounts_are_known_everywhere(render: Render) -> None:

@@ -23,7 +23,7 @@ from webhook.pods.order import added_later
 
 Oversize = Literal["refuse", "wait"]
 
-_SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
+_SCHEDULER_PLACES = "a pod that requests a GPU share must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
 _SHOWN = 10  # of the classes that there are, in a refusal

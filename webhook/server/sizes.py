@@ -35,11 +35,11 @@ MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a Resource
 def check_text(text: bytes) -> None:
     """Check the JSON of an object before it is decoded. Raises InvalidRequest."""
     if len(text) > MOST_BYTES:
-        problem = f"the object has {len(text) >> 10} KiB, which is too much for one that names cards"
+        problem = f"the object has {len(text) >> 10} KiB, which is too much for one that names GPUs"
         raise InvalidRequest("metadata", problem, f"bring it below {MOST_BYTES >> 10} KiB")
     parts = sum(map(text.count, (b",", b"{", b"[")))
     if parts > MOST_PARTS:
-        problem = f"the object has too many entries ({parts}) for one that names cards"
+        problem = f"the object has too many entries ({parts}) for one that names GPUs"
         raise InvalidRequest("metadata", problem, f"write at most {MOST_PARTS} in all its lists and maps")
 
 
@@ -49,11 +49,11 @@ def check(template: Json, path: str = "", *, update: bool = False) -> None:
     _check_count(f"{path}metadata.annotations", len(annotations), MOST_ANNOTATIONS)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
     if written > MOST_ANNOTATION_BYTES:
-        problem = f"they have {written >> 10} KiB, which is too much for a pod that asks for cards"
+        problem = f"they have {written >> 10} KiB, which is too much for a pod that requests GPUs"
         raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
     found = list(request.containers(template))
     if len(found) > MOST_CONTAINERS:
-        problem = f"{len(found)} containers are too many for a pod that asks for cards"
+        problem = f"{len(found)} containers are too many for a pod that requests GPUs"
         raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MOST_CONTAINERS}")
     resources = [c.spec.get("resources") or {} for c in found]
     asked = {name for each in resources for _, amounts in containers.lists(each) for name in amounts}
@@ -87,7 +87,7 @@ def _check_lists(template: Json, found: list[Container], path: str) -> None:
                 continue
             together[field] += len(value)
             if together[field] > MOST_IN_CONTAINERS:
-                problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that asks for cards"
+                problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that requests GPUs"
                 remedy = f"write at most {MOST_IN_CONTAINERS} in all"
                 if field == "env":
                     remedy += ", and take the others from a ConfigMap by envFrom"
@@ -96,4 +96,4 @@ def _check_lists(template: Json, found: list[Container], path: str) -> None:
 
 def _check_count(field: str, count: int, most: int) -> None:
     if count > most:
-        raise InvalidRequest(field, f"{count} are too many for a pod that asks for cards", f"write at most {most}")
+        raise InvalidRequest(field, f"{count} are too many for a pod that requests GPUs", f"write at most {most}")

@@ -202,7 +202,7 @@ def check_name(name: str, field: str = "metadata.name") -> None:
     if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
         raise InvalidRequest(
             field,
-            f"{quoted(name)} means something else in limits or quotas",
+            f"{quoted(name)} has another meaning in limits or quotas",
             f"choose another name, such as nvidia.{name}",
         )
 

@@ -109,8 +109,8 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text.strip()):
-        field_name, problem = f"metadata.annotations[{names.QUEUE_PRIORITY}]", f"{quoted(text)} is no whole number"
-        raise InvalidRequest(field_name, problem, "write one such as 10; the higher goes first")
+        field_name, problem = f"metadata.annotations[{names.QUEUE_PRIORITY}]", f"{quoted(text)} is not a whole number"
+        raise InvalidRequest(field_name, problem, "write for example 10 (higher values go first)")
     return int(text)
 
 

@@ -38,5 +38,5 @@ def memory(text: str | int) -> int:
     if is_bytes:
         value = Fraction(math.ceil(value / _MIB))
     if value.denominator != 1 or not 0 <= value <= _MOST:
-        raise InvalidQuantity(f"{text} is no whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
+        raise InvalidQuantity(f"{text} is not a whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
     return value.numerator

@@ -278,7 +278,7 @@ dyn: by what is there, so that a field of a newer Kubernetes counts too.
 {{- define "cardwise.policy.noStrangeFields" -}}
 - expression: variables.strange.size() == 0
   messageExpression: "'the {{ . }} may not change ' + variables.strange[0][0] + ' of ' + variables.what"
-  message: the {{ . }} may not change that
+  message: the {{ . }} may not change this field
   reason: Forbidden
 {{- end }}
 

@@ -278,7 +278,7 @@ def test_a_class_has_a_short_name_that_means_nothing_else(api: Api) -> None:
     for name in ("nvidia.new", "n" * 48):
         classes.check_name(name)
         create(name)
-    for name, says in (("n" * 49, "at most 48 characters"), *((name, "means something else") for name in TAKEN)):
+    for name, says in (("n" * 49, "at most 48 characters"), *((name, "has another meaning") for name in TAKEN)):
         with pytest.raises(InvalidRequest):
             classes.check_name(name)
         with pytest.raises(errors.Invalid, match=says):
@@ -293,7 +293,7 @@ def test_a_podgroup_has_a_name_that_a_label_takes(api: Api) -> None:
     for name in ("slurp-2", "g" * 63):
         create(name)
     for name in ("a.b", "g" * 64):
-        with pytest.raises(errors.Invalid, match="pods name the gang in a label"):
+        with pytest.raises(errors.Invalid, match="pods have the gang's name in a label"):
             create(name)
 
 
@@ -324,7 +324,9 @@ def test_a_kubelet_shows_its_static_pods_whatever_they_name(api: Api) -> None:
         create = functools.partial(api.run, "create", "--dry-run=server", "-f", "-", *kubelet, stdin=pod)
         assert wait_for(lambda: create().returncode == 0), create().stderr
         del pod["metadata"]["annotations"][names.MIRROR]
-        assert "gives access to cards past Cardwise" in api.refused("create", "--dry-run=server", "-f", "-", stdin=pod)
+        assert "gives access to GPUs without Cardwise" in api.refused(
+            "create", "--dry-run=server", "-f", "-", stdin=pod
+        )
     finally:
         api.ok("delete", "node", "static", "--ignore-not-found")
         api.ok("delete", "runtimeclass", "nvidia", "--ignore-not-found")

@@ -126,7 +126,7 @@ def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, 
 
 def test_which_gang_a_pod_is_in_is_settled_when_it_is_created(api: Api, member: Json) -> None:
     at = ("slurp-0", "-n", SPACE)
-    settled = "is settled when it is created; delete the pod and create it again"
+    settled = "the gang of a pod cannot be changed after creation; recreate the pod"
     for key in (names.GANG, names.COSCHEDULING, names.GROUP_NAME, names.GROUP_NUM):
         error = api.refused("label", "pod", *at, "--overwrite", f"{key}=other")
         assert f"metadata.labels[{key}]" in error
@@ -153,10 +153,10 @@ def test_the_place_in_the_queue_may_be_changed_to_a_whole_number(api: Api, membe
         api.ok(*at, f"{names.QUEUE_PRIORITY}={good}")
     for bad in ("high", "1.5", "", "12345678901"):
         error = api.refused(*at, f"{names.QUEUE_PRIORITY}={bad}")
-        assert f"metadata.annotations[{names.QUEUE_PRIORITY}]: is no whole number" in error
+        assert f"metadata.annotations[{names.QUEUE_PRIORITY}]: is not a whole number" in error
     high = pod("slurp-1", gpu_mem=1)
     high["metadata"]["annotations"][names.QUEUE_PRIORITY] = "high"
-    assert "'high' is no whole number" in api.refused("create", "-f", "-", stdin=high)
+    assert "'high' is not a whole number" in api.refused("create", "-f", "-", stdin=high)
 
 
 def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:
@@ -169,7 +169,7 @@ def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:
     assert create().returncode == 0
     api.cluster.apply(processes.run([*policy, "--set", "policies.deviceHostPaths={/dev/infiniband,/dev/vfio}"]))
     try:
-        says = "gives access to devices past Cardwise; leave the volume out and ask for the device by its class"
+        says = "gives access to devices without Cardwise; leave the volume out and request the device by its class"
         assert wait_for(lambda: says in create().stderr), create().stderr
     finally:
         api.cluster.apply(processes.run(policy))
@@ -192,7 +192,9 @@ def test_pods_in_no_gang_never_wait_for_the_webhook(api: Api, member: Json) -> N
         api.ok("scale", "deployment", "w", "-n", SPACE, "--replicas=1", DRY)
         change = json.dumps({"spec": {"minReadySeconds": 1}})
         api.ok("patch", "deployment", "w", "-n", SPACE, "--type=merge", "-p", change)
-        assert "is settled" in api.refused("label", "pod", "slurp-0", "-n", SPACE, f"{names.GANG}-")
+        assert "cannot be changed after creation" in api.refused(
+            "label", "pod", "slurp-0", "-n", SPACE, f"{names.GANG}-"
+        )
     finally:
         api.webhook.restart()
         api.cluster.parts.wait_ready("webhook")

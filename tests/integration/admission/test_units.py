@@ -172,11 +172,11 @@ def test_the_unit_is_said_by_those_who_may_change_the_rules(bare):
 
 
 def refused(space: Space, *command: str, stdin: Json) -> None:
-    says = "it says what the numbers in this namespace's quotas mean"
+    says = "it changes the meaning of the numbers in this namespace's quotas"
     space.wait(lambda: says in space.cluster.verbs.run(*command, stdin=stdin).stderr, "the policy refuses")
 
 
 def test_a_unit_that_is_none_is_refused(bare):
     for unit in ("gib", "GB", ""):
-        with pytest.raises(errors.KubeError, match="is no unit of gpu-mem; write MiB or GiB"):
+        with pytest.raises(errors.KubeError, match="is not a unit of gpu-mem; write MiB or GiB"):
             bare.cluster.api.patch(paths.namespaces(bare.name), {"metadata": {"labels": {names.GPU_MEM_UNIT: unit}}})

@@ -396,7 +396,7 @@ def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> 
         client.patch(paths.extendedresources(name, "status"), {"status": said}, query={"dryRun": "All"})
 
     title = {"deviceplugin": "device plugin", "mps": "MPS manager"}[part]
-    refusal = f"the {title} of node n1 may not write what is about node elsewhere"
+    refusal = f"the {title} of node n1 may not write objects of node elsewhere"
     with contextlib.closing(client):
         patch(own)
         with pytest.raises(errors.Forbidden, match=refusal):

@@ -291,21 +291,21 @@ def test_a_pod_without_a_share_may_not_name_the_runtime(team: Space) -> None:
         return str(error.value)
 
     why = refused(with_runtime("plain", [container()], volumes=[]))
-    assert "spec.runtimeClassName: nvidia gives cards to pods that hold no share" in why
+    assert "spec.runtimeClassName: nvidia gives GPUs to pods without a share" in why
     assert names.GPU_MEM in why
     of_plugin = container() | {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
     team.cluster.api.create(
         paths.pods(team.name), with_runtime("theirs", [of_plugin], volumes=[]), query={"dryRun": "All"}
     )
-    assert "hold no share" in refused(with_runtime("theirs", [of_plugin], volumes=[], nodeName="n1"))
+    assert "to pods without a share" in refused(with_runtime("theirs", [of_plugin], volumes=[], nodeName="n1"))
     beside = [of_plugin, looking(team.cluster, "beside", {"image": ALL})]
     assert "spec.containers[beside].env: the runtime nvidia would give it" in refused(with_runtime("two", beside))
     beside[1] |= VOID
     team.cluster.api.create(paths.pods(team.name), with_runtime("two", beside, volumes=[]), query={"dryRun": "All"})
     network = container() | {"resources": {"limits": {"nvidia.com/hostdev": "1"}}}
-    assert "hold no share" in refused(with_runtime("network", [network], volumes=[]))
+    assert "to pods without a share" in refused(with_runtime("network", [network], volumes=[]))
     none = container() | {"resources": {"limits": {names.NVIDIA_GPU: "0"}}}
-    assert "hold no share" in refused(with_runtime("none", [none], volumes=[]))
+    assert "to pods without a share" in refused(with_runtime("none", [none], volumes=[]))
 
 
 def test_a_debug_container_of_a_pod_with_a_share_says_that_it_wants_no_card(

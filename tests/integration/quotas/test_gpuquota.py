@@ -147,7 +147,7 @@ UNREADABLE = [
     ([{"class": "a"}], "shares|limit"),
     ([{"class": "a", "shares": -1}], "shares"),
     ([{"class": "a", "memoryMiB": "much"}], "memoryMiB"),
-    ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "two entries select the same cards"),
+    ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "two entries select the same GPUs"),
     ([], "hard"),
 ]
 

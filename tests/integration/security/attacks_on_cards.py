@@ -340,7 +340,7 @@ ANOTHER_CARD = (
         "T19",
         "placement annotations of a running pod, changed or taken away, also by `pods/status`",
         [
-            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, "leave it as it is"),
+            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, "leave it unchanged"),
             patches(
                 "steady", {"metadata": {"annotations": {names.ASSIGNMENT: None}}}, By.ANNOTATIONS, names.ASSIGNMENT
             ),

@@ -484,7 +484,7 @@ QUOTAS_AND_RIGHTS = (
                     paths.namespaces(), {"metadata": {"name": "own-unit", "labels": {names.GPU_MEM_UNIT: "GiB"}}}
                 ),
                 By.GPU_MEM_UNIT,
-                (names.GPU_MEM_UNIT, "have it changed by someone who may update ValidatingAdmissionPolicies"),
+                (names.GPU_MEM_UNIT, "only users who may update ValidatingAdmissionPolicies can change it"),
             )
         ],
     ),
@@ -592,7 +592,7 @@ CARDWISE_ITSELF = (
                 (one_container(resources={"limits": {f"no.class-{i}": "1" for i in range(5000)}}), "5000 different"),
                 (
                     with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(2000)]),
-                    "which is too much for one that names cards",
+                    "which is too much for one that names GPUs",
                 ),
                 (ours(annotations={f"{names.GPUSHARE_PREFIX}{i}": "" for i in range(5000)}), "5000 are too many"),
                 (with_env(ours(), **{f"CUDA_MPS_{i}": "1" for i in range(5000)}), "spec.containers[0].env: more than"),

@@ -294,7 +294,7 @@ def test_kubernetes_itself_says_that_the_pods_of_a_vanished_node_have_failed(acc
 
 def test_a_part_of_no_node_writes_about_none(accounts: Cluster, world: World) -> None:
     with acting(accounts, "deviceplugin", "") as client:
-        assert "the token names no node" in refused(client, paths.nodes(world.node), {})
+        assert "the token contains no node" in refused(client, paths.nodes(world.node), {})
 
 
 @pytest.fixture

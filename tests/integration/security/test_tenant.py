@@ -383,7 +383,7 @@ def is_reserved(neighbour: Space, name: str) -> bool:
     def tried() -> bool:
         pod = neighbour.get(name)
         said = [one.get("message", "") for one in pod["status"].get("conditions") or ()]
-        because[:] = [any("kept for a gang" in text for text in said)]
+        because[:] = [any("reserved for a gang" in text for text in said)]
         return because[0] or bool(pod["spec"].get("nodeName"))
 
     neighbour.wait(tried, f"{name} has a node, or is refused because of a gang")

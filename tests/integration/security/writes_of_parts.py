@@ -409,7 +409,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "rules",
             hook(lambda entries: entries[0]["rules"].append(entries[0]["rules"][0] | {"resources": ["secrets"]})),
-            "the webhook may change clientConfig.caBundle",
+            "the webhook may change only clientConfig.caBundle",
         ),
         Excess("policy", hook(lambda entries: entries[0].update(failurePolicy="Ignore")), "caBundle"),
         Excess("conditions", hook(lambda entries: entries[0].update(matchConditions=[])), "caBundle"),
@@ -429,7 +429,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
             "the webhook may not change metadata.labels[a]",
         ),
         Excess("another configuration", patched(lambda _: HOOKS[0]("other"), labelled(a="b"))),
-        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "the webhook may create its own Secret only"),
+        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "the webhook may create only its own Secret"),
         Excess(
             "another's token",
             created(f"{OWN}/secrets", token_of("cardwise-extender", "cardwise-webhook-tls")),
@@ -440,17 +440,17 @@ EXCESS: dict[str, Sequence[Excess]] = {
     ],
     "extender": [
         *_pods(EXTENDER),
-        Excess("delete a pod", deleted(steady), f"{EXTENDER} may delete pods only that ask for cards and have none"),
+        Excess("delete a pod", deleted(steady), f"{EXTENDER} may delete only pods that request GPUs and have none"),
         *_nodes(EXTENDER),
         Excess(
             "another gate",
             patched(lambda world: world.pod("gated"), without_gate("other.dev/gate"), "strategic"),
-            "the extender may take no gate away but cardwise.dev/gang",
+            "the extender may remove only the gate cardwise.dev/gang",
         ),
         Excess(
             "leader elsewhere",
             patched(steady, labelled(**{names.LEADER: "true"})),
-            "the extender may label its own pods only",
+            "the extender may label only its own pods",
         ),
         Excess(
             "phase", patched(steady_status, {"status": {"phase": "Failed"}}), f"{EXTENDER} may not change status.phase"
@@ -491,7 +491,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "a gang", created(lambda world: world.group(""), of_ours("PodGroup", "new", {"minMember": 2})), "automatic"
         ),
-        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "its own Secret, ConfigMap and Lease only"),
+        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "only its own Secret, ConfigMap and Lease"),
         Excess(
             "another's token",
             created(f"{OWN}/secrets", token_of("cardwise-webhook", "cardwise-extender-tls")),
@@ -500,7 +500,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "a ConfigMap", created(f"{OWN}/configmaps", {"metadata": {"name": "other"}}), "its own Secret, ConfigMap"
         ),
-        Excess("a Lease", created(LEASES, {"metadata": {"name": "other"}}), "its own Secret, ConfigMap and Lease only"),
+        Excess("a Lease", created(LEASES, {"metadata": {"name": "other"}}), "only its own Secret, ConfigMap and Lease"),
         Excess("a configuration", patched(lambda _: HOOKS[0](names.WEBHOOK_CONFIGURATION), labelled(a="b"))),
     ],
     "deviceplugin": [
@@ -510,17 +510,19 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "a gate",
             patched(lambda world: world.pod("gated"), without_gate(names.GANG), "strategic"),
-            "may not write what is about node",
+            "may not write objects of node",
             "gangs.cardwise.dev",
         ),
         Excess(
             "a pod elsewhere",
             patched(lambda world: world.pod("there"), annotated(names.ASSIGNED, "true")),
-            "may not write what is about node",
+            "may not write objects of node",
         ),
         Excess("pod status", patched(steady_status, {"status": {"phase": "Failed"}})),
         Excess(
-            "another node", patched(lambda world: paths.nodes(world.other), annotated(names.NODE_CHANGED)), "about node"
+            "another node",
+            patched(lambda world: paths.nodes(world.other), annotated(names.NODE_CHANGED)),
+            "objects of node",
         ),
         Excess(
             "its conditions", patched(node_status, {"status": {"conditions": []}}), "status.conditions of nodes/status"
@@ -534,12 +536,10 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess("a cordon", patched(card, {"spec": {"unschedulable": True}}), "spec.unschedulable of extendedresources"),
         Excess("a mark on a card", patched(card, annotated("a")), "metadata.annotations[a] of extendedresources"),
         Excess("a card that stays", patched(card, {"metadata": {"finalizers": ["a.b/c"]}}), "metadata.finalizers"),
-        Excess("a card elsewhere", patched(other_card, {"spec": {"memoryMiB": 1}}), "may not write what is about node"),
-        Excess(
-            "its move", patched(card, {"spec": {"node": "elsewhere"}}), "may not write what is about node elsewhere"
-        ),
-        Excess("delete it", deleted(other_card), "may not write what is about node"),
-        Excess("create one", resource(lambda world: world.other), "may not write what is about node"),
+        Excess("a card elsewhere", patched(other_card, {"spec": {"memoryMiB": 1}}), "may not write objects of node"),
+        Excess("its move", patched(card, {"spec": {"node": "elsewhere"}}), "may not write objects of node elsewhere"),
+        Excess("delete it", deleted(other_card), "may not write objects of node"),
+        Excess("create one", resource(lambda world: world.other), "may not write objects of node"),
         Excess(
             "another's label",
             lambda client, world: client.patch(
@@ -561,12 +561,12 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "create one that stays",
             resource(lambda world: world.node, lambda _: {"finalizers": ["a.b/c"]}),
-            "may create cards without them only",
+            "may not set them at creation",
         ),
         Excess(
             "create one with a mark",
             resource(lambda world: world.node, lambda _: {"annotations": {"a": "b"}}),
-            "may create cards without them only",
+            "may not set them at creation",
         ),
         Excess(
             "allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated of extendedres"
@@ -578,8 +578,12 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess("evict", created(lambda world: world.pod("steady", "eviction"), EVICTION)),
     ],
     "mps": [
-        Excess("health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.mps of its cards only"),
-        Excess("held", patched(card_status, {"status": {"held": []}}), "status.mps of its cards only"),
+        Excess(
+            "health",
+            patched(card_status, {"status": {"health": "Unhealthy"}}),
+            "may change only status.mps of its GPUs",
+        ),
+        Excess("held", patched(card_status, {"status": {"held": []}}), "may change only status.mps of its GPUs"),
         Excess("allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated"),
         Excess(
             "a card elsewhere",

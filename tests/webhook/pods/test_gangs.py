@@ -291,7 +291,9 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
             id="no DNS label",
         ),
         pytest.param({names.GROUP_NAME: "a" * 64}, "is no name of a gang", id="too long"),
-        pytest.param({names.QUEUE_PRIORITY: "high"}, f"[{names.QUEUE_PRIORITY}]: 'high' is no whole number", id="rank"),
+        pytest.param(
+            {names.QUEUE_PRIORITY: "high"}, f"[{names.QUEUE_PRIORITY}]: 'high' is not a whole number", id="rank"
+        ),
     ],
 )
 def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None:

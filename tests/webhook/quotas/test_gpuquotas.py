@@ -167,7 +167,7 @@ def validated(obj: Json) -> review.Decision:
         ({"shares": -1}, "spec.hard[0].shares: -1 is out of range"),
         (7, "spec.hard[0]: 7 is no entry"),
         ({"class": "Half", "shares": 1}, "spec.hard[0].class: 'Half' is no name of a class; write"),
-        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' means something else"),
+        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' has another meaning"),
     ],
 )
 def test_a_quota_that_cannot_be_read_is_refused(hard: Json, says: str) -> None:

@@ -45,7 +45,7 @@ def test_two_selectors_that_differ_are_refused() -> None:
 @pytest.mark.parametrize(
     ("obj", "says"),
     [
-        (resource_class("cpu"), "metadata.name: 'cpu' means something else"),
+        (resource_class("cpu"), "metadata.name: 'cpu' has another meaning"),
         (resource_class("x" * 49), "metadata.name: "),
         (of(), "spec.selector: an empty selector would be every card"),
         (of(selector=7), "spec.selector: 7 is no selector"),
