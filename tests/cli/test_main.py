@@ -53,6 +53,18 @@ def test_a_cluster_without_classes_and_quotas_says_so(monkeypatch):
     }
 
 
+def test_a_problem_of_many_pods_is_one_warning(monkeypatch):
+    api = lists()
+    api.add("pods", *(waiting("team-a", f"p{number}", {"aliyun.com/gpu-mem": "100"}) for number in range(5)))
+    for command in ("nodes", "classes", "inspect"):
+        said = run(monkeypatch, api, command).stderr
+        (warning,) = (line for line in said.splitlines() if line.startswith("warning"))
+        assert warning == (
+            "warning: team-a/p0, team-a/p1, team-a/p2 and 2 more: spec.containers[0].resources.limits: the pod was not "
+            "rewritten by the Cardwise webhook; cardwise explain says why, and what to do"
+        )
+
+
 def test_quota_of_one_namespace_and_of_all(monkeypatch):
     assert "13441/32768" in run(monkeypatch, lists(), "quota", "-n", "team-a").output
     assert "13441/32768" in run(monkeypatch, lists(), "quota", "-A").output

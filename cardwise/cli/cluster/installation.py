@@ -4,6 +4,7 @@ Both are read where the API server or the extenders read them: the webhook's con
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -14,26 +15,30 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _NOT_EXEMPT: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
+_EXEMPT_OPTION: Final = "--exempt-namespaces="  # of the webhook's command line: the chart writes it from one setting
+_WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
 _NAME: Final = re.compile("'([^']*)'")
 _SILENT_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """The webhook as the API server knows it. `since`: when its configuration was created, None where there is none.
-    `exempt`: the namespaces whose pods it never sees.
+    """The webhook as the API server knows it.
+
+    since: when its configuration was created, None where there is none.
+    exempt: the namespaces whose pods it never sees, or will not see once its configuration is there.
     """
 
     since: datetime | None = None
     exempt: frozenset[str] = frozenset()
 
 
-def webhook(client: KubeClient) -> Webhook | None:
-    """None where its configuration may not be read."""
+def webhook(client: KubeClient, namespace: str) -> Webhook | None:
+    """None where its configuration may not be read. `namespace`: of Cardwise."""
     try:
         found = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
-        return Webhook()
+        return Webhook(exempt=planned_exempt_namespaces(_deployments(client, namespace), namespace))
     except errors.Forbidden:
         return None
     since = found["metadata"].get("creationTimestamp")
@@ -45,6 +50,29 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
     conditions = (one for hook in configuration.get("webhooks") or () for one in hook.get("matchConditions") or ())
     text = next((one.get("expression") or "" for one in conditions if one.get("name") == _NOT_EXEMPT), "")
     return frozenset(_NAME.findall(text))
+
+
+def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
+    """The namespaces that will be exempt once the webhook is registered: those that it leaves alone itself.
+
+    Without a Deployment of it among these, the chart's default. `namespace`: of Cardwise.
+    """
+    for deployment in deployments:
+        if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, _WEBHOOK):
+            containers = deployment["spec"]["template"]["spec"]["containers"]
+            arguments = (str(argument) for container in containers for argument in container.get("args") or ())
+            for argument in arguments:
+                if argument.startswith(_EXEMPT_OPTION):
+                    return frozenset(argument.removeprefix(_EXEMPT_OPTION).split(","))
+    return frozenset({"kube-system", names.NAMESPACE, namespace})
+
+
+def _deployments(client: KubeClient, namespace: str) -> list[Json]:
+    """Those of the namespace; none where they may not be read."""
+    try:
+        return list(client.objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))
+    except errors.Forbidden:
+        return []
 
 
 def silent_seconds(client: KubeClient, namespace: str) -> float | None:

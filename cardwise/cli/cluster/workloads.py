@@ -125,13 +125,45 @@ def _remaker(pod: Json) -> tuple[str, ...]:
     return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
 
 
+def is_bare(pod: Json) -> bool:
+    """Whether no controller recreates the pod once it is deleted."""
+    return not controller(pod) and names.MIRROR not in annotations_of(pod)
+
+
+def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[str] = ()) -> str:
+    """A shell command that saves pods of a namespace to a file, deletes them and creates them again.
+
+    `dropping`: fields of the spec that the new pod must not have, such as the node; only of a single pod, since kubectl
+    indents the pods of a list.
+    """
+    file = f"{pods[0] if len(pods) == 1 else f'pods-of-{namespace}'}.yaml"
+    fields = "|".join(dropping)
+    without = f" | grep -vE '^  ({fields}):'" if fields else ""
+    get = f"kubectl get pod -n {namespace} {' '.join(pods)} -o yaml"
+    return f"{get}{without} > {file} && kubectl replace --force -f {file}"
+
+
+def recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
+    """How another pod takes the place of this one: the command and what it does, as the end of a sentence.
+
+    `dropping`: fields of the spec that keep this pod from running; its controller's template must not have them.
+    """
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    if not is_bare(pod):
+        return f"`kubectl delete pod -n {namespace} {name}` deletes it; {successor(pod)}"
+    if (pod.get("spec") or {}).get("nodeName"):
+        dropping = ("nodeName", *dropping)
+    command = recreate_command(namespace, [name], dropping=dropping)
+    return f"no controller makes another, so `{command}` saves it to {name}.yaml, deletes it and creates it again"
+
+
 def successor(pod: Json) -> str:
-    """Whether another pod is made when this one is gone, and by whom, as the end of a sentence."""
+    """Which pod takes the place of this one when it is gone, as the end of a sentence."""
+    if is_bare(pod):
+        return recreation(pod)
     kind = controller(pod).get("kind") or ""
     if names.MIRROR in annotations_of(pod):
         return "the kubelet makes another while the manifest is there"
-    if not kind:
-        return "nothing makes another: create it again"
     if kind == "Job":
         return "its Job makes another while its backoffLimit allows"
     return f"its {kind} {'makes' if kind in _CONTROLLERS else 'may make'} another"

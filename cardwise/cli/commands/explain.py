@@ -163,7 +163,7 @@ def _mark_ending(client: KubeClient, seen: Survey, namespace: str) -> None:
 
 def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None, installed: str) -> Around:
     """What is known beside cards; of a placed pod only its node is needed."""
-    webhook = installation.webhook(client) if _is_unwritten(pod) else None
+    webhook = installation.webhook(client, installed) if _is_unwritten(pod) else None
     if name := pod["spec"].get("nodeName"):
         try:
             return Around([client.get(paths.nodes(name))], webhook=webhook)

@@ -7,7 +7,7 @@ card is free at once, after a forced one only half a minute later.
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock, wire: 
             return
         said = workloads.scheduler_says(pod)
         if said:
-            yield _refused(said, _barring(client, pod) if _TAINTED in said else (), wire)
+            yield _refused(said, pod, _nodes(client), wire)
             return
         clock.sleep(_EVERY)
     yield Finding(
@@ -154,19 +154,28 @@ def _bound(pod: Json, node: str, wire: str) -> Finding:
     return Finding("scheduler", Severity.PROBLEM, text, wire)
 
 
-def _barring(client: KubeClient, pod: Json) -> Collection[str]:
-    """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
+def _nodes(client: KubeClient) -> Sequence[Json] | None:
+    """None where they cannot be read."""
     with suppress(errors.KubeError):
-        nodes = client.objects(paths.nodes())
-        tolerations = pod["spec"].get("tolerations") or ()
-        offering = [one for one in nodes if names.SHARE in (one.get("status", {}).get("capacity") or {})]
-        found = [eligible.untolerated(node, tolerations) for node in offering]
-        if all(found):
-            return sorted({taint for taints in found for taint in taints})
-    return ()
+        return list(client.objects(paths.nodes()))
+    return None
 
 
-def _refused(said: str, barring: Collection[str], wire: str) -> Finding:
+def _offers(node: Json, resource: str) -> bool:
+    """Whether the node's kubelet has any of the resource, used or not."""
+    return str((node.get("status", {}).get("capacity") or {}).get(resource, "0")) != "0"
+
+
+def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
+    """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
+    tolerations = pod["spec"].get("tolerations") or ()
+    taints = [eligible.untolerated(node, tolerations) for node in nodes if _offers(node, names.SHARE)]
+    return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
+
+
+def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, wire: str) -> Finding:
+    """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
+    barring = _barring(nodes or (), pod) if _TAINTED in said else ()
     if barring:
         text = f"every node with cards has a taint that keeps out pods which ask for cards: {', '.join(barring)}"
         return Finding(
@@ -175,6 +184,10 @@ def _refused(said: str, barring: Collection[str], wire: str) -> Finding:
     if any(refusal.text in said for refusal in Refusal):
         return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {said}")
     if f"Insufficient {names.GPU_MEM}" in said:
+        if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
+            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to ask the extender: {said}"
+            remedy = "the findings about cards and the device plugin say why; then run `cardwise doctor` again"
+            return Finding("scheduler", Severity.NOTE, text, remedy)
         text = f"no card is free, so kube-scheduler had nothing to ask the extender: {said}"
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):

@@ -1,9 +1,9 @@
 """Check of pods that wait for ever, since the webhook has never seen them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.cluster import installation
+from cardwise.cli.cluster import installation, workloads
 from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names, request
@@ -28,21 +28,38 @@ def unrewritten(facts: Facts) -> Iterator[Finding]:
         f"{'was' if alone else 'were'} created while the webhook was not there: "
         f"{'it waits' if alone else 'they wait'} for ever"
     )
-    named: dict[str, list[str]] = {}
-    for pod in pods[:_MOST]:
-        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
-    commands = " && ".join(f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in named.items())
+    yield Finding("webhook", Severity.WARNING, text, f"once the webhook runs: {recreation_of(pods)}")
+
+
+def recreation_of(pods: Sequence[Json]) -> str:
+    """The commands by which pods are recreated: those of controllers are deleted, the others are saved first."""
+    shown, parts = pods[:_MOST], []
+    controlled = _by_namespace(pod for pod in shown if not workloads.is_bare(pod))
+    bare = _by_namespace(pod for pod in shown if workloads.is_bare(pod))
+    if controlled:
+        commands = (f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in controlled.items())
+        parts.append(f"delete those of controllers, which make new ones: {' && '.join(commands)}")
+    if bare:
+        commands = (workloads.recreate_command(namespace, some) for namespace, some in bare.items())
+        parts.append(f"save and recreate those of no controller, which nothing else does: {' && '.join(commands)}")
     rest = f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
-    remedy = f"once the webhook runs, delete them; their controllers make new ones: {commands}{rest}"
-    yield Finding("webhook", Severity.WARNING, text, remedy)
+    return f"{'; '.join(parts)}{rest}"
+
+
+def _by_namespace(pods: Iterable[Json]) -> dict[str, list[str]]:
+    """The names of pods by their namespace."""
+    named: dict[str, list[str]] = {}
+    for pod in pods:
+        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    return named
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:
-    """The namespaces whose pods the API server does not send to the webhook, by the webhook's configuration."""
+    """The namespaces whose pods the API server does not send to the webhook, or will not once that is registered."""
     for configuration in facts.mutating:
         if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION:
             return installation.exempt_namespaces(configuration)
-    return frozenset({names.NAMESPACE, facts.installed})
+    return installation.planned_exempt_namespaces(facts.deployments, facts.installed)
 
 
 def _is_rewritten(pod: Json) -> bool:

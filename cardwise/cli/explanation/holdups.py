@@ -89,12 +89,12 @@ def not_rewritten(pod: Json, around: Around) -> str:
     """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
     metadata, known = pod["metadata"], around.webhook
     namespace = metadata["namespace"]
-    delete = f"`kubectl delete pod -n {namespace} {metadata['name']}` deletes it; {workloads.successor(pod)}"
+    recreation = workloads.recreation(pod)
     if known is None:
         return (
             "It was created while the webhook was not registered, or its namespace is exempt from it "
-            f"(webhook.exemptNamespaces of the chart). {delete}. If the next one is not rewritten either, write it in "
-            "another namespace."
+            "(webhook.exemptNamespaces of the chart): pods of an exempt namespace get no GPU, whoever recreates them. "
+            f"In any other, {recreation}."
         )
     if namespace in known.exempt:
         return (
@@ -102,14 +102,16 @@ def not_rewritten(pod: Json, around: Around) -> str:
             "in it gets a GPU: create it in another namespace."
         )
     if known.since is None:
-        return f"The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, {delete}."
+        return f"The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, {recreation}."
     created = metadata.get("creationTimestamp")
     if created and datetime.fromisoformat(created) < known.since:
-        when = f"It was created at {created}, before the webhook was registered (at {known.since:%Y-%m-%dT%H:%M:%SZ})."
-        return f"{when} {delete}."
+        return (
+            f"It was created at {created}, before the webhook was registered (at {known.since:%Y-%m-%dT%H:%M:%SZ}): "
+            f"{recreation}."
+        )
     return (
-        "The webhook did not see it: its namespace was exempt then, or the API server had just learned of the webhook. "
-        f"{delete}."
+        "The webhook did not see it: its namespace was exempt then, or the API server had just learned of the webhook; "
+        f"{recreation}."
     )
 
 
@@ -177,16 +179,26 @@ def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[s
     if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
         return lines
     if scheduler == names.SCHEDULER:
+        recreation = workloads.recreation(pod, dropping=["schedulerName"])
         lines.append(
-            f"It is left to the scheduler {scheduler}, which is not here any more, so nobody places it. Delete it: "
-            "a pod that is created now gets a scheduler that is here."
+            f"It is left to the scheduler {scheduler}, which is not here any more, so no scheduler places it: "
+            f"{recreation}. The new pod gets a scheduler that is here."
         )
     elif not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
-            f"gets a card. Create it again without spec.schedulerName, or with {_DEFAULT}."
+            f"gets a card. {_without_scheduler(pod)}"
         )
     return lines
+
+
+def _without_scheduler(pod: Json) -> str:
+    """How to leave the pod to the default scheduler: one sentence."""
+    if workloads.is_bare(pod):
+        recreation = workloads.recreation(pod, dropping=["schedulerName"])
+        return f"Without spec.schedulerName it would be left to {_DEFAULT}: {recreation}."
+    maker = workloads.controller(pod).get("kind", "manifest")
+    return f"Remove spec.schedulerName from the template of its {maker}, or write {_DEFAULT} there."
 
 
 def gang(view: GangView) -> list[str]:

@@ -119,10 +119,11 @@ def _what_it_holds(pod: Json) -> str:
 def _not_admitted(pod: Json) -> list[str]:
     """What to do about a pod that the kubelet has refused on its node."""
     name = f"-n {pod['metadata']['namespace']} {pod['metadata']['name']}"
+    removal = "" if workloads.is_bare(pod) else f"; `kubectl delete pod {name}` removes this one"
     refused = (
         "The node's kubelet refused it, as it does with each pod with a share after a reboot of the node, and with a "
-        f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}; "
-        f"`kubectl delete pod {name}` removes this one."
+        f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}"
+        f"{removal}."
     )
     avoid = (
         "Drain a node before a reboot. A Job does not count the pods that a drain evicts if its podFailurePolicy "

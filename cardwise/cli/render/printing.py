@@ -1,12 +1,15 @@
 """JSON and YAML of every command, and what a survey could not read, on stderr."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from cardwise.cli import console
+from cardwise.core.values import wording
 from cardwise.kube.survey import Survey
+
+_FEW: Final = 3  # objects named in one warning
 
 
 def dump(data: dict[str, Any], output: str) -> None:
@@ -21,5 +24,9 @@ def warn(seen: Survey) -> None:
     """What is not in what is shown."""
     if seen.partial:
         console.say(f"note: {seen.partial}", err=True)
+    objects_by_problem: dict[str, list[str]] = {}
     for problem in seen.problems:
-        console.say(f"warning: {problem}", err=True)
+        name, _, text = problem.partition(": ")
+        objects_by_problem.setdefault(text, []).append(name)
+    for text, objects in objects_by_problem.items():
+        console.say(f"warning: {wording.few(objects, _FEW)}: {text}", err=True)

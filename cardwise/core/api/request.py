@@ -216,7 +216,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
-                "create it again once the webhook is up, in a namespace that is not exempt from it",
+                "cardwise explain says why, and what to do",
             )
     return request
 

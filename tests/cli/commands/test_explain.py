@@ -221,11 +221,12 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
     def said() -> str:
         return run(monkeypatch, api, "explain", "p", "-n", "team-a").stdout
 
-    assert "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, `kubectl" in said()
+    assert "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, no contr" in said()
     configuration = {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-06-02T00:00:00Z"}
     api.add("mutatingwebhookconfigurations", {"metadata": configuration})
-    before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z). "
-    assert before + "`kubectl delete pod -n team-a p` deletes it; nothing makes another: create it again.\n" in said()
+    before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z): "
+    recreate = "`kubectl get pod -n team-a p -o yaml > p.yaml && kubectl replace --force -f p.yaml`"
+    assert f"{before}no controller makes another, so {recreate} saves it to p.yaml, deletes it and cr" in said()
     api.forbid("mutatingwebhookconfigurations")
     assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in said()
 

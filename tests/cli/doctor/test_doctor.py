@@ -713,7 +713,7 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
         (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Severity.OK, "which has no room now"),
         (unschedulable('Post "https://x": connection refused'), Severity.PROBLEM, "does not reach the extender"),
         (unschedulable('Post "https://x": x509: unknown authority'), Severity.PROBLEM, "does not reach the extender"),
-        (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Severity.NOTE, "no card is free"),
+        (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Severity.NOTE, "no node offers aliyun.com/gpu"),
         (unschedulable("0/3 nodes: 3 had untolerated taint"), Severity.WARNING, "was not placed: 0/3 nodes"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from cardwise.cli.doctor import checks, probing, repairs, startup
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.cli.doctor.waiting import unrewritten
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.cli.doctor.planted import NOW, part, troubles
@@ -323,7 +324,11 @@ def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
 def asking(namespace: str, name: str, **limits: str) -> Json:
     """A pod that waits."""
     container = {"name": "main", "resources": {"limits": limits}}
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"containers": [container]}, "status": {}}
+    metadata = {"namespace": namespace, "name": name, "ownerReferences": [OWNER]}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": {}}
+
+
+OWNER = {"kind": "ReplicaSet", "name": "web-1", "uid": "web-1", "controller": True}
 
 
 def plant_unrewritten(seen: Facts, count: int = 2) -> None:
@@ -353,6 +358,27 @@ def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
     assert found.remedy.endswith(" p8 p9 (and so on: 50 more pods)")
     plant_unrewritten(sound, 0)
     assert troubles(sound) == []
+
+
+def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
+    plant_unrewritten(sound)
+    del sound.waiting_pods[-4]["metadata"]["ownerReferences"]
+    assert the_finding(sound).remedy == (
+        "once the webhook runs: delete those of controllers, which make new ones: kubectl delete pods -n team p1; save "
+        "and recreate those of no controller, which nothing else does: kubectl get pod -n team p0 -o yaml > p0.yaml && "
+        "kubectl replace --force -f p0.yaml"
+    )
+
+
+def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_webhooks_command_line(sound):
+    plant_unrewritten(sound)
+    sound.mutating = []
+    findings = list(unrewritten(sound))
+    assert "3 pods (team/p0, team/p1, old/p0)" in findings[0].text, "the chart's default"
+    arguments = ["--bind=:8443", "--exempt-namespaces=kube-system,old,cardwise-system"]
+    webhook = {"metadata": {"namespace": "cardwise-system", "name": "cardwise-webhook"}}
+    sound.deployments = [webhook | {"spec": {"template": {"spec": {"containers": [{"args": arguments}]}}}}]
+    assert "2 pods (team/p0, team/p1)" in next(unrewritten(sound)).text
 
 
 def deletion(name: str, minutes: float) -> Json:

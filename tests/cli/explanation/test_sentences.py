@@ -132,7 +132,7 @@ def test_what_has_failed_says_why():
     )
     advice = text.splitlines()[2:]
     assert "after a reboot of the node" in advice[0]
-    assert "kubectl delete pod -n default p" in advice[0]
+    assert "`kubectl get pod -n default p -o yaml > p.yaml && kubectl replace --force -f p.yaml` saves it" in advice[0]
     assert "Drain a node before a reboot" in advice[1]
     assert "podFailurePolicy" in advice[1]
     ended = {"name": "main", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}
