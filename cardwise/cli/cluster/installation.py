@@ -3,6 +3,7 @@
 Both are read where the API server or the extenders read them: the webhook's configuration and the extender's Lease.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,12 +77,16 @@ def _deployments(client: KubeClient, namespace: str) -> list[Json]:
 
 
 def silent_seconds(client: KubeClient, namespace: str) -> float | None:
-    """For how long no extender has renewed the Lease, if that is long; None where one leads or nobody can tell.
-    `namespace`: of Cardwise.
+    """For how long no extender has renewed the Lease, if that is long; None where one leads or that is unknown.
+
+    Infinite where there is no Lease: no extender has ever led there, or Cardwise was uninstalled. `namespace`: of
+    Cardwise.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE))
-    except (errors.Forbidden, errors.NotFound):
+    except errors.NotFound:
+        return math.inf
+    except errors.Forbidden:
         return None
     now, renewed = client.clock(), (lease.get("spec") or {}).get("renewTime")
     try:

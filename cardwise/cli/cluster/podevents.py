@@ -10,12 +10,18 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _REFUSED: Final = "FailedCreate"
+_OVER: Final = ("FailedScheduling", "Failed", "BackOff")
 _DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event. `at`: its last time, as Kubernetes writes times. `kind`, `name` and `uid` are of its object."""
+    """An event.
+
+    at: its last time, as Kubernetes writes times.
+    kind, name, uid: of its object.
+    warns: whether its type is Warning.
+    """
 
     at: str
     reason: str
@@ -23,6 +29,7 @@ class Event:
     kind: str
     name: str
     uid: str
+    warns: bool = False
 
 
 def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
@@ -30,6 +37,17 @@ def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     own = (one for one in _events(client, namespace, "involvedObject.name", name) if one.kind == "Pod")
     deletions = _events(client, namespace, "reason", _DELETED)
     return sorted({*own, *(one for one in deletions if name in one.message.split())}, key=lambda one: one.at)
+
+
+def last_warning(client: KubeClient, pod: Json) -> Event | None:
+    """The newest warning about a pod on a node whose containers do not start: mounts, sandboxes, devices.
+
+    What kube-scheduler said before it was bound is over, and what the kubelet says of images is in the pod's status.
+    """
+    metadata = pod["metadata"]
+    events = _events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
+    mine = (event for event in events if event.warns and event.uid == metadata.get("uid"))
+    return max((event for event in mine if event.reason not in _OVER), key=lambda event: event.at, default=None)
 
 
 def bound_past(client: KubeClient, namespace: str) -> list[Event]:
@@ -59,5 +77,12 @@ def _event(obj: Json) -> Event:
         obj["metadata"].get("creationTimestamp"),
     )
     at = max((str(one) for one in times if one), default="")
-    fields = (obj.get("reason"), obj.get("message"), about.get("kind"), about.get("name"), about.get("uid"))
-    return Event(at, *(str(one or "") for one in fields))
+    return Event(
+        at=at,
+        reason=str(obj.get("reason") or ""),
+        message=str(obj.get("message") or ""),
+        kind=str(about.get("kind") or ""),
+        name=str(about.get("name") or ""),
+        uid=str(about.get("uid") or ""),
+        warns=obj.get("type") == "Warning",
+    )

@@ -1,10 +1,10 @@
-"""The chart's own kube-scheduler (`scheduler.mode=own`): whether it is there, by its Deployment.
+"""The chart's own kube-scheduler (`scheduler.mode=own`): whether it is there and runs, by its Deployment.
 
 The webhook writes its name into pods, where nobody can change it. So these pods wait for ever once it has gone: after
 an uninstallation, in another mode, or under another name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cardwise.core.api import names
@@ -15,15 +15,27 @@ from cardwise.kube.client import KubeClient
 _DEPLOYMENTS: Final = paths.namespaced("/apis/apps/v1", "deployments")
 
 
-def take(client: KubeClient) -> frozenset[str] | None:
-    """As `named`; None where Deployments of all namespaces may not be read."""
+def take(client: KubeClient) -> list[Json] | None:
+    """Its Deployments, mostly one or none; None where Deployments of all namespaces may not be read."""
     try:
-        return named(client.objects(_DEPLOYMENTS, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
+        return list(client.objects(_DEPLOYMENTS, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
     except errors.Forbidden:
         return None
 
 
 def named(deployments: Iterable[Json]) -> frozenset[str]:
     """The `spec.schedulerName` of the pods that it places; empty where its Deployment is not among these."""
-    ours = (one for one in deployments if one["metadata"]["name"] == names.SCHEDULER)
-    return frozenset(annotations_of(one).get(names.SCHEDULER_NAME, names.SCHEDULER) for one in ours)
+    return frozenset(map(_name, _ours(deployments)))
+
+
+def stopped(deployments: Iterable[Json]) -> frozenset[str]:
+    """As `named`, of those Deployments that have no ready pod: nothing is placed."""
+    return frozenset(_name(one) for one in _ours(deployments) if not (one.get("status") or {}).get("readyReplicas"))
+
+
+def _ours(deployments: Iterable[Json]) -> Iterator[Json]:
+    return (one for one in deployments if one["metadata"]["name"] == names.SCHEDULER)
+
+
+def _name(deployment: Json) -> str:
+    return str(annotations_of(deployment).get(names.SCHEDULER_NAME, names.SCHEDULER))

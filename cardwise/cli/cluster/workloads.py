@@ -33,9 +33,12 @@ _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A workload and its pods. `makers`: what makes the pods for it (ReplicaSets, Jobs), else itself. `refused`: what
-    the API server said last to whoever could not create one, "" where nobody. `bound_past`: names of its pods that the
-    extender has deleted lately, since a scheduler that does not ask it had bound them.
+    """A workload and its pods.
+
+    makers: what makes the pods for it (ReplicaSets, Jobs), else itself.
+    refused: what the API server said last when it refused a pod, "" where it refused none.
+    refused_maker: kind and name of the object whose controller was refused, as kubectl takes them.
+    bound_past: names of its pods that the extender has deleted lately, since something else had bound them.
     """
 
     kind: str
@@ -43,6 +46,7 @@ class Made:
     makers: tuple[Json, ...] = ()
     pods: tuple[Json, ...] = ()
     refused: str = ""
+    refused_maker: str = ""
     bound_past: tuple[str, ...] = ()
 
 
@@ -79,7 +83,8 @@ def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
     bound_past = tuple(
         name for name in past if name not in there and any(_is_called_by(name, maker) for maker in called)
     )
-    return Made(kind, obj, makers, pods, _refused(client, namespace, (obj, *makers)), bound_past)
+    refused, refused_maker = _refused(client, namespace, kind, (obj, *makers))
+    return Made(kind, obj, makers, pods, refused, refused_maker, bound_past)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +184,23 @@ def _is_called_by(pod: str, maker: str) -> bool:
     return pod.startswith(f"{maker}-") and _ENDING.fullmatch(pod.removeprefix(f"{maker}-")) is not None
 
 
-def _refused(client: KubeClient, namespace: str, owners: Sequence[Json]) -> str:
-    """What the last event says. It is kept for an hour; a condition of ReplicaSets says it too, and longer."""
-    uids = {owner["metadata"].get("uid") for owner in owners}
-    said = [event.message for event in podevents.refused(client, namespace) if event.uid in uids]
-    if said:
-        return said[-1]
-    conditions = (one for owner in owners for one in (owner.get("status") or {}).get("conditions") or ())
-    failures = (one for one in conditions if one.get("type") == "ReplicaFailure" and one.get("status") == "True")
-    return next((str(one.get("message") or "") for one in failures), "")
+def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
+    """`refused` and `refused_maker` of `Made`, by the last event.
+
+    Events are kept for an hour; a condition of ReplicaSets says it too, and longer. `owners`: the workload, of this
+    kind, and its makers.
+    """
+    kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
+    kinds[owners[0]["metadata"].get("uid")] = kind
+    events = [event for event in podevents.refused(client, namespace) if event.uid in kinds]
+    if events:
+        return events[-1].message, f"{kinds[events[-1].uid]} {events[-1].name}"
+    for owner in owners:
+        for condition in (owner.get("status") or {}).get("conditions") or ():
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+                maker = f"{kinds[owner['metadata'].get('uid')]} {owner['metadata']['name']}"
+                return str(condition.get("message") or ""), maker
+    return "", ""
 
 
 def scheduler_says(pod: Json) -> str:

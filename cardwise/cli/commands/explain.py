@@ -165,12 +165,16 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
     """What is known beside cards; of a placed pod only its node is needed."""
     webhook = installation.webhook(client, installed) if _is_unwritten(pod) else None
     if name := pod["spec"].get("nodeName"):
+        starts = workloads.state(pod) == "starting"
+        warning = podevents.last_warning(client, pod) if starts else None
+        nodes: list[Json] | None
         try:
-            return Around([client.get(paths.nodes(name))], webhook=webhook)
+            nodes = [client.get(paths.nodes(name))]
         except errors.NotFound:
-            return Around((), webhook=webhook)
+            nodes = []
         except errors.Forbidden:
-            return Around(webhook=webhook)
+            nodes = None
+        return Around(nodes, webhook=webhook, warning=warning)
     if webhook is not None:
         return Around(webhook=webhook)  # it is never placed, whatever the nodes are
     try:
@@ -185,12 +189,14 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
     replicas = workloads.replicas(client, pod)
+    deployments = schedulers.take(client)
     return Around(
         nodes,
         replicas.former,
         replicas.fellows | bound,
         partners,
-        schedulers.take(client),
+        schedulers.named(deployments) if deployments is not None else None,
+        schedulers.stopped(deployments or ()),
         silent=installation.silent_seconds(client, installed),
         bound_past=tuple(dict.fromkeys(one.name for one in podevents.bound_past(client, metadata["namespace"]))),
         quotas=_quotas(client, metadata["namespace"]) if seen is None else (),

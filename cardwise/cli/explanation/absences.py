@@ -13,8 +13,9 @@ from cardwise.core.values.decoded import Json, labels_of
 _FEW: Final = 5
 _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
 _UNWIRED: Final = (
-    "a scheduler that does not ask Cardwise's extender had bound {them}: your administrator runs `cardwise doctor`, "
-    "and gives kube-scheduler the stanzas that `cardwise scheduler-config` prints"
+    "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
+    "kube-scheduler does not ask the extender: your administrator runs `cardwise doctor`, and gives kube-scheduler the "
+    "stanzas that `cardwise scheduler-config` prints"
 )
 
 
@@ -25,6 +26,11 @@ def of_workload(made: Made) -> list[str]:
     wanted = _wanted(made)
     if made.refused and (wanted is None or running < wanted):
         lines.append(f"Kubernetes could not create one: {wording.message(made.refused)}")
+        namespace = made.obj["metadata"]["namespace"]
+        lines.append(
+            "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, `kubectl "
+            f"annotate -n {namespace} {made.refused_maker} retried-at=$(date +%s) --overwrite` makes it try at once."
+        )
     if made.bound_past:
         which = wording.few(made.bound_past, _FEW, "pod")
         lines.append(f"The extender has deleted pods of it within the hour ({which}): {_UNWIRED.format(them='them')}.")
@@ -117,7 +123,10 @@ def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         lines.append(f"  {event.at} {event.reason}: {by}{wording.message(event.message)}")
     if any(event.reason == names.BOUND_PAST_CARDWISE for event in events):
-        lines.append(f"It got no GPU, since {_UNWIRED.format(them='it')}. A pod that is made in its place fares alike.")
+        lines.append(
+            f"It got no GPU, since {_UNWIRED.format(them='it')}; until then a pod that is made in its place is deleted "
+            "too."
+        )
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:
         if word := workloads.kind_of(kind):

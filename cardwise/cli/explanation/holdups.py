@@ -1,5 +1,6 @@
 """What keeps a pod waiting before any card is looked at: scheduler, gates, gang, nodes, classes and quotas."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,6 +8,7 @@ from typing import Final
 
 from cardwise.cli.cluster import nodestates, workloads
 from cardwise.cli.cluster.installation import Webhook
+from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.cluster.workloads import scheduler_says
 from cardwise.core.api import lookalikes, names, quotas, request
@@ -29,14 +31,20 @@ _NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-schedu
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Facts about a waiting pod besides cards. `nodes` are decoded Nodes, None where they may not be read. `former`:
-    names of pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would
-    not help, since each would be made anew and wait beside this one: of its own gang, or of the controller that made it
-    too. `partners`: by name what the other waiting pods of its gang ask for. `schedulers`: the names of the chart's own
-    kube-scheduler that is there, None where that is not known. `webhook`: None where that is not known, or is of no
-    interest. `silent`: for how many seconds no extender has led, None where one does. `bound_past`: pods of the
-    namespace that the extender has deleted lately, since a scheduler that does not ask it had bound them. `quotas`: the
-    namespace's, as their statuses show them, where no card may be read.
+    """Facts about a pod besides cards.
+
+    nodes: decoded Nodes, None where they may not be read.
+    former: names of pods that the pod's own Deployment made before its last change.
+    fellows: names of pods whose end would not help, since each would be recreated and wait beside this one: of its own
+        gang, or of the controller that made it too.
+    partners: by name what the other waiting pods of its gang ask for.
+    schedulers: the names of the chart's own kube-scheduler that is there, None where that is not known.
+    stopped: those of them that do not run.
+    webhook: None where that is not known, or is of no interest.
+    silent: for how many seconds no extender has led, infinite where none ever has, None where one does.
+    bound_past: pods of the namespace that the extender has deleted lately, since something else had bound them.
+    quotas: the namespace's, as their statuses show them, where no card may be read.
+    warning: the newest one about a pod on a node whose containers have not started.
     """
 
     nodes: Sequence[Json] | None = None
@@ -44,10 +52,12 @@ class Around:
     fellows: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
     schedulers: frozenset[str] | None = None
+    stopped: frozenset[str] = frozenset()
     webhook: Webhook | None = None
     silent: float | None = None
     bound_past: tuple[str, ...] = ()
     quotas: Sequence[EntryView] = ()
+    warning: Event | None = None
 
     def is_gone(self, node: str) -> bool:
         """Whether there is no Node of the name any more."""
@@ -146,25 +156,39 @@ def of_only_node(name: str, around: Around, *, has_some: bool) -> list[str]:
     return lines
 
 
-def installation(around: Around) -> list[str]:
+def installation(pod: Json, around: Around) -> list[str]:
     """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
     lines = []
-    if around.silent is not None:
+    if around.silent == math.inf:
+        lines.append(
+            "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed (any "
+            "more), does not start, or is in another namespace (--cardwise-namespace). Your administrator runs "
+            "`cardwise doctor`."
+        )
+    elif around.silent is not None:
         lines.append(
             f"No extender of Cardwise has led for {around.silent:.0f} s, so that no pod gets a card: your "
             "administrator runs `cardwise doctor`."
         )
     if around.bound_past:
         which = wording.few(around.bound_past, _FEW, "pod")
+        asks = any(refusal.text in scheduler_says(pod) for refusal in Refusal)
+        cause = (
+            "The scheduler of this pod does ask the extender."
+            if asks
+            else "If nobody did so by hand (spec.nodeName, a Binding), kube-scheduler does not ask the extender: your "
+            "administrator runs `cardwise doctor`."
+        )
         lines.append(
-            f"A scheduler that does not ask Cardwise's extender has bound pods of this namespace within the hour "
-            f"({which}), and the extender has deleted them: your administrator runs `cardwise doctor`."
+            "Something other than Cardwise's extender has bound pods of this namespace within the hour "
+            f"({which}), and the extender has deleted them. {cause}"
         )
     return lines
 
 
-def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[str]:
-    """Why no scheduler that asks Cardwise looks at the pod; empty where one does. `schedulers`: as in `Around`."""
+def nobody_places(pod: Json, around: Around) -> list[str]:
+    """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
+    schedulers = around.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
@@ -176,6 +200,12 @@ def nobody_places(pod: Json, schedulers: frozenset[str] | None = None) -> list[s
         elif name != names.GANG:
             lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
     scheduler = spec.get("schedulerName") or _DEFAULT
+    if scheduler in around.stopped:
+        lines.append(
+            f"It is left to the scheduler {scheduler}, which does not run: the Deployment {names.SCHEDULER} of "
+            "Cardwise has no ready pod. Your administrator runs `cardwise doctor`."
+        )
+        return lines
     if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
         return lines
     if scheduler == names.SCHEDULER:

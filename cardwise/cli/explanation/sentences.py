@@ -184,8 +184,12 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
         not_yet = f"The node has not granted it yet: {why}."
         if runs:
             statuses = pod["status"].get("containerStatuses") or ()
-            not_yet = "Its containers have ended." if statuses and all(map(_ended, statuses)) else "It runs."
+            over = statuses and all(_ended(one) and not _restarts(pod, one) for one in statuses)
+            not_yet = "Its containers have ended." if over else "It runs."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
+    if around.warning is not None:
+        said = wording.message(around.warning.message)
+        lines.append(f"  its last warning ({around.warning.reason}, {around.warning.at}): {said}")
     return text([*lines, *_states(pod), *_ends(pod, around), *holdups.state_of_node(pod, around)])
 
 
@@ -221,7 +225,10 @@ def _states(pod: Json) -> list[str]:
             continue
         if ended := _ended(one):
             how = f"exit code {ended.get('exitCode')} ({ended.get('reason')})"
-            if one.get("name") not in init:
+            if _restarts(pod, one):
+                then = ", and the containers after it start once it has succeeded" * (one.get("name") in init)
+                lines.append(f"  {kind} {one.get('name')} ended with {how}: the kubelet restarts it{then}")
+            elif one.get("name") not in init:
                 rest = "; what the pod holds is free once all of it has ended"
                 lines.append(f"  {kind} {one.get('name')} has ended with {how}{rest}")
             elif ended.get("exitCode"):
@@ -248,6 +255,19 @@ def _init_containers(pod: Json) -> set[str]:
 def _ended(status: Json) -> Json:
     """How the container has ended, {} where it has not."""
     return (status.get("state") or {}).get("terminated") or {}
+
+
+def _restarts(pod: Json, status: Json) -> bool:
+    """Whether the kubelet starts the container again that has ended; its status may be between two starts."""
+    spec, exit_code = pod.get("spec") or {}, _ended(status).get("exitCode")
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    of_pod = spec.get("restartPolicy") or "Always"
+    if status.get("name") in _init_containers(pod):
+        return of_pod != "Never" and exit_code != 0  # it runs until it has succeeded
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    own = next((one.get("restartPolicy") for one in containers if one.get("name") == status.get("name")), None)
+    return (own or of_pod) == "Always" or ((own or of_pod) == "OnFailure" and exit_code != 0)
 
 
 def _initializing(pod: Json) -> bool:
@@ -321,8 +341,8 @@ def _waiting(
 ) -> str:
     said = workloads.scheduler_says(pod)
     lines = [f"kube-scheduler says: {said}"] if said else []
-    lines += holdups.installation(around)
-    unplaced = holdups.nobody_places(pod, around.schedulers)
+    lines += holdups.installation(pod, around)
+    unplaced = holdups.nobody_places(pod, around)
     lines += unplaced
     foreign = holdups.foreign(pod, around, list(survey.classes) if survey is not None else [])
     lines += foreign

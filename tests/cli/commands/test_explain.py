@@ -9,6 +9,7 @@ from cardwise.core.api import names
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors
 from tests.cli.worlds import K80_CLASS, Cluster, card, lists, placed, run, waiting
 
@@ -65,6 +66,62 @@ def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that
     renamed = {"annotations": {names.SCHEDULER_NAME: "gpus"}}
     api.change("deployments", names.SCHEDULER, names.NAMESPACE, metadata=renamed)
     assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
+
+
+def test_a_scheduler_of_the_chart_without_a_ready_pod_is_said_to_place_nothing(monkeypatch, api):
+    pod = waiting("team-a", "left", {"aliyun.com/gpu-mem": "2000", "cardwise.dev/share": "1"})
+    pod["spec"]["schedulerName"] = names.SCHEDULER
+    api.add("pods", pod)
+    api.add("deployments", made(names.SCHEDULER, names.NAMESPACE))
+    said = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
+    assert "It is left to the scheduler cardwise-scheduler, which does not run: the Deployment" in said
+    assert "that fit are free" not in said
+    api.change("deployments", names.SCHEDULER, names.NAMESPACE, status={"readyReplicas": 1})
+    said = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
+    assert "It is left to the scheduler" not in said
+    assert "that fit are free" in said
+
+
+def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
+    api.replace("extendedresources")
+    api.replace("resourceclasses")
+    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed" in said
+    lease = {"metadata": {"namespace": names.NAMESPACE, "name": names.LEASE}, "spec": {}}
+    api.add("leases", lease)
+    assert "has ever led" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    api.forbid("leases")
+    assert "has ever led" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout, "nobody knows"
+
+
+def test_pods_bound_by_hand_are_not_blamed_on_a_scheduler_that_asks(monkeypatch, api):
+    api.add("events", told("BoundPastCardwise", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
+    blame = "kube-scheduler does not ask the extender"
+    assert blame in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    condition = {"type": "PodScheduled", "status": "False", "message": f"0/2 nodes: 2 {Refusal.NO_MEMORY.text}."}
+    api.change("pods", "web-1-b", "team-a", status={"conditions": [condition]})
+    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert "Something other than Cardwise's extender has bound pods of this namespace within the hour (by-hand)" in said
+    assert "The scheduler of this pod does ask the extender." in said
+    assert blame not in said
+
+
+def test_a_pod_that_does_not_start_says_its_own_last_warning(monkeypatch, api):
+    def warning(at: str, reason: str, uid: str = "team-a-web-1-a") -> Json:
+        event = told(reason, f"{reason} of web-1-a", f"2026-11-28T05:00:0{at}Z", "Pod", "web-1-a")
+        event["involvedObject"]["uid"] = uid
+        return event | {"type": "Warning"}
+
+    spec = {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "100", names.SHARE: "1"}}}]}
+    api.change("pods", "web-1-a", "team-a", spec=spec)
+    former = warning("9", "FailedMount", "of a former pod of this name")
+    api.add("events", warning("1", "FailedMount"), warning("2", "FailedAttachVolume"), former)
+    api.add("events", warning("3", "FailedScheduling"), warning("4", "BackOff") | {"type": "Normal"})
+    said = run(monkeypatch, api, "explain", "web-1-a", "-n", "team-a").stdout
+    line = "  its last warning (FailedAttachVolume, 2026-11-28T05:00:02Z): FailedAttachVolume of web-1-a\n"
+    assert line in said
+    api.change("pods", "web-1-a", "team-a", status={"phase": "Running"})
+    assert "last warning" not in run(monkeypatch, api, "explain", "web-1-a", "-n", "team-a").stdout
 
 
 @pytest.mark.parametrize("words", [["deploy/"], ["deploy", ""], ["/"], [""], ["deploy/web", "x"]])
@@ -184,7 +241,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
             "  2026-11-28T05:00:03Z SuccessfulDelete: ReplicaSet web-1: Deleted pod: web-1-z",
         ]
         assert advice.startswith(
-            "It got no GPU, since a scheduler that does not ask Cardwise's extender had bound it: "
+            "It got no GPU, since something other than Cardwise's extender had bound it. If nobody did so by hand"
         )
         assert owner == "What its ReplicaSet does now: cardwise explain -n team-a replicaset/web-1"
     programs = json.loads(run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a", "-o", "json").stdout)
@@ -208,9 +265,10 @@ def test_a_refusal_older_than_its_event_is_read_from_the_condition(monkeypatch, 
     failure = {"type": "ReplicaFailure", "status": "True", "message": "pods are forbidden: exceeded quota"}
     api.change("replicasets", "web-1", "team-a", status={"conditions": [failure]})
     said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
-    assert said == (
-        "deployment team-a/web has no pod.\nKubernetes could not create one: pods are forbidden: exceeded quota\n"
-    )
+    head, refusal, retry = said.splitlines()
+    assert head == "deployment team-a/web has no pod."
+    assert refusal == "Kubernetes could not create one: pods are forbidden: exceeded quota"
+    assert "`kubectl annotate -n team-a replicaset web-1 retried-at=$(date +%s) --overwrite`" in retry
 
 
 def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_while_it_was_away(monkeypatch, api):
@@ -277,4 +335,4 @@ def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api)
     for i, name in enumerate(("web-1-x9z", "web-1-api-x9z", "web-10-x9z")):
         api.add("events", told("BoundPastCardwise", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
     said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
-    assert "The extender has deleted pods of it within the hour (web-1-x9z): a scheduler that does not ask" in said
+    assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in said

@@ -545,10 +545,12 @@ def test_a_container_that_does_not_start_says_why():
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
 
 
-def with_init(init: dict[str, object], phase: str = "Pending", main: dict[str, object] | None = None) -> str:
+def with_init(
+    init: dict[str, object], phase: str = "Pending", main: dict[str, object] | None = None, *, policy: str = ""
+) -> str:
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     there = pod("p", gpu_mem=4069, init=[{"name": "fetch"}], annotations=annotations, uid="u")
-    there["spec"]["nodeName"] = "n1"
+    there["spec"] |= {"nodeName": "n1"} | ({"restartPolicy": policy} if policy else {})
     main = main or {"waiting": {"reason": "PodInitializing"}}
     there["status"] = {
         "phase": phase,
@@ -563,6 +565,11 @@ def test_an_init_container_is_what_the_pod_waits_for():
     text = with_init({"running": {}})
     assert f"{not_yet}  init container fetch runs: the containers after it start once it has ended\n" in text
     text = with_init({"terminated": {"exitCode": 3, "reason": "Error"}})
+    failed = (
+        "  init container fetch ended with exit code 3 (Error): the kubelet restarts it, and the containers after it"
+    )
+    assert not_yet + failed in text
+    text = with_init({"terminated": {"exitCode": 3, "reason": "Error"}}, policy="Never")
     failed = "  init container fetch failed with exit code 3 (Error): the containers after it do not start\n"
     assert not_yet + failed in text
     text = with_init({"waiting": {"reason": "CreateContainerConfigError", "message": 'configmap "c" not found'}})
@@ -577,7 +584,9 @@ def test_an_init_container_is_what_the_pod_waits_for():
 
 def test_a_container_that_has_ended_while_the_pod_goes_on_is_told():
     done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-    text = with_init(done, "Running", done)
+    restarted = with_init(done, "Running", done)
+    assert "It runs.\n  container main ended with exit code 0 (Completed): the kubelet restarts it\n" in restarted
+    text = with_init(done, "Running", done, policy="OnFailure")
     assert "It runs." not in text
     assert "  container main has ended with exit code 0 (Completed); what the pod holds is free once all of it" in text
 

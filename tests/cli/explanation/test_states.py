@@ -52,7 +52,7 @@ class PodCell(Cell):
 
     @property
     def is_rewritten(self) -> bool:
-        return self.controller != "static" and self.installation not in ("no webhook", "exempt")
+        return self.controller != "static" and self.installation not in ("no webhook", "exempt", "unregistered")
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ def pod_of(cell: PodCell) -> Json:
         metadata["annotations"] |= {names.MIRROR: "hash"}
     if cell.controller == "DaemonSet":
         spec |= OF_ONE_NODE
+    if cell.controller in ("Job", "CronJob"):
+        spec["restartPolicy"] = "OnFailure"
+    if cell.installation == "stopped":
+        spec["schedulerName"] = names.SCHEDULER
     if cell.place == "gated":
         metadata["labels"] = {names.GANG: "g"}
         spec["schedulingGates"] = [{"name": names.GANG}]
@@ -140,6 +144,9 @@ def status_of(cell: PodCell) -> Json:
         asked = cell.place == "waiting" and cell.node != "gone" and is_admitted(cell)
         said = {"message": unanswered} if cell.installation == "no extender" and asked else {}
         return {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"} | said]}
+    if cell.phase == "Crashed":
+        crashed = {"name": "main", "started": False, "state": {"terminated": ended["Failed"]}}
+        return {"phase": "Running", "containerStatuses": [crashed]}
     runs = cell.phase == "Running" or (cell.phase == "Ending" and cell.place != "bound")
     state = {"running": {}} if runs else {"waiting": {"reason": "ContainerCreating"}}
     started = [{"name": "main", "started": True, "state": state}]
@@ -165,7 +172,12 @@ def events_of(cell: PodCell) -> Iterator[Json]:
     past = "deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node n1"
     if cell.installation == "unwired":
         yield event(names.BOUND_PAST_CARDWISE, past, name="p" if cell.phase == "Gone" else "web-1-x")
-    elif cell.phase == "Gone":
+    if cell.phase == "Mounting":
+        yield event("FailedScheduling", "0/1 nodes are available", "2026-06-01T02:00:00Z") | {"type": "Warning"}
+        yield event("FailedMount", 'MountVolume.SetUp failed for volume "data": secret "keys" not found') | {
+            "type": "Warning"
+        }
+    if cell.phase == "Gone" and cell.installation != "unwired":
         yield event("Killing", "Stopping container main")
         if cell.controller not in ("none", "static"):
             kind = OWNERS.get(cell.controller, cell.controller)
@@ -184,15 +196,17 @@ def objects_of(cell: PodCell) -> dict[str, list[Json]]:
     renewed = (FakeClock().wall() - silent).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
     group = {"metadata": {"namespace": "team-a", "name": "g"}, "spec": {"minMember": 2}}
     ours = {"namespace": names.NAMESPACE}
+    lease = {"metadata": ours | {"name": names.LEASE}, "spec": {"renewTime": renewed}}
     return {
         "nodes": [there | NODES[cell.node]] if cell.node in NODES else [],
         "extendedresources": [card("n1", 0)],
         "pods": [pod_of(cell)] if cell.phase != "Gone" else [],
         "events": list(events_of(cell)),
-        "mutatingwebhookconfigurations": [configuration],
+        "mutatingwebhookconfigurations": [configuration] if cell.installation != "unregistered" else [],
+        "deployments": [{"metadata": ours | {"name": names.SCHEDULER}}] if cell.installation == "stopped" else [],
         "podgroups": [group | {"status": {"phase": "Incomplete"}}] if cell.place == "gated" else [],
         "configmaps": [{"metadata": ours | {"name": names.WORKLOAD}, "data": {names.WORKLOAD_POLICY: "priced"}}],
-        "leases": [{"metadata": ours | {"name": names.LEASE}, "spec": {"renewTime": renewed}}],
+        "leases": [lease] if cell.installation != "never led" else [],
     }
 
 
