@@ -341,7 +341,7 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
     for kind, obj, spec in _specs(seen):
-        if obj["metadata"]["namespace"] in (*bypasses.INFRASTRUCTURE, namespace):
+        if obj["metadata"]["namespace"] in (*bypasses.INFRASTRUCTURE, namespace) or facts.is_of_chart(obj):
             continue
         for reason in bypasses.of(spec):
             by_reason.setdefault(reason, []).append(f"{kind} {name_of(obj)}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core.api import names
+from cardwise.core.api import mps, names
 from cardwise.core.values.decoded import Json
 
 # Default values of the chart: policies.infrastructure.namespaces, policies.hostPaths, policies.runtimeClasses and
@@ -28,6 +28,10 @@ NVIDIA_RESOURCES: Final = (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.co
 _CONTAINER_DEVICES: Final = "/var/run/nvidia-container-devices"  # a mount there asks NVIDIA's runtime for cards
 _PROCESSES: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
 _HARMLESS: Final = ("", names.NO_CARDS, "none")
+_WRITTEN_LIMITS: Final = {  # of MPS, as the webhook writes them
+    mps.LIMIT_ENV: re.compile("0=[1-9][0-9]*M"),
+    mps.PERCENT_ENV: re.compile("[1-9][0-9]?|100"),
+}
 _INFRASTRUCTURE_REMEDY: Final = (
     "if they manage cards, name their namespace in policies.infrastructure.namespaces or NAMESPACE/ACCOUNT in "
     "policies.infrastructure.serviceAccounts"
@@ -79,13 +83,30 @@ def of(spec: Json) -> Iterator[Bypass]:
 
 
 def _opens_cards(container: Json) -> bool:
-    for entry in container.get("env") or ():
-        name = str(entry.get("name"))
-        if name.startswith(("CUDA_MPS_", names.ENV_GPU_MEMORY_PREFIX)):
-            return True
-        if name == names.ENV_VISIBLE_DEVICES and (entry.get("valueFrom") or entry.get("value", "") not in _HARMLESS):
-            return True
-    return False
+    """Whether its environment opens cards or sets limits.
+
+    The entries that the webhook has written do not, in a container that has a share slot: pods keep these when Cardwise
+    is upgraded or uninstalled, and so do the copies that people make of them.
+    """
+    has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
+    return any(
+        _is_reserved(entry) and not (has_slot and _is_of_webhook(entry)) for entry in container.get("env") or ()
+    )
+
+
+def _is_reserved(entry: Json) -> bool:
+    name = str(entry.get("name"))
+    if name == names.ENV_VISIBLE_DEVICES:
+        return bool(entry.get("valueFrom")) or entry.get("value", "") not in _HARMLESS
+    return name.startswith(names.ENV_LIMIT_PREFIXES)
+
+
+def _is_of_webhook(entry: Json) -> bool:
+    name = str(entry.get("name"))
+    if name in _WRITTEN_LIMITS:
+        return _WRITTEN_LIMITS[name].fullmatch(str(entry.get("value", ""))) is not None
+    path = str(((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", ""))
+    return name == names.ENV_VISIBLE_DEVICES and path.startswith(f"metadata.annotations['{names.DEVICES_OF}")
 
 
 def _mounts_cards(spec: Json, containers: list[Json], *, asks: bool) -> bool:

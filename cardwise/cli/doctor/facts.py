@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -18,7 +18,8 @@ NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
 WAITING = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
-_OF_CARDWISE = "app.kubernetes.io/name=cardwise"  # the chart gives this label to all that it makes
+_NAME_LABEL: Final = "app.kubernetes.io/name"
+_OF_CARDWISE = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all that it makes
 
 
 @dataclass(slots=True)
@@ -131,6 +132,11 @@ def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, M
 def name_of(obj: Json) -> str:
     """With its namespace."""
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def is_of_chart(obj: Json) -> bool:
+    """Whether the chart has made it, or what the chart has made."""
+    return labels_of(obj).get(_NAME_LABEL) == "cardwise"
 
 
 def is_recent(facts: Facts, event: Json, most: timedelta) -> bool:

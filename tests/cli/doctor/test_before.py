@@ -11,10 +11,13 @@ from cardwise.cli.doctor import before, bypasses
 from cardwise.cli.doctor.before import Preview
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
+from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.quantity import MiB, Percent
 from tests.cli.worlds import Cluster, run
 from tests.fakes.apiserver import Fault
 from tests.helm.rendering import CHART
+from webhook.pods import environment
 
 GPU = {"nvidia.com/gpu.present": "true"}
 PLANE = {"node-role.kubernetes.io/control-plane": ""}
@@ -270,6 +273,36 @@ def test_workloads_that_the_policies_would_refuse_are_named_once_each(seen):
         "NVIDIA_GPU_MEMORY_*: CronJob team/nightly, Deployment team/trainer, Pod team/by-hand, Pod team/of-operator"
     )
     assert "policies.infrastructure.namespaces" in found.remedy
+
+
+def of_webhook(container: Json, *, mps: bool = False) -> Json:
+    """As the webhook rewrites it, with a share of 1024 MiB."""
+    asked = ContainerRequest(
+        key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class=""
+    )
+    limits = {names.GPU_MEM: "1024", names.SHARE: "1"}
+    return container | {"env": environment.owned(asked, mps=mps), "resources": {"limits": limits}}
+
+
+@pytest.mark.parametrize("mps", [False, True], ids=["without MPS", "with MPS"])
+def test_pods_that_our_own_webhook_has_rewritten_are_not_accused(seen, mps):
+    shared = of_webhook(container(), mps=mps)
+    beside = container(env=environment.owned(None))
+    seen.pods = [pod("shared", {"containers": [shared, beside]})]
+    assert troubles(seen) == []
+    seen.pods = [pod("copy", {"containers": [shared | {"resources": {}}]})]
+    assert [one.check for one in troubles(seen)] == ["policies"], "without a slot a policy refuses these entries"
+    seen.pods = [pod("more", {"containers": [shared | {"env": [*shared["env"], *ALL["containers"][0]["env"]]}]})]
+    assert [one.check for one in troubles(seen)] == ["policies"]
+
+
+def test_parts_of_an_installation_in_another_namespace_are_not_accused(seen):
+    spec = {"volumes": [{"name": "cdi", "hostPath": {"path": "/var/run/cdi"}}], "containers": [container()]}
+    plugin = made(spec, "cardwise-deviceplugin", "gpu")
+    seen.daemonsets = [plugin]
+    assert [one.check for one in troubles(seen) if "refused when" in one.text] == ["policies"]
+    plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "cardwise"}
+    assert not any("refused when" in one.text for one in troubles(seen))
 
 
 def test_the_reasons_are_by_the_default_values_of_the_chart():

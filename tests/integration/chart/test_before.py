@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cardwise.cli.doctor import bypasses
-from cardwise.core.api import names
+from cardwise.core.api import mps, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cluster import PatientClient, binaries
@@ -16,6 +16,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import wait_for
 from tests.helm.rendering import CHART, documents, template
 from tests.integration.commands import typed
+from webhook.pods.environment import from_annotation
 
 pytestmark = [
     pytest.mark.cluster("api"),
@@ -146,6 +147,9 @@ def mounting(path: str, at: str = "/x", **more: Any) -> Json:
 VOID = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 OF_NVIDIA = {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
 SHARE = {"resources": {"limits": {names.GPU_MEM: "1"}}}
+SLOT = {"resources": {"limits": {names.GPU_MEM: "1", names.SHARE: "1"}}}  # as the webhook leaves it
+CARD = from_annotation(names.ENV_VISIBLE_DEVICES, f"{names.DEVICES_OF}0")
+LIMITS = {"name": mps.LIMIT_ENV, "value": "0=1M"}
 FIELD = {"name": names.ENV_VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SPECS = [
     env({"name": "A", "value": "b"}),
@@ -174,6 +178,14 @@ SPECS = [
     env(**OF_NVIDIA) | {"runtimeClassName": "nvidia", "initContainers": [{"name": "i", "image": "a"}]},
     env(**OF_NVIDIA) | {"runtimeClassName": "nvidia", "initContainers": [{"name": "i", "image": "a", "env": [VOID]}]},
     env() | {"runtimeClassName": "gvisor"},
+    env(CARD, LIMITS, {"name": mps.PERCENT_ENV, "value": "100"}, **SLOT),
+    env(CARD),
+    env(LIMITS),
+    env(FIELD, **SLOT),
+    env({"name": mps.LIMIT_ENV, "value": "0=1M,1=1M"}, **SLOT),
+    env({"name": mps.PERCENT_ENV, "value": "101"}, **SLOT),
+    env({"name": mps.PIPE_ENV, "value": mps.CONTAINER_PIPE}, **SLOT),
+    env({"name": names.ENV_GPU_MEMORY_LIMIT, "value": "1"}, **SLOT),
 ]
 
 
@@ -197,3 +209,4 @@ def test_doctor_names_what_the_policies_refuse_and_nothing_else(plane: ControlPl
             assert wait_for(lambda spec=spec: refusal(spec)), "the policy is in force"
         for spec in SPECS:
             assert bool(refusal(spec)) == bool(list(bypasses.of(spec))), (spec, refusal(spec))
+    assert wait_for(lambda: not refusal(SPECS[1])), "the API server heeds a deleted policy for a moment"
