@@ -46,16 +46,13 @@ _SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
 
 @dataclass(slots=True)
 class Preview(Facts):
-    """What doctor reads of a cluster, and what makes pods there; `namespace`: that of Cardwise, None if it is not there
-    or may not be read.
-    """
+    """What doctor reads of a cluster, and what makes pods there."""
 
     pods: Sequence[Json] = ()
     statefulsets: Sequence[Json] = ()
     replicasets: Sequence[Json] = ()
     jobs: Sequence[Json] = ()
     cronjobs: Sequence[Json] = ()
-    namespace: Json | None = None
 
 
 KINDS: Final = facts.KINDS + len(fields(Preview)) - len(fields(Facts))
@@ -73,14 +70,6 @@ def read(client: KubeClient, namespace: str) -> Preview:
         "cronjobs": paths.namespaced(_BATCH, "cronjobs"),
     }
     facts.collect(seen, client, {kind: (path, {}) for kind, path in lists.items()})
-    try:
-        seen.namespace = client.get(paths.namespaces(namespace))
-    except errors.NotFound:
-        seen.absent.add("namespace")
-    except errors.Unreachable:
-        raise
-    except errors.KubeError as error:
-        seen.unread["namespace"] = "" if isinstance(error, errors.Forbidden) else error.message
     return seen
 
 
@@ -98,7 +87,7 @@ def examine(client: KubeClient, namespace: str, *, probe: bool = True) -> list[F
 
 def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
     """All that follows from what was read."""
-    if parts.installed(seen):
+    if parts.is_installed(seen):
         text = "Cardwise is installed here already: these are the values for another installation"
         yield Finding("installation", Severity.NOTE, text, "cardwise doctor, without --before-install, looks at it")
     yield from cluster.version(seen)

@@ -89,9 +89,7 @@ def _opens_cards(container: Json) -> bool:
     is upgraded or uninstalled, and so do the copies that people make of them.
     """
     has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
-    return any(
-        _is_reserved(entry) and not (has_slot and _is_of_webhook(entry)) for entry in container.get("env") or ()
-    )
+    return any(_is_reserved(entry) and not (has_slot and _is_of_webhook(entry)) for entry in container.get("env") or ())
 
 
 def _is_reserved(entry: Json) -> bool:

@@ -66,10 +66,12 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     """
     seen = facts.read(client, installed)
     found = [*judge(seen), *_schedulers(client, seen)]
-    if probe_in in waiting.exempt_namespaces(seen) and parts.installed(seen):
+    if parts.is_installed(seen) is False or any(parts.in_another_namespace(seen)):
+        return finding.in_order(found)
+    if probe_in in waiting.exempt_namespaces(seen):
         text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
         found.append(Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE"))
-    elif probe_in and parts.installed(seen):
+    elif probe_in:
         found += probing.probe(client, probe_in, installed, wire=repairs.wire_scheduler(seen))
         found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)
@@ -77,8 +79,12 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
 
 def judge(seen: Facts) -> Iterator[Finding]:
     """All that follows from what was read."""
-    for check in _CHECKS if parts.installed(seen) else _BEFORE:
-        yield from check(seen)
+    is_installed = parts.is_installed(seen) is not False
+    if is_installed and (mistaken := [*parts.in_another_namespace(seen)]):
+        yield from mistaken  # else all would be missing there
+    else:
+        for check in _CHECKS if is_installed else _BEFORE:
+            yield from check(seen)
     yield from finding.report_unread(seen.unread, facts.KINDS)
 
 

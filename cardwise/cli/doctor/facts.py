@@ -1,6 +1,7 @@
 """Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -52,6 +53,7 @@ class Facts:
     networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
     node_events: Sequence[Json] = ()  # of nodes whose card is another node's by its ExtendedResource
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
+    namespace: Json | None = None  # that of Cardwise; None where it does not exist or may not be read
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -102,6 +104,8 @@ def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
     queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
     facts.version, facts.now = client.get("/version"), client.clock()
     collect(facts, client, queries)
+    with _noted(facts, "namespace"):
+        facts.namespace = client.get(paths.namespaces(namespace))
 
 
 def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
@@ -117,16 +121,23 @@ def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]
 def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
-        try:
+        with _noted(facts, kind):
             setattr(facts, kind, list(client.objects(path, query)))
-        except errors.NotFound:
-            facts.absent.add(kind)
-        except errors.Unreachable:
-            raise
-        except errors.Forbidden:
-            facts.unread[kind] = ""
-        except errors.KubeError as error:
-            facts.unread[kind] = error.message
+
+
+@contextmanager
+def _noted(facts: Facts, kind: str) -> Iterator[None]:
+    """Notes in `absent` or `unread` why the kind cannot be read. Raises `errors.Unreachable` only."""
+    try:
+        yield
+    except errors.NotFound:
+        facts.absent.add(kind)
+    except errors.Unreachable:
+        raise
+    except errors.Forbidden:
+        facts.unread[kind] = ""
+    except errors.KubeError as error:
+        facts.unread[kind] = error.message
 
 
 def name_of(obj: Json) -> str:

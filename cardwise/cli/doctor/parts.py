@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from cardwise.cli.doctor import finding, repairs, startup
-from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time, written
+from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes, time, written
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
@@ -31,18 +31,44 @@ _OTHER_NODE: Final = re.compile(r"a card of node ([a-z0-9.-]+),")  # in an event
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
 
-def installed(facts: Facts) -> bool:
-    """Whether there is anything of the chart to look at: else all is missing for the same reason."""
-    return not facts.absent >= {"cards", "classes"} and not _only_kinds(facts)
-
-
-def _only_kinds(facts: Facts) -> bool:
-    """Whether nothing of the chart is there but its kinds, which `helm uninstall` leaves."""
-    if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"}:
+def is_installed(facts: Facts) -> bool | None:
+    """Whether there is anything of the chart to look at: else all is missing for the same reason. None where what would
+    show it may not be read.
+    """
+    if facts.absent >= {"cards", "classes"}:
         return False
-    theirs = {one["metadata"]["name"] for one in (*facts.mutating, *facts.validating, *facts.daemonsets)}
+    present = {obj["metadata"]["name"] for obj in (*facts.mutating, *facts.validating, *facts.daemonsets)}
     ours = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
-    return not (theirs & ours or _of_ours(facts.policies) or facts.cards)
+    if present & ours or _of_ours(facts.policies) or facts.cards:
+        return True
+    return None if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"} else False
+
+
+def in_another_namespace(facts: Facts) -> Iterator[Finding]:
+    """Whether the namespace that was given as that of Cardwise is another, or does not exist: by the namespaces of the
+    chart's workloads and of the webhook's Service.
+    """
+    hooks = (hook for obj in facts.mutating if _is_ours(obj) for hook in obj.get("webhooks") or ())
+    services = ((hook.get("clientConfig") or {}).get("service") or {} for hook in hooks)
+    workloads = (obj for obj in (*facts.daemonsets, *facts.deployments) if is_of_chart(obj))
+    namespaces = {
+        *(service["namespace"] for service in services if "namespace" in service),
+        *(workload["metadata"]["namespace"] for workload in workloads),
+    }
+    given = facts.installed
+    if namespaces and given not in namespaces:
+        text = f"Cardwise is not in namespace {given}, but in {wording.few(sorted(namespaces), _FEW_REASONS)}"
+        remedy = f"cardwise doctor --cardwise-namespace {min(namespaces)} (or $CARDWISE_NAMESPACE)"
+        yield Finding("installation", Severity.PROBLEM, text, remedy)
+    elif "namespace" in facts.absent:
+        text = f"there is no namespace {given}, in which Cardwise was to be looked for"
+        remedy = "name that of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get namespaces)"
+        yield Finding("installation", Severity.PROBLEM, text, remedy)
+
+
+def _is_ours(configuration: Json) -> bool:
+    """Whether a webhook configuration is that of the chart."""
+    return bool(configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION)
 
 
 def _of_ours(policies: Sequence[Json]) -> int:
@@ -54,7 +80,7 @@ def definitions(facts: Facts) -> Iterator[Finding]:
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
         yield Finding("installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", _INSTALL)
-    elif _only_kinds(facts):
+    elif is_installed(facts) is False:
         text = "of Cardwise only its kinds are here: it was uninstalled, or its installation has failed"
         yield Finding("installation", Severity.PROBLEM, text, _INSTALL)
     elif "cards" not in facts.unread:
@@ -75,7 +101,8 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         ours = next((one for one in found if one["metadata"]["name"] == name), None)
         what = f"{kind}WebhookConfiguration {name}"
         if ours is None:
-            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if _plugins(facts) else _INSTALL
+            is_there = _plugins(facts) or "daemonsets" in facts.unread
+            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else _INSTALL
             yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = f"its log says why: {repairs.log(facts, f'deployment/{_WEBHOOK}')}"

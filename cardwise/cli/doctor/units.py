@@ -30,6 +30,8 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _ours(facts.mutating)
     theirs = {name_of(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
+    if ours is None and "mutating" in facts.unread:
+        return
     if ours is None:
         for name, unit in theirs.items():
             text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"

@@ -235,6 +235,14 @@ def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(seen, plant, *, che
     assert remedy in found.remedy
 
 
+def test_what_may_not_be_read_is_not_taken_for_an_installation(seen):
+    lists = ("mutating", "validating", "policies", "daemonsets", "cards", "classes")
+    seen.absent, seen.unread = set(), dict.fromkeys(lists, "")
+    assert [one.check for one in troubles(seen)] == ["rights"]
+    plant_installed(seen)
+    assert "installation" in [one.check for one in troubles(seen)], "what may be read shows it"
+
+
 def owned(by: str) -> Json:
     return {"ownerReferences": [{"kind": by, "name": "x", "controller": True}]}
 
@@ -277,9 +285,7 @@ def test_workloads_that_the_policies_would_refuse_are_named_once_each(seen):
 
 def of_webhook(container: Json, *, mps: bool = False) -> Json:
     """As the webhook rewrites it, with a share of 1024 MiB."""
-    asked = ContainerRequest(
-        key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class=""
-    )
+    asked = ContainerRequest(key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class="")
     limits = {names.GPU_MEM: "1024", names.SHARE: "1"}
     return container | {"env": environment.owned(asked, mps=mps), "resources": {"limits": limits}}
 

@@ -83,10 +83,10 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.judge(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 2 of 21 things; of the others: 0 problems, 0 warnings, 1 note")
+    assert shown[-1].startswith("could not look at 2 of 22 things; of the others: 0 problems, 0 warnings, 1 note")
     sound.unread = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.judge(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 1 of 21 things; of the others: 0 problems")
+    assert shown[-1].startswith("could not look at 1 of 22 things; of the others: 0 problems")
     sound.unread = {}
     assert table(list(checks.judge(sound))).splitlines()[-1].startswith("0 problems")
 
@@ -594,7 +594,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_no_rights,
             Severity.NOTE,
-            "could not look at 2 of 21 things, for want of rights: node leases, schedulers",
+            "could not look at 2 of 22 things, for want of rights: node leases, schedulers",
             "administrator",
         ),
     ],
@@ -888,6 +888,40 @@ def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(mo
     assert found["level"] == "note"
     assert found["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
     assert api.sent("create") == []
+
+
+def test_a_namespace_where_cardwise_is_not_is_the_only_finding(sound):
+    plugin = part("deviceplugin", "DaemonSet")
+    plugin["metadata"] |= {"namespace": "gpu", "labels": {"app.kubernetes.io/name": "cardwise"}}
+    sound.daemonsets, sound.leases = [plugin], []
+    (found,) = troubles(sound)
+    assert (found.check, found.level) == ("installation", Severity.PROBLEM)
+    assert found.text == "Cardwise is not in namespace cardwise-system, but in gpu"
+    assert "cardwise doctor --cardwise-namespace gpu" in found.remedy
+    sound.daemonsets = []
+    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
+    assert [one.text for one in troubles(sound)] == ["Cardwise is not in namespace cardwise-system, but in cards"]
+    sound.installed = "cards"
+    assert [one.check for one in troubles(sound)] == ["extender"]
+
+
+def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_sent(monkeypatch):
+    api = Cluster({"extendedresources": [card("n1", 0)]})
+    said = run(monkeypatch, api, "doctor", "--cardwise-namespace", "nowhere", "-o", "json")
+    (found,) = (one for one in json.loads(said.stdout)["findings"] if one["level"] == "problem")
+    assert found["text"] == "there is no namespace nowhere, in which Cardwise was to be looked for"
+    assert api.sent("create") == []
+
+
+def test_without_the_right_to_read_webhooks_it_proposes_no_installation(sound):
+    plant_uninstalled(sound)
+    sound.daemonsets, sound.unread = [of_gpushare()], {"mutating": "", "validating": ""}
+    assert not any("install Cardwise" in one.remedy for one in troubles(sound))
+    sound.unread = {"daemonsets": ""}
+    sound.daemonsets, sound.validating = [], [configuration()]
+    remedies = {one.remedy for one in troubles(sound) if "there is no Mutating" in one.text}
+    assert remedies
+    assert all("helm upgrade cardwise" in remedy for remedy in remedies)
 
 
 def test_a_namespace_of_the_probe_that_does_not_exist_is_named_before_anything_is_read(monkeypatch):
