@@ -125,9 +125,10 @@ def test_a_namespace_that_the_chart_makes_admits_the_parts_on_nodes(render: Rend
 @pytest.mark.parametrize("page", ["README.md", "docs/admin.md", "helm/cardwise/README.md"])
 def test_who_installs_by_the_documents_labels_the_namespace_first(page: str) -> None:
     label = "kubectl label namespace cardwise-system pod-security.kubernetes.io/enforce=privileged"
-    before, install, _ = (CHART.parents[1] / page).read_text().partition("\nhelm install cardwise ")
+    before, install, after = (CHART.parents[1] / page).read_text().partition("\nhelm install cardwise ")
     assert install
     assert label in before.splitlines()[-1]
+    assert after.split("\n")[1].startswith("helm test cardwise "), "before any pod that asks for a GPU"
 
 
 def test_who_applies_what_is_rendered_applies_no_hook_and_may_do_so_again(helm: str) -> None:

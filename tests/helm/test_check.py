@@ -1,12 +1,15 @@
 """What `helm test` says: the causes as doctor knows them."""
 
+import math
 from typing import Any
 
 import pytest
 
 from cardwise.core.api import names
+from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card
 from tests.fakes.apiserver import Fault
+from tests.fakes.clock import FakeClock
 from tests.helm.scripts import load
 
 check = load("check")
@@ -20,7 +23,7 @@ def plugin(desired: int) -> dict[str, Any]:
 
 def why(api: Cluster) -> str:
     with pytest.raises(LookupError) as raised:
-        check.cards(api.kube, names.NAMESPACE)
+        check.cards(api.kube, names.NAMESPACE, FakeClock())
     return str(raised.value)
 
 
@@ -51,20 +54,23 @@ def test_a_device_plugin_that_crashes_is_the_cause() -> None:
     }
     api = Cluster({"daemonsets": [in_gpu(plugin(1))], "pods": [pod]})
     with pytest.raises(LookupError, match="NVML Shared Library Not Found") as raised:
-        check.cards(api.kube, "gpu")
+        check.cards(api.kube, "gpu", FakeClock())
     assert "nodes.runtimeClass" in str(raised.value)
     assert names.NAMESPACE not in str(raised.value)
 
 
-def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:
-    event = {
+def refusal() -> dict[str, Any]:
+    return {
         "metadata": {"namespace": names.NAMESPACE, "name": "e"},
         "involvedObject": {"kind": "DaemonSet", "name": "cardwise-deviceplugin"},
         "reason": "FailedCreate",
         "type": "Warning",
         "message": 'Error creating: pods "cardwise-deviceplugin-x" is forbidden: violates PodSecurity "baseline"',
     }
-    api = Cluster({"daemonsets": [plugin(1)], "events": [event]})
+
+
+def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:
+    api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
     assert "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity" in why(api)
 
 
@@ -84,3 +90,31 @@ def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() ->
 def test_cards_that_are_there_are_counted() -> None:
     api = Cluster({"extendedresources": [card("n1", 0)]})
     assert "are healthy" in check.cards(api.kube, names.NAMESPACE)
+
+
+def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
+    """`helm install --wait` of Helm 3 may end before the only device plugin has started."""
+    api, clock = Cluster({"daemonsets": [plugin(1)]}), FakeClock()
+    looks: list[float] = []
+
+    def start(_: object) -> None:
+        looks.append(clock.now())
+        if len(looks) == 20:
+            api.add("extendedresources", card("n1", 0))
+
+    api.before(start, "list", paths.extendedresources(), times=math.inf)
+    assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 are healthy"
+    api.replace("extendedresources")
+    before = clock.now()
+    with pytest.raises(LookupError, match="no card is known"):
+        check.cards(api.kube, names.NAMESPACE, clock)
+    assert clock.now() - before == check.CARDS_SECONDS
+
+
+def test_a_cause_that_is_known_is_not_waited_for() -> None:
+    clock = FakeClock()
+    before = clock.now()
+    api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
+    with pytest.raises(LookupError, match="violates PodSecurity"):
+        check.cards(api.kube, names.NAMESPACE, clock)
+    assert clock.now() == before

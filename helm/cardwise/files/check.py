@@ -16,11 +16,13 @@ from pathlib import Path
 
 from cardwise.cli.doctor import facts, finding, parts, probing, startup
 from cardwise.cli.doctor.finding import Severity
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 TLS = Path("/etc/cardwise/extender-tls")
+CARDS_SECONDS = 60.0  # until a device plugin that has just been installed has reported its cards
 
 
 def admission(client: KubeClient, namespace: str) -> str:
@@ -59,23 +61,28 @@ def extender(url: str) -> str:
     return f"it knows the cards of {len(nodes)} node{'s' * (len(nodes) != 1)}"
 
 
-def scheduler(client: KubeClient, namespace: str, installed: str) -> str:
-    """A pod that kube-scheduler places, as `cardwise doctor` sends it."""
-    found = list(probing.probe(client, namespace, installed))
+def scheduler(client: KubeClient, namespace: str, own: str) -> str:
+    """A pod that kube-scheduler places, as `cardwise doctor` sends it. `own`: the namespace of Cardwise."""
+    found = list(probing.probe(client, namespace, own))
     worst = finding.in_order(found)[0]
     if worst.level is Severity.PROBLEM:
         raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
     return worst.text if worst.level is not Severity.OK else found[-1].text
 
 
-def cards(client: KubeClient, installed: str) -> str:
-    """What the device plugins have reported; if nothing, why, as `cardwise doctor` says it."""
-    found = list(client.objects(paths.extendedresources()))
-    if not found:
-        seen = facts.Facts(installed=installed, now=client.clock())
-        facts.collect(seen, client, facts.queries_of_parts(installed))
-        causes = [*startup.uncreated(seen), *startup.unready(seen)] or [*parts.cards(seen)]
-        raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes))
+def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
+    """What the device plugins have reported; if nothing after a while, why, as `cardwise doctor` says it.
+
+    The device plugin may be starting: `helm install --wait` of Helm 3 does not wait for the last pod of a DaemonSet.
+    """
+    deadline = clock.now() + CARDS_SECONDS
+    while not (found := list(client.objects(paths.extendedresources()))):
+        seen = facts.Facts(installed=own, now=client.clock())
+        facts.collect(seen, client, facts.queries_of_parts(own))
+        causes = [*startup.uncreated(seen), *startup.unready(seen)]
+        if causes or seen.unread or clock.now() >= deadline:
+            raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.cards(seen)))
+        clock.sleep(1)
     healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
     if not healthy:
         why = {each.get("status", {}).get("reason", "") for each in found}
@@ -97,14 +104,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--extender", default="")
     parser.add_argument("--namespace", required=True)
-    parser.add_argument("--installed", required=True)
+    parser.add_argument("--cardwise-namespace", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    good = [asked("cards", lambda: cards(client, arguments.installed))]
+    good = [asked("cards", lambda: cards(client, arguments.cardwise_namespace))]
     good += [asked("admission", lambda: admission(client, arguments.namespace))]
     if arguments.extender:
         good += [asked("extender", lambda: extender(arguments.extender))]
-    good += [asked("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.installed))]
+    good += [asked("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.cardwise_namespace))]
     sys.exit(0 if all(good) else 1)
 
 
