@@ -66,7 +66,7 @@ def seeing(tmp_path: Path) -> Seeing:
         (
             {"controlPlane": [], "schedulers": []},
             [KUBEADM],
-            "Here no node is visible as a control plane, so kubeadm cannot work: write scheduler.mode=own,",
+            "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own,",
         ),
         (
             {},

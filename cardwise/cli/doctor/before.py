@@ -22,6 +22,7 @@ from cardwise.kube.pods.nodeconstraints import Ground
 _APPS: Final = "/apis/apps/v1"
 _BATCH: Final = "/apis/batch/v1"
 _FEW: Final = 5
+_NAMESPACE: Final = "namespace"  # the check whose remedies are commands that come before the installation
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _MODES: Final = "docs/admin.md, Install"
@@ -105,10 +106,13 @@ def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
 
 
 def command(findings: Iterable[Finding], namespace: str) -> str:
-    """The installation with the proposed values."""
-    values = dict.fromkeys(shlex.quote(value) for proposal in findings for value in proposal.values)
+    """The installation with the proposed values: the namespace if it needs something, helm, and the chart's test."""
+    found = list(findings)
+    first = [finding.remedy for finding in found if finding.check == _NAMESPACE and finding.remedy]
+    values = dict.fromkeys(shlex.quote(value) for proposal in found for value in proposal.values)
     flags = [f"--set {value}" for value in ("image.repository=$REGISTRY/cardwise", *values)]
-    return " \\\n  ".join([f"helm install cardwise helm/cardwise --namespace {namespace}", *flags, "--wait"]) + "\n"
+    install = " \\\n  ".join([f"helm install cardwise helm/cardwise --namespace {namespace}", *flags, "--wait"])
+    return "\n".join([*first, install, f"helm test cardwise --namespace {namespace}", ""])
 
 
 def control_plane(seen: Preview) -> Iterator[Finding]:
@@ -116,17 +120,20 @@ def control_plane(seen: Preview) -> Iterator[Finding]:
     if seen.unread.keys() & {"nodes", "schedulers"}:
         return
     static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
-    planes = [node["metadata"]["name"] for node in seen.nodes if labels_of(node).get(_CONTROL_PLANE) == ""]
+    planes = {node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE] for node in seen.nodes if _is_plane(node)}
     own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
-    if static and planes:
+    by_kubeadm = [name for name, value in planes.items() if not value]  # k3s and RKE2 write "true"
+    if static and by_kubeadm:
         text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, as kubeadm makes it"
         remedy = (
             f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it alone ({_MODES}); for helm "
-            f"template also scheduler.controlPlaneNodes={len(planes)}"
+            f"template also scheduler.controlPlaneNodes={len(by_kubeadm)}"
         )
         yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
         return
-    if planes:
+    if static and planes:
+        text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, and not one that kubeadm has made"
+    elif planes:
         text = f"kube-scheduler is no static pod of the control plane ({finding.nodes(sorted(planes))})"
     else:
         text = "no node is visible as a control plane: a provider runs it"
@@ -135,6 +142,10 @@ def control_plane(seen: Preview) -> Iterator[Finding]:
         "scheduler.mode=kubeadm cannot work"
     )
     yield Finding("scheduler", Severity.OK, text, remedy, values=own)
+
+
+def _is_plane(node: Json) -> bool:
+    return _CONTROL_PLANE in labels_of(node)
 
 
 def gpu_nodes(seen: Preview) -> Iterator[Finding]:
@@ -235,17 +246,17 @@ def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
     label = f"kubectl label namespace {namespace} {_ENFORCE}=privileged --overwrite"
     if "namespace" in seen.absent:
         text = f"there is no namespace {namespace} yet"
-        yield Finding("namespace", Severity.NOTE, text, f"kubectl create namespace {namespace} && {label}")
+        yield Finding(_NAMESPACE, Severity.NOTE, text, f"kubectl create namespace {namespace} && {label}")
     elif seen.namespace is not None:
         enforced = labels_of(seen.namespace).get(_ENFORCE)
         if enforced == "privileged":
-            yield Finding("namespace", Severity.OK, f"{namespace} admits pods that mount folders of their node")
+            yield Finding(_NAMESPACE, Severity.OK, f"{namespace} admits pods that mount folders of their node")
         elif enforced:
             text = f"Pod Security enforces {enforced} in {namespace}: the parts on nodes would not be created"
-            yield Finding("namespace", Severity.PROBLEM, text, label)
+            yield Finding(_NAMESPACE, Severity.PROBLEM, text, label)
         else:
             text = f"{namespace} has no label of Pod Security; some clusters (Talos) enforce baseline then"
-            yield Finding("namespace", Severity.NOTE, text, label)
+            yield Finding(_NAMESPACE, Severity.NOTE, text, label)
 
 
 def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:

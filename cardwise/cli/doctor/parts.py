@@ -16,10 +16,6 @@ from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
 
-_INSTALL: Final = (
-    "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace --set "
-    "image.repository=REGISTRY/cardwise,scheduler.mode=MODE (docs/admin.md: Install)"
-)
 _EXTENDER: Final = "cardwise-extender"
 _WEBHOOK: Final = "cardwise-webhook"
 _PLUGIN: Final = "cardwise-deviceplugin"
@@ -79,10 +75,12 @@ def definitions(facts: Facts) -> Iterator[Finding]:
     """The kinds of `cardwise.dev`."""
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
-        yield Finding("installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", _INSTALL)
+        yield Finding(
+            "installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", repairs.install(facts)
+        )
     elif is_installed(facts) is False:
         text = "of Cardwise only its kinds are here: it was uninstalled, or its installation has failed"
-        yield Finding("installation", Severity.PROBLEM, text, _INSTALL)
+        yield Finding("installation", Severity.PROBLEM, text, repairs.install(facts))
     elif "cards" not in facts.unread:
         yield Finding("installation", Severity.OK, f"the kinds of {names.API_VERSION} are installed")
 
@@ -102,7 +100,7 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
         what = f"{kind}WebhookConfiguration {name}"
         if ours is None:
             is_there = _plugins(facts) or "daemonsets" in facts.unread
-            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else _INSTALL
+            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
             yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = f"its log says why: {repairs.log(facts, f'deployment/{_WEBHOOK}')}"

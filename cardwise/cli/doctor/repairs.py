@@ -13,6 +13,12 @@ _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
 _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
 
 
+def install(facts: Facts) -> str:
+    """Installs the chart: by the command that doctor proposes for this cluster."""
+    where = "" if facts.installed == names.NAMESPACE else f" --cardwise-namespace {facts.installed}"
+    return f"install the chart; cardwise doctor --before-install{where} prints the command (docs/admin.md#install)"
+
+
 def upgrade(facts: Facts, **settings: str) -> str:
     """Has the chart write its objects again, with these values changed; "_" stands for the dot of a value's name.
 

@@ -95,7 +95,7 @@ registry.k8s.io/kube-scheduler:{{ regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabi
 {{- else if and $seen.controlPlane $seen.schedulers }}
 {{- printf "\nHere kube-scheduler is a static pod (%s), as kubeadm makes it: write scheduler.mode=kubeadm" (join ", " $seen.schedulers) }}
 {{- else }}
-{{- $why := ternary "no node is visible as a control plane" "kube-scheduler is no static pod in kube-system" (empty $seen.controlPlane) }}
+{{- $why := ternary "no node is visible as a control plane of kubeadm" "kube-scheduler is no static pod in kube-system" (empty $seen.controlPlane) }}
 {{- printf "\nHere %s, so kubeadm cannot work: write scheduler.mode=own,scheduler.image=%s" $why (include "cardwise.scheduler.image" .) }}
 {{- end }}
 {{- end }}

@@ -80,7 +80,27 @@ def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(
         "  --set scheduler.mode=kubeadm \\",
         "  --set nodes.runtimeClass=nvidia \\",
         "  --wait",
+        "helm test cardwise --namespace cardwise-system",
     ]
+
+
+@pytest.mark.parametrize(
+    ("enforced", "first"),
+    [
+        (None, "kubectl create namespace gpu && kubectl label namespace gpu pod-security.kubernetes.io/enforce=privi"),
+        ("", "kubectl label namespace gpu pod-security.kubernetes.io/enforce=privileged --overwrite"),
+        ("baseline", "kubectl label namespace gpu pod-security.kubernetes.io/enforce=privileged --overwrite"),
+        ("privileged", "helm install cardwise helm/cardwise --namespace gpu"),
+    ],
+)
+def test_the_proposed_installation_makes_the_namespace_ready_first(seen, enforced, first):
+    if enforced is None:
+        plant_no_namespace(seen)
+    else:
+        seen.namespace = namespace(**({"enforce": enforced} if enforced else {}))
+    lines = before.command(before.judge(seen, "gpu"), "gpu").splitlines()
+    assert lines[0].startswith(first)
+    assert lines[-1] == "helm test cardwise --namespace gpu"
 
 
 def plant_managed(seen: Preview) -> None:
@@ -93,6 +113,18 @@ def plant_k3s(seen: Preview) -> None:
     seen.nodes, seen.schedulers = [gpu_node("n1", "containerd://2.1.5-k3s1.33")], []
 
 
+def plant_k3s_control_plane(seen: Preview) -> None:
+    """Its kube-scheduler is no pod."""
+    plant_k3s(seen)
+    seen.nodes[0]["metadata"]["labels"] |= {"node-role.kubernetes.io/control-plane": "true"}
+
+
+def plant_rke2(seen: Preview) -> None:
+    """Its kube-scheduler is a static pod, in another folder than kubeadm's."""
+    plant_k3s_control_plane(seen)
+    seen.schedulers = [mirror("n1")]
+
+
 def plant_process(seen: Preview) -> None:
     seen.schedulers = []
 
@@ -103,6 +135,7 @@ def plant_crio(seen: Preview) -> None:
 
 MANAGED = {"scheduler.mode": "own", "scheduler.image": "registry.k8s.io/kube-scheduler:v1.36.3"}
 NEWEST = MANAGED | {"scheduler.image": "registry.k8s.io/kube-scheduler:v1.37.2"}
+K3S = {"nodes.criSocket": "/run/k3s/containerd/containerd.sock"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +143,9 @@ NEWEST = MANAGED | {"scheduler.image": "registry.k8s.io/kube-scheduler:v1.37.2"}
     [
         (plant_managed, MANAGED),
         (plant_process, NEWEST),
-        (plant_k3s, NEWEST | {"nodes.criSocket": "/run/k3s/containerd/containerd.sock"}),
+        (plant_k3s, NEWEST | K3S),
+        (plant_k3s_control_plane, NEWEST | K3S),
+        (plant_rke2, NEWEST | K3S),
         (plant_crio, {"scheduler.mode": "kubeadm", "nodes.criSocket": "/var/run/crio/crio.sock"}),
     ],
 )
@@ -356,7 +391,22 @@ def test_the_command_proposes_and_says_what_is_in_the_way(monkeypatch):
     shown = run(monkeypatch, api, "doctor", "--before-install", "--no-probe")
     assert shown.exit_code == 1
     assert "PROBLEM  namespace" in shown.stdout
-    assert "Proposed installation:\nhelm install cardwise helm/cardwise --namespace cardwise-system" in shown.stdout
+    assert "Proposed installation:\nkubectl label namespace cardwise-system" in shown.stdout
+    assert "\nhelm install cardwise helm/cardwise --namespace cardwise-system" in shown.stdout
     report = json.loads(run(monkeypatch, api, "doctor", "--before-install", "--no-probe", "-o", "json").stdout)
     assert report["worst"] == "problem"
     assert "--set scheduler.mode=own" in report["command"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "text"),
+    [
+        (plant_managed, "no node is visible as a control plane"),
+        (plant_k3s_control_plane, "kube-scheduler is no static pod of the control plane (node n1)"),
+        (plant_rke2, "kube-scheduler is a static pod on node n1, and not one that kubeadm has made"),
+    ],
+)
+def test_what_is_said_of_a_control_plane_that_kubeadm_has_not_made(seen, plant, text):
+    plant(seen)
+    (found,) = before.control_plane(seen)
+    assert found.text.startswith(text)

@@ -469,13 +469,13 @@ def plant_no_rights(seen: Facts) -> None:
     ("plant", "level", "text", "remedy"),
     [
         (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane"),
-        (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "helm install cardwise"),
-        (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm install"),
+        (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "cardwise doctor --before-"),
+        (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "--before-install"),
         (
             plant_no_late_webhook,
             Severity.PROBLEM,
             "there is no MutatingWebhookConfiguration zz-cardwise",
-            "helm install",
+            "doctor --before-install prints the command",
         ),
         (
             plant_webhook_after_ours,
@@ -521,8 +521,8 @@ def plant_no_rights(seen: Facts) -> None:
             "kubectl label node",
         ),
         (plant_no_runtime_class, Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia"),
-        (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
-        (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "helm install cardwise"),
+        (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--before-install"),
+        (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "doctor --before-install prints"),
         (
             plant_class_without_cards,
             Severity.NOTE,

@@ -85,7 +85,7 @@ def install(plane: ControlPlane, *sets: str) -> str:
 
 def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, client: PatientClient) -> None:
     managed = install(plane, "scheduler.mode=")
-    assert "Here no node is visible as a control plane, so kubeadm cannot work: write scheduler.mode=own," in managed
+    assert "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own," in managed
     assert "no RuntimeClass nvidia, and a pod that names it is never created" in install(
         plane, "scheduler.mode=manual", "nodes.runtimeClass=nvidia"
     )
