@@ -1,15 +1,19 @@
 """Commands that findings give as their remedy: each runs as it is printed, for this installation."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+from cardwise.cli.cluster import workloads
 from cardwise.cli.doctor.facts import Facts
 from cardwise.core.api import names
-from cardwise.core.values.decoded import annotations_of
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json, annotations_of
 
 _CHART: Final = "helm/cardwise"
 _RELEASE: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
 _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
+_MOST: Final = 10  # pods that a command names
 _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
 
 
@@ -49,6 +53,52 @@ def scheduler_image(facts: Facts) -> str:
     """The image of the kube-scheduler that has the API server's version: `scheduler.image` for scheduler.mode=own."""
     version = _VERSION.match(str(facts.version.get("gitVersion", "")))
     return f"registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}"
+
+
+def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] = ()) -> str:
+    """Has pods made anew: those of controllers are deleted, the others are saved and created again by kubectl.
+
+    Names ten of each. `delete`: the command that deletes all of them, if each has a controller. `dropping`: fields of
+    the spec that the new pods must not have.
+    """
+    controlled = [pod for pod in pods if not workloads.is_bare(pod)]
+    bare = [pod for pod in pods if workloads.is_bare(pod)]
+    parts = []
+    if controlled:
+        commands = [f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in _named(controlled)]
+        command = delete if delete and not bare else " && ".join(commands) + _and_more(controlled)
+        parts.append(f"delete those of controllers, which make new ones: {command}")
+    if bare:
+        one_by_one = [(namespace, [name]) for namespace, some in _named(bare) for name in some]
+        commands = [
+            workloads.recreate_command(namespace, some, dropping=dropping)
+            for namespace, some in (one_by_one if dropping else _named(bare))
+        ]
+        saved = f"{' && '.join(commands)}{_and_more(bare)}"
+        parts.append(f"save and recreate those of no controller, which nothing else does: {saved}")
+    return "; ".join(parts)
+
+
+def _named(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
+    """The names of the first pods by namespace."""
+    named: dict[str, list[str]] = {}
+    for pod in pods[:_MOST]:
+        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    return [*named.items()]
+
+
+def _and_more(pods: Sequence[Json]) -> str:
+    return f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
+
+
+def retry(facts: Facts, kind: str, name: str) -> str:
+    """What makes a controller of ours create the pods at once that it could not create; "" for a Job."""
+    match kind:
+        case "DaemonSet":
+            return f"kubectl rollout restart daemonset/{name} -n {facts.installed}"
+        case "ReplicaSet":
+            return f"kubectl rollout restart deployment/{name.rpartition('-')[0]} -n {facts.installed}"
+    return ""
 
 
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:

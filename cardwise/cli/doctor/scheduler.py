@@ -22,7 +22,7 @@ _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 def stranded(facts: Facts) -> Iterator[Finding]:
     """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
-    waiting = (pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER)
+    waiting = [pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
     pods = [name_of(pod) for pod in waiting]
     if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.named(facts.deployments):
         return
@@ -31,7 +31,8 @@ def stranded(facts: Facts) -> Iterator[Finding]:
         f"{wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) wait{'s' * alone} for the scheduler "
         f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
     )
-    remedy = f"delete them, their controllers make new ones: kubectl delete pods -A --field-selector={_LEFT}"
+    delete = f"kubectl delete pods -A --field-selector={_LEFT}"
+    remedy = repairs.recreate(waiting, delete=delete, dropping=["schedulerName"])
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
@@ -68,9 +69,28 @@ def deleted(facts: Facts) -> Iterator[Finding]:
             f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "
             "without the extender, so without a card, and deleted"
         )
-        wire = repairs.wire_scheduler(facts)
-        remedy = f"if nobody bound them by hand, kube-scheduler does not ask the extender; {wire}"
-        yield Finding("scheduler", Severity.WARNING, text, remedy)
+        yield Finding("scheduler", Severity.WARNING, text, _stop_deletions(facts, len(pods)))
+
+
+def _stop_deletions(facts: Facts, number: int) -> str:
+    if not _asks_extender(facts):
+        it = "it" if number == 1 else "them"
+        return (
+            f"if nobody bound {it} by hand, kube-scheduler does not ask the extender; {repairs.wire_scheduler(facts)}"
+        )
+    pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
+    return (
+        f"kube-scheduler is set to ask the extender, so {pods} named a node (spec.nodeName) or another scheduler "
+        f"(spec.schedulerName), {were} bound by hand, or {were} created while the webhook was not there: leave these "
+        "fields out"
+    )
+
+
+def _asks_extender(facts: Facts) -> bool:
+    """Whether the chart has configured each kube-scheduler that places pods with cards."""
+    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    wired = bool(static) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static)
+    return wired or bool(schedulers.named(facts.deployments))
 
 
 def wiring(config: Json, who: str, remedy: str) -> Iterator[Finding]:

@@ -24,7 +24,8 @@ _PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
 _JOBS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
-_CREATION: Final = timedelta(minutes=20)  # a controller tries again after 17 minutes at most
+_RETRY_MINUTES: Final = 17  # between two tries of a controller, at most
+_CREATION: Final = timedelta(minutes=_RETRY_MINUTES + 3)
 _LATELY: Final = timedelta(minutes=10)
 _SOON: Final = timedelta(minutes=1)  # until then a pod may just be starting
 _RESTARTS: Final = 3  # from so many on a container that runs now has not only been unlucky
@@ -60,7 +61,13 @@ def uncreated(facts: Facts) -> Iterator[Finding]:
     for (kind, name), message in latest.items():
         refused = wording.message(_RANDOM.sub("", message, count=1), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
-        yield Finding(CHECK, Severity.PROBLEM, text, _admission_remedy(facts, name, message))
+        remedy = _admission_remedy(facts, name, message)
+        tries = f"its controller tries again, but ever more rarely: within {_RETRY_MINUTES} minutes"
+        if again := repairs.retry(facts, kind, name):
+            remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {again} ({tries})"
+        else:
+            remedy += f" ({tries})"
+        yield Finding(CHECK, Severity.PROBLEM, text, remedy)
 
 
 def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:

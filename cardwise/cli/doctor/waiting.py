@@ -1,9 +1,10 @@
 """Check of pods that wait for ever, since the webhook has never seen them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from cardwise.cli.cluster import installation, workloads
+from cardwise.cli.cluster import installation
+from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names, request
@@ -13,7 +14,6 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 
 _FEW: Final = 3  # pods that the text names
-_MOST: Final = 10  # pods that the remedy names
 
 
 def unrewritten(facts: Facts) -> Iterator[Finding]:
@@ -28,30 +28,7 @@ def unrewritten(facts: Facts) -> Iterator[Finding]:
         f"{'was' if alone else 'were'} created while the webhook was not there: "
         f"{'it waits' if alone else 'they wait'} for ever"
     )
-    yield Finding("webhook", Severity.WARNING, text, f"once the webhook runs: {recreation_of(pods)}")
-
-
-def recreation_of(pods: Sequence[Json]) -> str:
-    """The commands by which pods are recreated: those of controllers are deleted, the others are saved first."""
-    shown, parts = pods[:_MOST], []
-    controlled = _by_namespace(pod for pod in shown if not workloads.is_bare(pod))
-    bare = _by_namespace(pod for pod in shown if workloads.is_bare(pod))
-    if controlled:
-        commands = (f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in controlled.items())
-        parts.append(f"delete those of controllers, which make new ones: {' && '.join(commands)}")
-    if bare:
-        commands = (workloads.recreate_command(namespace, some) for namespace, some in bare.items())
-        parts.append(f"save and recreate those of no controller, which nothing else does: {' && '.join(commands)}")
-    rest = f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
-    return f"{'; '.join(parts)}{rest}"
-
-
-def _by_namespace(pods: Iterable[Json]) -> dict[str, list[str]]:
-    """The names of pods by their namespace."""
-    named: dict[str, list[str]] = {}
-    for pod in pods:
-        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
-    return named
+    yield Finding("webhook", Severity.WARNING, text, f"once the webhook runs: {repairs.recreate(pods)}")
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:

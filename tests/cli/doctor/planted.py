@@ -42,6 +42,12 @@ def workload(name: str) -> Json:
     return {"metadata": {"namespace": "gpu", "name": name}}
 
 
+def controlled(pod: Json) -> Json:
+    """The pod, as one that a controller has made."""
+    pod["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
+    return pod
+
+
 def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION) -> Json:
     hook = {"name": "pods.cardwise.dev", "clientConfig": {"caBundle": bundle} if bundle else {}}
     return {"metadata": {"name": name}, "webhooks": [hook]}

@@ -19,7 +19,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
-from tests.cli.doctor.planted import NOW, configuration, lease, node, part, troubles, workload
+from tests.cli.doctor.planted import NOW, configuration, controlled, lease, node, part, troubles, workload
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
@@ -432,8 +432,8 @@ def plant_skew(seen: Facts) -> None:
 def plant_left_scheduler(seen: Facts) -> None:
     spec = {"schedulerName": names.SCHEDULER}
     seen.waiting_pods = [
-        workload("a") | {"spec": spec},
-        workload("b") | {"spec": spec},
+        controlled(workload("a") | {"spec": spec}),
+        controlled(workload("b") | {"spec": spec}),
         workload("of another") | {"spec": {}},
     ]
 
@@ -610,10 +610,30 @@ def test_two_nodes_that_reported_the_same_uuid_once_are_no_fault(sound):
     assert troubles(sound) == []
 
 
+def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
+    about = {"kind": "Pod", "namespace": "team", "name": "mine"}
+    sound.pod_events = [{"involvedObject": about, "lastTimestamp": f"{NOW:%Y-%m-%dT%H:%M:%SZ}"}]
+    for wired in (True, False):
+        sound.schedulers = [kube_scheduler("cp1", wired=wired)]
+        (found,) = troubles(sound)
+        assert found.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
+        assert ("kube-scheduler is set to ask the extender, so the pod named a node" in found.remedy) == wired
+        assert ("if nobody bound it by hand" in found.remedy) != wired
+
+
 def test_control_planes_are_a_fault_only_where_they_differ(sound):
     for wired, level in (((True, True), []), ((False, False), []), ((True, False), [Severity.PROBLEM])):
         sound.schedulers = [kube_scheduler(f"cp{number}", wired=one) for number, one in enumerate(wired)]
         assert [one.level for one in troubles(sound)] == level
+
+
+def test_waiting_pods_that_nobody_makes_again_are_not_just_deleted(sound):
+    plant_left_scheduler(sound)
+    del sound.waiting_pods[1]["metadata"]["ownerReferences"]
+    (found,) = troubles(sound)
+    controlled, bare = found.remedy.split("; ")
+    assert controlled.endswith(": kubectl delete pods -n gpu a")
+    assert "kubectl get pod -n gpu b -o yaml | grep -vE '^  (schedulerName):' > b.yaml && kubectl replace" in bare
 
 
 def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):

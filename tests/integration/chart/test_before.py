@@ -1,13 +1,15 @@
 """Before the first installation, on a real API server: what helm refuses and proposes, and what doctor does."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cardwise.cli.doctor import bypasses
+from cardwise.cli.doctor import bypasses, repairs
 from cardwise.core.api import mps, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
@@ -85,7 +87,10 @@ def install(plane: ControlPlane, *sets: str) -> str:
 
 def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, client: PatientClient) -> None:
     managed = install(plane, "scheduler.mode=")
-    assert "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own," in managed
+    assert (
+        "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own,"
+        in managed
+    )
     assert "no RuntimeClass nvidia, and a pod that names it is never created" in install(
         plane, "scheduler.mode=manual", "nodes.runtimeClass=nvidia"
     )
@@ -212,3 +217,23 @@ def test_doctor_names_what_the_policies_refuse_and_nothing_else(plane: ControlPl
         for spec in SPECS:
             assert bool(refusal(spec)) == bool(list(bypasses.of(spec))), (spec, refusal(spec))
     assert wait_for(lambda: not refusal(SPECS[1])), "the API server heeds a deleted policy for a moment"
+
+
+def test_the_remedy_of_pods_without_a_controller_makes_them_again(
+    plane: ControlPlane, client: PatientClient, tmp_path: Path
+) -> None:
+    spec = {"schedulerName": names.SCHEDULER, "containers": [{"name": "c", "image": "a", "command": ["keep", "me"]}]}
+    left = [client.create(paths.pods(TEAM), {"metadata": {"name": name}, "spec": spec}) for name in ("first", "second")]
+    try:
+        remedy = repairs.recreate(left, dropping=["schedulerName"])
+        kubectl = str(binaries.kube(print))
+        path = {"KUBECONFIG": str(plane.kubeconfig("admin")), "PATH": f"{kubectl}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", remedy.partition(": ")[2]], cwd=tmp_path, env=os.environ | path, check=True)
+        for pod in left:
+            again = client.get(paths.pods(TEAM, pod["metadata"]["name"]))
+            assert again["metadata"]["uid"] != pod["metadata"]["uid"]
+            assert again["spec"]["schedulerName"] == "default-scheduler"
+            assert again["spec"]["containers"][0]["command"] == ["keep", "me"]
+    finally:
+        for pod in left:
+            client.delete(paths.pods(TEAM, pod["metadata"]["name"]), {"gracePeriodSeconds": 0})
