@@ -72,7 +72,8 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
         text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
         found.append(Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE"))
     elif probe_in:
-        found += probing.probe(client, probe_in, installed, wire=repairs.wire_scheduler(seen))
+        wire, renew = repairs.wire_scheduler(seen), repairs.renew_certificates(seen)
+        found += probing.probe(client, probe_in, installed, wire=wire, renew=renew)
         found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)
 

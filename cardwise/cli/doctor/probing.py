@@ -22,6 +22,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
 
+_RENEW: Final = "give it those of now, and restart it (docs/operations.md#certificates)"
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
 _NOBODY: Final = 65534
@@ -30,11 +31,18 @@ _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o 
 
 
 def probe(
-    client: KubeClient, namespace: str, installed: str, clock: Clock = SYSTEM, *, wire: str = ""
+    client: KubeClient,
+    namespace: str,
+    installed: str,
+    clock: Clock = SYSTEM,
+    *,
+    wire: str = "",
+    renew: str = _RENEW,
 ) -> Iterator[Finding]:
     """Sends the probe as one of the namespace, and tells how far it came.
 
-    `installed`: the namespace of Cardwise. `wire`: the remedy that makes kube-scheduler ask the extender.
+    `installed`: the namespace of Cardwise. `wire`: the remedy that makes kube-scheduler ask the extender. `renew`: the
+    remedy that gives it the certificates of now.
     """
     made = None
     try:
@@ -43,7 +51,7 @@ def probe(
         if names.SHARE not in _limits(admitted):
             return  # the extender refuses it rightly
         made = client.create(paths.pods(installed), _moved(admitted, installed))
-        yield from _placed(client, installed, made, clock, wire)
+        yield from _placed(client, made, clock, wire, renew)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
         yield Finding(
@@ -118,8 +126,9 @@ def _admitted(pod: Json) -> Iterator[Finding]:
     )
 
 
-def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock, wire: str) -> Iterator[Finding]:
-    name, deadline = made["metadata"]["name"], clock.now() + _SECONDS
+def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str) -> Iterator[Finding]:
+    namespace, name = made["metadata"]["namespace"], made["metadata"]["name"]
+    deadline = clock.now() + _SECONDS
     said = ""
     while clock.now() < deadline:
         try:
@@ -133,7 +142,7 @@ def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock, wire: 
             return
         said = workloads.scheduler_says(pod)
         if said:
-            yield _refused(said, pod, _nodes(client), wire)
+            yield _refused(said, pod, _nodes(client), renew)
             return
         clock.sleep(_EVERY)
     yield Finding(
@@ -173,7 +182,7 @@ def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
     return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
 
 
-def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, wire: str) -> Finding:
+def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
     """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
     barring = _barring(nodes or (), pod) if _TAINTED in said else ()
     if barring:
@@ -192,7 +201,7 @@ def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, wire: str) -> F
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):
         remedy = (
-            f"it has the certificates of an earlier installation; {wire}"
+            f"its certificates are those of an earlier installation, or have expired: {renew}"
             if "x509" in said
             else "see that the extender runs, and its URL in kube-scheduler's configuration"
         )

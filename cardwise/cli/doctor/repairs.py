@@ -49,6 +49,17 @@ def wire_scheduler(facts: Facts) -> str:
     return f"let the chart do it: {change} (by hand: docs/admin.md#kube-scheduler)"
 
 
+def renew_certificates(facts: Facts) -> str:
+    """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
+    if any(one["metadata"]["name"] == names.SCHEDULER for one in facts.deployments):
+        return f"kubectl rollout restart deployment/{names.SCHEDULER} -n {facts.installed}"
+    if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
+        return f"let the chart do it: {upgrade(facts)}"
+    release = _release(facts)
+    steps = "helm get notes {} -n {}".format(*release) if release else "the notes of the chart"
+    return f"give it those of now (steps 1 and 3 of: {steps}), or {wire_scheduler(facts)}"
+
+
 def scheduler_image(facts: Facts) -> str:
     """The image of the kube-scheduler that has the API server's version: `scheduler.image` for scheduler.mode=own."""
     version = _VERSION.match(str(facts.version.get("gitVersion", "")))

@@ -708,7 +708,9 @@ class Probed:
         self.api.edit(request.path, **self._after)
 
     def probe(self) -> list[Finding]:
-        found = list(probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it"))
+        found = list(
+            probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
+        )
         left = self.api.of("pods")  # what is bound goes when its kubelet says so
         assert all("deletionTimestamp" in pod["metadata"] for pod in left), "it leaves nothing"
         return found
@@ -742,7 +744,8 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert (webhook.check, webhook.level) == ("webhook", Severity.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
-    assert ("wire it" in found.remedy) == ("does not ask" in found.text or "x509" in found.text)
+    assert ("wire it" in found.remedy) == ("does not ask" in found.text)
+    assert ("renew it" in found.remedy) == ("x509" in found.text)
 
 
 @pytest.mark.parametrize(

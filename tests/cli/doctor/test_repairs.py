@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cardwise.cli import main
+from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.finding import Severity
 from tests.cli.doctor import planted, test_doctor, test_startup
 from tests.cli.doctor.planted import part, troubles
@@ -78,3 +79,23 @@ def test_a_helm_command_of_a_remedy_names_the_chart_that_is_there() -> None:
         assert (ROOT / chart / "Chart.yaml").exists()
         assert flags[:3] == ["-n", "cardwise-system", "--reset-then-reuse-values"]
         assert flags[3:4] in ([], ["--set"]), command
+
+
+@pytest.mark.parametrize(
+    ("mode", "command"),
+    [
+        (
+            "manual",
+            "steps 1 and 3 of: helm get notes cardwise -n cardwise-system), or let the chart do it: helm",
+        ),
+        ("kubeadm", "let the chart do it: helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-"),
+        ("own", "kubectl rollout restart deployment/cardwise-scheduler -n cardwise-system"),
+    ],
+)
+def test_stale_certificates_are_renewed_in_the_way_of_the_mode(mode: str, command: str) -> None:
+    seen = planted.installation()
+    seen.schedulers = [test_doctor.kube_scheduler("cp1", wired=mode == "kubeadm")]
+    seen.deployments = [part("extender"), *([part("scheduler")] if mode == "own" else [])]
+    remedy = repairs.renew_certificates(seen)
+    assert command in remedy
+    assert ("scheduler.mode=" in remedy) == (mode == "manual")
