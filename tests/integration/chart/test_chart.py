@@ -501,9 +501,27 @@ def test_an_unwired_scheduler_makes_pods_disappear_and_doctor_s_command_wires_it
     space.gone("placed")
 
 
+def of_gang(space: Space) -> list[Json]:
+    return [pod for pod in space.pods() if pod["metadata"]["name"].startswith("gang-")]
+
+
+def make_gated_deployment(space: Space) -> str:
+    """A Deployment with one pod of a gang of two, which asks for no card. Returns the pod's name."""
+    annotations = {names.GROUP_NAME: "gang", names.GROUP_NUM: "2"}
+    pod = workload("gang", command=IDLE, annotations=annotations)
+    labels = {"app": "gang"}
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod["spec"]}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    path = f"/apis/apps/v1/namespaces/{space.name}/deployments"
+    space.cluster.api.create(path, {"metadata": {"name": "gang"}, "spec": spec})
+    space.wait(lambda: of_gang(space), "its pod is there")
+    return str(of_gang(space)[0]["metadata"]["name"])
+
+
 def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
     card = cards(cluster)[0]
+    gated = make_gated_deployment(space)
     few = _AT_A_TIME if SOAK else 2
     light, heavy = Churn(space, "light", few), Churn(space, "heavy", few, gpu_mem=100)
     light.start()
@@ -523,6 +541,11 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     # Those that kube-scheduler bound without the extender were deleted by it while it was there.
     space.delete(*heavy.waiting(), grace=1)
     space.gone(*heavy.waiting())
+    assert space.get(gated)["spec"]["schedulingGates"]
+    still_gated = f"-l {names.GANG} --field-selector=spec.nodeName=,status.phase=Pending"  # as README says
+    cluster.kubectl("delete", "pods", "-A", *still_gated.split())
+    space.wait(lambda: [pod["status"]["phase"] for pod in of_gang(space)] == ["Running"], "its Deployment's pod runs")
+    cluster.kubectl("delete", "deployment", "gang", "-n", space.name)
     manifest = yaml.safe_load((cluster.node("n1").manifests / "kube-scheduler.yaml").read_text())
     assert manifest == static_scheduler(cluster)
     for name, statuses in before.items():
