@@ -89,7 +89,7 @@ def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() ->
 
 def test_cards_that_are_there_are_counted() -> None:
     api = Cluster({"extendedresources": [card("n1", 0)]})
-    assert "are healthy" in check.cards(api.kube, names.NAMESPACE)
+    assert "1 of 1 healthy" in check.cards(api.kube, names.NAMESPACE)
 
 
 def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
@@ -103,7 +103,7 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
             api.add("extendedresources", card("n1", 0))
 
     api.before(start, "list", paths.extendedresources(), times=math.inf)
-    assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 are healthy"
+    assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 healthy"
     api.replace("extendedresources")
     before = clock.now()
     with pytest.raises(LookupError, match="no card is known"):

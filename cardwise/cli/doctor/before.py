@@ -155,11 +155,12 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
     labelled = [node["metadata"]["name"] for node in _with_gpus(seen)]
     offering = [name for name, offered in _offering(seen).items() if offered and name not in labelled]
     if labelled:
-        text = f"{finding.nodes(labelled)} with the label of a GPU: the parts on nodes run there"
+        text = f"{finding.nodes(labelled)} with the label of a GPU: the parts on nodes would run there"
         yield Finding("nodes", Severity.OK, text)
     label = f"kubectl label node NODE {gpunodes.PRESENT}=true, or nodes.selector with a label that they have"
     if offering:
-        text = f"{finding.nodes(offering)}: offers {names.NVIDIA_GPU}, and has no label of a GPU that Cardwise knows"
+        offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
+        text = f"{finding.nodes(offering)} {offer} {names.NVIDIA_GPU}, but {have} no label of a GPU that Cardwise knows"
         yield Finding("nodes", Severity.WARNING, text, label)
     if not labelled and not offering:
         text = "no node has a label of a GPU: no card will be found until one comes"
@@ -346,8 +347,9 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
         for reason in bypasses.of(spec):
             by_reason.setdefault(reason, []).append(f"{kind} {name_of(obj)}")
     for reason, workloads in by_reason.items():
-        text = f"{wording.count(len(workloads), 'workload')} would be refused when created again: {reason.text}: "
-        yield Finding("policies", Severity.WARNING, text + wording.few(sorted(workloads), _FEW), reason.remedy)
+        which = f"{wording.count(len(workloads), 'workload')} ({wording.few(sorted(workloads), _FEW)})"
+        text = f"{which} would be refused when created again, because of {reason.text}"
+        yield Finding("policies", Severity.WARNING, text, reason.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
     if not by_reason and not seen.unread.keys() & lists:
         yield Finding("policies", Severity.OK, "no pod and no template is there that the policies of the chart refuse")

@@ -47,20 +47,20 @@ class Bypass:
 
 
 ENVIRONMENT: Final = Bypass(
-    f"they set {names.ENV_VISIBLE_DEVICES}, CUDA_MPS_* or NVIDIA_GPU_MEMORY_*",
+    f"{names.ENV_VISIBLE_DEVICES}, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env",
     f"have them ask for a share ({names.GPU_MEM}) instead, or, where they need no card, say "
     f"{names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}; {_INFRASTRUCTURE_REMEDY}",
 )
 HOST_PATH: Final = Bypass(
-    "they mount device files of cards, CDI specs or folders of processes from the node",
+    "hostPath volumes with device files of cards, CDI specs or folders of processes",
     f"have them ask for a share ({names.GPU_MEM}) instead; {_INFRASTRUCTURE_REMEDY}",
 )
 RUNTIME_CLASS: Final = Bypass(
-    "they name a RuntimeClass of NVIDIA's and ask for no card",
+    "a RuntimeClass of NVIDIA's, but no request for a card",
     f"take runtimeClassName away, or have them ask for a share ({names.GPU_MEM}); {_INFRASTRUCTURE_REMEDY}",
 )
 OPEN_CONTAINER: Final = Bypass(
-    "they name a RuntimeClass of NVIDIA's, and not all of their containers ask for a card",
+    "a RuntimeClass of NVIDIA's, but containers that ask for no card",
     f"give each other container, init containers too, the variable {names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}",
 )
 

@@ -113,7 +113,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "clocks",
             Severity.OK,
-            f"clocks of {wording.count(len(facts.node_leases), 'node')} agree with the API server's",
+            f"the clocks agree with the API server's on {wording.count(len(facts.node_leases), 'node')}",
         )
 
 

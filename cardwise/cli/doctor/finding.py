@@ -41,7 +41,7 @@ def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
     """What could not be read: by kind, what the API server said, "" for a missing right. `kinds`: of all there are."""
     for kind, why in reasons.items():
         if why:
-            yield Finding("rights", Severity.NOTE, f"{_called(kind)} were not looked at: {why}", "try again", unread=1)
+            yield Finding("rights", Severity.NOTE, f"could not look at {_called(kind)}: {why}", "try again", unread=1)
     hidden = [_called(kind) for kind, why in reasons.items() if not why]
     if hidden:
         text = f"could not look at {len(hidden)} of {kinds} things, for want of rights: {', '.join(hidden)}"
@@ -49,6 +49,8 @@ def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
 
 
 def _called(kind: str) -> str:
+    if kind == "namespace":
+        return "the namespace of Cardwise"
     return f"{kind} webhooks" if kind in ("mutating", "validating") else kind.replace("_", " ")
 
 

@@ -21,7 +21,8 @@ def classes_without_cards(facts: Facts) -> Iterator[Finding]:
         if labels_of(one).get(names.AUTO_LABEL) == "true" and (one.get("status") or {}).get("cards") == 0
     ]
     if empty:
-        text = f"no card is there of {wording.few(empty, _FEW)}: pods that ask for it wait until a node brings one"
+        it = "it" if len(empty) == 1 else "them"
+        text = f"there is no card of {wording.few(empty, _FEW)}: pods that ask for {it} wait until a node brings one"
         remedy = f"remove a type that does not come back: kubectl delete resourceclass {empty[0]}"
         yield Finding("classes", Severity.NOTE, text, remedy)
 

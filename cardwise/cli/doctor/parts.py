@@ -164,7 +164,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
         return
     if ours := _of_ours(facts.policies):
         yield Finding(
-            "policies", Severity.OK, f"{ours} ValidatingAdmissionPolicies hold also while the webhook is down"
+            "policies", Severity.OK, f"ValidatingAdmissionPolicies hold also while the webhook is down: {ours}"
         )
     else:
         text = "no ValidatingAdmissionPolicy of Cardwise: users may write placement annotations themselves"
@@ -268,7 +268,8 @@ def cards(facts: Facts) -> Iterator[Finding]:
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
         yield from _slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
-    text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
+    number = "1 card or device" if len(facts.cards) == 1 else f"{len(facts.cards)} cards and devices"
+    text = f"{number} on {wording.count(len(with_cards), 'node')}, {usable} usable"
     if usable:
         yield Finding("cards", Severity.OK, text)
 

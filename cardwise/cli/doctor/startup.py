@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from cardwise.cli.cluster import nodestates
 from cardwise.cli.doctor import finding, repairs
 from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -23,6 +24,7 @@ _CREATORS: Final = ("DaemonSet", "ReplicaSet", "Job")
 _PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
+_ON_NODES: Final = ("deviceplugin", "mps")
 _JOBS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
 _RETRY_MINUTES: Final = 17  # between two tries of a controller, at most
 _CREATION: Final = timedelta(minutes=_RETRY_MINUTES + 3)
@@ -147,10 +149,12 @@ def is_troubled(facts: Facts, component: str) -> bool:
 
 def _where(component: str, pods: list[Json]) -> str:
     nodes = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-    if component in ("deviceplugin", "mps") and nodes:
+    if component in _ON_NODES and nodes:
         return f"{_PREFIX}{component} on {finding.nodes(nodes)}"
     names_of = [pod["metadata"]["name"] for pod in pods]
-    return f"pod {names_of[0]}" if len(pods) == 1 else f"{len(pods)} pods ({wording.few(names_of, _FEW)})"
+    if len(pods) == 1:
+        return f"pod {names_of[0]}"
+    return f"{_PREFIX}{component} in {len(pods)} pods ({wording.few(names_of, _FEW)})"
 
 
 def _is_ready(pod: Json) -> bool:
@@ -165,6 +169,9 @@ def _trouble(facts: Facts, component: str, pod: Json) -> _Trouble | None:
         return _failed_job(component, status) if status.get("phase") == "Failed" else None
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # evicted, say: its controller has made another
+    if not _is_ready(pod) and (state := _state_of_dead_node(facts, pod)):
+        is_told = component in _ON_NODES and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
+        return None if is_told else _Trouble(component, f"is not ready, since its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         trouble = _of_container(facts, component, container)
         if trouble is not None:
@@ -180,6 +187,14 @@ def _trouble(facts: Facts, component: str, pod: Json) -> _Trouble | None:
     if status.get("phase") == "Pending":
         return _Trouble(component, "does not start", "", "describe")
     return _Trouble(component, "runs and is not ready", "", "readyz")
+
+
+def _state_of_dead_node(facts: Facts, pod: Json) -> str:
+    """The state of the pod's node, if no kubelet reports from there or it does not run pods; "" otherwise."""
+    name = (pod.get("spec") or {}).get("nodeName")
+    node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)
+    state = nodestates.closed(node) if node is not None else ""
+    return state if nodestates.NOT_READY in state else ""
 
 
 def _failed_job(component: str, status: Json) -> _Trouble:
@@ -271,6 +286,8 @@ def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
         case "readyz":
             path = f"/api/v1/namespaces/{facts.installed}/pods/{name}:{_metrics_port(pod)}/proxy/readyz"
             return f"what it lacks: kubectl get --raw {path}"
+        case "node":
+            return nodestates.remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
         case "log":
             return f"all of it: {repairs.log(facts, name)}"
         case "previous log":

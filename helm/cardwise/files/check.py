@@ -86,8 +86,8 @@ def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
     healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
     if not healthy:
         why = {each.get("status", {}).get("reason", "") for each in found}
-        raise LookupError(f"none of {len(found)} is healthy: {'; '.join(sorted(why))}")
-    return f"{healthy} of {len(found)} are healthy"
+        raise LookupError(f"0 of {len(found)} healthy: {'; '.join(sorted(why))}")
+    return f"{healthy} of {len(found)} healthy"
 
 
 def asked(question: str, ask: Callable[[], str]) -> bool:

@@ -237,7 +237,7 @@ def plant_no_rights(seen: Preview) -> None:
     ("plant", "check", "level", "text", "remedy"),
     [
         (plant_old_kubernetes, "kubernetes", Severity.PROBLEM, "Kubernetes v1.30.9, not 1.31", "upgrade"),
-        (plant_unlabelled, "nodes", Severity.WARNING, "node n1: offers nvidia.com/gpu, and has no", "kubectl label"),
+        (plant_unlabelled, "nodes", Severity.WARNING, "node n1 offers nvidia.com/gpu, but has no", "kubectl label"),
         (plant_no_gpu, "nodes", Severity.WARNING, "no node has a label of a GPU", "nvidia.com/gpu.present=true"),
         (plant_taint, "taints", Severity.NOTE, "do not tolerate: sku=gpu:NoSchedule", "{nvidia.com/gpu:NoSchedule,sku"),
         (plant_docker, "runtime", Severity.PROBLEM, "node n1: docker://27.1 has no CDI", "use containerd 2 or CRI-O"),
@@ -312,8 +312,8 @@ def test_workloads_that_the_policies_would_refuse_are_named_once_each(seen):
     ]
     (found,) = troubles(seen)
     assert found.text == (
-        "4 workloads would be refused when created again: they set NVIDIA_VISIBLE_DEVICES, CUDA_MPS_* or "
-        "NVIDIA_GPU_MEMORY_*: CronJob team/nightly, Deployment team/trainer, Pod team/by-hand, Pod team/of-operator"
+        "4 workloads (CronJob team/nightly, Deployment team/trainer, Pod team/by-hand, Pod team/of-operator) would be "
+        "refused when created again, because of NVIDIA_VISIBLE_DEVICES, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env"
     )
     assert "policies.infrastructure.namespaces" in found.remedy
 

@@ -526,7 +526,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_class_without_cards,
             Severity.NOTE,
-            "no card is there of nvidia.l4: pods that ask for it wait",
+            "there is no card of nvidia.l4: pods that ask for it wait",
             "kubectl delete resourceclass nvidia.l4",
         ),
         (

@@ -261,6 +261,28 @@ def test_a_pod_of_ours_that_does_not_start_says_why(sound, planted, events, text
 def test_two_replicas_of_which_one_is_not_ready_are_a_warning(sound):
     sound.own_pods = [pod("webhook", state={"running": {}}), pod("webhook", 1, ready=True, state={"running": {}})]
     assert the_finding(sound).level is Severity.WARNING
+    sound.own_pods = [pod("webhook", number, state={"running": {}}) for number in range(2)]
+    assert the_finding(sound).text == (
+        "cardwise-webhook in 2 pods (cardwise-webhook-0, cardwise-webhook-1) runs and is not ready"
+    )
+
+
+def test_a_part_on_a_node_that_is_not_ready_names_the_node(sound):
+    """The kubelet there reports nothing more: what its containers did last says nothing."""
+    (card_node,) = sound.nodes
+    unknown = [{"type": "Ready", "status": "Unknown"}]
+    dead = {"metadata": {"name": "n0", "labels": {}}, "status": {"conditions": unknown}}
+    sound.nodes = [card_node, dead]
+    sound.own_pods = [pod("webhook", state={"running": {}}), pod("deviceplugin", state={"running": {}})]
+    webhook, plugin = troubles(sound)
+    assert webhook.text == (
+        "pod cardwise-webhook-0 is not ready, since its node is NotReady (its kubelet does not report)"
+    )
+    assert plugin.text.startswith("cardwise-deviceplugin on node n0 is not ready, since its node is NotReady")
+    assert {found.remedy for found in (webhook, plugin)} == {"kubectl describe node n0 says why"}
+    sound.own_pods = [pod("deviceplugin", 1, state={"running": {}})]
+    card_node["status"]["conditions"] = unknown
+    assert [found.check for found in troubles(sound)] == ["nodes"], "said once"
 
 
 def test_pods_that_start_end_or_are_not_parts_are_no_fault(sound):

@@ -135,7 +135,8 @@ def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: Control
         code, said = doctor(plane)
     assert code == 1, "the container runtime of the node is not known"
     assert "kube-scheduler is a static pod on node cp1" in said
-    assert f"1 workload would be refused when created again: {bypasses.ENVIRONMENT.text}: Pod {TEAM}/plain" in said
+    refused = f"1 workload (Pod {TEAM}/plain) would be refused when created again, because of"
+    assert f"{refused} {bypasses.ENVIRONMENT.text}" in said
     assert "admits pods like those on nodes, of system priority too" in said
     assert "--set scheduler.mode=kubeadm" in said
     assert "--set nodes.runtimeClass=nvidia" in said
