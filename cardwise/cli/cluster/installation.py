@@ -88,9 +88,32 @@ def silent_seconds(client: KubeClient, namespace: str) -> float | None:
         return math.inf
     except errors.Forbidden:
         return None
-    now, renewed = client.clock(), (lease.get("spec") or {}).get("renewTime")
-    try:
-        age = (now - datetime.fromisoformat(renewed).astimezone(UTC)).total_seconds() if now and renewed else 0.0
-    except (TypeError, ValueError):  # somebody has edited it
+    age = lease_age(lease, client.clock())
+    return age if age is not None and age > _SILENT_SECONDS else None
+
+
+def lease_age(lease: Json, now: datetime | None) -> float | None:
+    """Seconds since the Lease was renewed; None where it does not tell. `now`: by the API server's clock.
+
+    The API server has noted by its clock when it took the last write. The holder's own time, of a clock that may be
+    wrong, counts only where it has not.
+    """
+    renewed = last_write(lease) or _renew_time(lease)
+    if renewed is None:
         return None
-    return age if age > _SILENT_SECONDS else None
+    return (now - renewed).total_seconds() if now is not None else 0.0
+
+
+def last_write(obj: Json) -> datetime | None:
+    """When the API server took the last write of the object, by its own clock; None where it does not tell."""
+    entries = obj["metadata"].get("managedFields") or ()
+    times = (datetime.fromisoformat(entry["time"]).astimezone(UTC) for entry in entries if entry.get("time"))
+    return max(times, default=None)
+
+
+def _renew_time(lease: Json) -> datetime | None:
+    """None if somebody has edited it."""
+    try:
+        return datetime.fromisoformat((lease.get("spec") or {})["renewTime"]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError):
+        return None

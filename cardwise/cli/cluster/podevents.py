@@ -1,5 +1,6 @@
 """Recent events about pods and what makes them. The API server keeps events for an hour."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +10,10 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_REFUSED: Final = "FailedCreate"
+REFUSED: Final = "FailedCreate"  # reason by which controllers say that they could not create a pod
+_OF_A_TRY: Final = re.compile(
+    r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
+)
 _OVER: Final = ("FailedScheduling", "Failed", "BackOff")
 _DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
 
@@ -57,7 +61,7 @@ def bound_past(client: KubeClient, namespace: str) -> list[Event]:
 
 def refused(client: KubeClient, namespace: str) -> list[Event]:
     """By which controllers say that they could not create a pod, the oldest first."""
-    return sorted(_events(client, namespace, "reason", _REFUSED), key=lambda one: one.at)
+    return sorted(_events(client, namespace, "reason", REFUSED), key=lambda one: one.at)
 
 
 def _events(client: KubeClient, namespace: str, field: str, value: str) -> Iterator[Event]:
@@ -68,17 +72,29 @@ def _events(client: KubeClient, namespace: str, field: str, value: str) -> Itera
         return
 
 
-def _event(obj: Json) -> Event:
-    about, series = obj.get("involvedObject") or {}, obj.get("series") or {}
+def last_time(event: Json) -> str:
+    """When the event was repeated last, as Kubernetes writes times; "" where it does not tell.
+
+    Which field has it depends on the client that wrote the event, and on whether it was repeated.
+    """
     times = (
-        obj.get("lastTimestamp"),
-        series.get("lastObservedTime"),
-        obj.get("eventTime"),
-        obj["metadata"].get("creationTimestamp"),
+        event.get("lastTimestamp"),
+        (event.get("series") or {}).get("lastObservedTime"),
+        event.get("eventTime"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
     )
-    at = max((str(one) for one in times if one), default="")
+    return max((str(time) for time in times if time), default="")
+
+
+def cause(refusal: str) -> str:
+    """What a controller that could not create a pod says, without the name of the pod: each try has another."""
+    return _OF_A_TRY.sub("", refusal, count=1)
+
+
+def _event(obj: Json) -> Event:
+    about = obj.get("involvedObject") or {}
     return Event(
-        at=at,
+        at=last_time(obj),
         reason=str(obj.get("reason") or ""),
         message=str(obj.get("message") or ""),
         kind=str(about.get("kind") or ""),

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from cardwise.cli.cluster import nodestates
+from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, name_of, time, written
+from cardwise.cli.doctor.facts import Facts, name_of, time
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
@@ -120,7 +120,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
 def _skew(lease: Json) -> float | None:
     """Seconds that the holder's clock is ahead."""
     renewed = (lease.get("spec") or {}).get("renewTime")
-    noted = written(lease)
+    noted = installation.last_write(lease)
     if not renewed or noted is None:
         return None
     return (time(renewed) - noted).total_seconds()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from cardwise.cli.cluster import podevents
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.kube import errors, paths
@@ -104,6 +105,8 @@ def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
     queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
     facts.version, facts.now = client.get("/version"), client.clock()
     collect(facts, client, queries)
+    # Those of another doctor, or of the chart's test, which delete them themselves.
+    facts.waiting_pods = [pod for pod in facts.waiting_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
     with _noted(facts, "namespace"):
         facts.namespace = client.get(paths.namespaces(namespace))
 
@@ -151,8 +154,8 @@ def is_of_chart(obj: Json) -> bool:
 
 
 def is_recent(facts: Facts, event: Json, most: timedelta) -> bool:
-    """Whether the event was repeated in that time; also where nobody says when it was."""
-    last = event.get("lastTimestamp") or event.get("eventTime")
+    """Whether the event was repeated in that time; also where it does not tell."""
+    last = podevents.last_time(event)
     return not last or facts.now is None or facts.now - time(last) < most
 
 
@@ -160,12 +163,6 @@ def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
     """The RuntimeClasses that are NVIDIA's, by name and handler."""
     classes = [(one["metadata"]["name"], str(one.get("handler", ""))) for one in facts.runtimeclasses]
     return [one for one in classes if "nvidia" in " ".join(one)]
-
-
-def written(obj: Json) -> datetime | None:
-    """When the API server took the last write of it, by its own clock; None where it does not tell."""
-    entries = obj["metadata"].get("managedFields") or ()
-    return max((time(entry["time"]) for entry in entries if entry.get("time")), default=None)
 
 
 def time(text: str) -> datetime:

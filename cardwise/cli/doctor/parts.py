@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
+from cardwise.cli.cluster import installation, podevents
 from cardwise.cli.doctor import finding, repairs, startup
-from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes, time, written
+from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
@@ -178,7 +179,7 @@ def leader(facts: Facts) -> Iterator[Finding]:
     lease = next((one for one in facts.leases if one["metadata"]["name"] == names.LEASE), None)
     spec = (lease or {}).get("spec") or {}
     holder = spec.get("holderIdentity")
-    if not holder:
+    if lease is None or not holder:
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
         deployment = next((one for one in facts.deployments if one["metadata"]["name"] == _EXTENDER), None)
         if lease is None and deployment is None:
@@ -187,13 +188,12 @@ def leader(facts: Facts) -> Iterator[Finding]:
         else:
             yield Finding("extender", Severity.PROBLEM, text, _start_extender(facts, deployment))
         return
-    renewed = written(lease or {}) or _renewed(spec)
-    if renewed is None:
+    age = installation.lease_age(lease, facts.now)
+    if age is None:
         text = f"extender {holder} holds the Lease {names.LEASE}, which does not tell when it was renewed"
         remedy = f"an extender that runs writes it within seconds: {_see_extender(facts)}"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
-    age = (facts.now - renewed).total_seconds() if facts.now is not None else 0.0
     if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
         remedy = f"another replica takes over by itself; see whether one runs: {_see_extender(facts)}"
@@ -215,14 +215,6 @@ def _start_extender(facts: Facts, deployment: Json | None) -> str:
 
 def _see_extender(facts: Facts) -> str:
     return f"kubectl get pods -n {facts.installed} -l app.kubernetes.io/component=extender"
-
-
-def _renewed(spec: Json) -> datetime | None:
-    """When the Lease was renewed, by the extender's clock; None if somebody has edited that."""
-    try:
-        return time(spec["renewTime"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def cards(facts: Facts) -> Iterator[Finding]:
@@ -276,7 +268,8 @@ def cards(facts: Facts) -> Iterator[Finding]:
 
 def _conflicts(facts: Facts) -> Iterator[Finding]:
     """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately."""
-    latest = {one["involvedObject"]["name"]: one for one in facts.node_events if is_recent(facts, one, _RECENT)}
+    recent = [event for event in facts.node_events if is_recent(facts, event, _RECENT)]
+    latest = {event["involvedObject"]["name"]: event for event in sorted(recent, key=podevents.last_time)}
     for node, event in sorted(latest.items()):
         message = str(event.get("message", ""))
         other = _OTHER_NODE.search(message)

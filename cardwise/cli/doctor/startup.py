@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from cardwise.cli.cluster import nodestates
+from cardwise.cli.cluster import nodestates, podevents
 from cardwise.cli.doctor import finding, repairs
 from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -37,8 +37,6 @@ _SHOWN: Final = 300  # bytes of a reason
 _FEW: Final = 3
 
 _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  # events that say why nothing starts
-_COMBINED: Final = r"\(combined from similar events\): "
-_RANDOM: Final = re.compile(rf'(?:{_COMBINED})?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,14 @@ class _Trouble:
 def uncreated(facts: Facts) -> Iterator[Finding]:
     """Controllers of ours whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
     latest: dict[tuple[str, str], str] = {}
-    for event in facts.own_events:
+    for event in sorted(facts.own_events, key=podevents.last_time):
         about = event.get("involvedObject") or {}
         kind, name = str(about.get("kind", "")), str(about.get("name", ""))
-        ours = event.get("reason") == "FailedCreate" and kind in _CREATORS and name.startswith(_PREFIX)
+        ours = event.get("reason") == podevents.REFUSED and kind in _CREATORS and name.startswith(_PREFIX)
         if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
             latest[kind, name] = str(event.get("message", ""))
     for (kind, name), message in latest.items():
-        refused = wording.message(_RANDOM.sub("", message, count=1), _SHOWN)
+        refused = wording.message(podevents.cause(message), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
         remedy = _admission_remedy(facts, name, message)
         tries = f"its controller tries again, but ever more rarely: within {_RETRY_MINUTES} minutes"
@@ -263,7 +261,7 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     ]
     if not events:
         return ""
-    last = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    last = max(events, key=podevents.last_time)
     return f"{last['reason']}: {wording.message(str(last.get('message', '')), _SHOWN)}"
 
 

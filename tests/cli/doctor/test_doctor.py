@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cardwise.cli.cluster import installation
 from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity, table, worst
@@ -650,6 +651,8 @@ def test_pods_of_a_scheduler_that_has_gone_are_found_also_after_an_uninstallatio
     for number, (spec, phase) in enumerate(pods):
         made = workload(f"p{number}") | {"spec": {"schedulerName": names.SCHEDULER} | spec, "status": {"phase": phase}}
         api.add("pods", made)
+    probe = workload(f"{facts.PROBE_POD_PREFIX}1") | {"spec": {"schedulerName": names.SCHEDULER}}
+    api.add("pods", probe | {"status": {"phase": "Pending"}})
     report = json.loads(run(monkeypatch, api, "doctor", "--no-probe", "-o", "json").stdout)
     told = [one["text"] for one in report["findings"] if one["check"] == "scheduler"]
     assert [text.partition(",")[0] for text in told] == ["1 pod (gpu/p3) waits for the scheduler cardwise-scheduler"]
@@ -664,6 +667,19 @@ def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
     assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.PROBLEM]
     sound.now = None  # an API server that does not tell: no guess by the admin's clock
     assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.OK]
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_explain_reads_the_age_of_the_lease_by_the_same_clock(ahead):
+    """An extender whose clock goes wrong is not silent for that."""
+    renewed = lease(names.LEASE, ahead=ahead, namespace=names.NAMESPACE)
+    age = installation.lease_age(renewed, NOW)
+    assert age is not None
+    assert 0 <= age <= 2
+    del renewed["metadata"]["managedFields"]
+    assert installation.lease_age(renewed, NOW) == pytest.approx(1 - ahead)
+    renewed["spec"]["renewTime"] = "yesterday"
+    assert installation.lease_age(renewed, NOW) is None
 
 
 def test_the_wiring_of_kube_scheduler_is_judged():

@@ -130,6 +130,17 @@ def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
     assert cause.text.startswith("no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity")
 
 
+def test_the_last_event_counts_whatever_field_has_its_time(sound):
+    sound.daemonsets = [part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=0)]
+    about = ("DaemonSet", "cardwise-deviceplugin", "FailedCreate")
+    former, repeated = event(*about, QUOTA, age=1100), event(*about, POD_SECURITY, age=3600)
+    repeated |= {"lastTimestamp": None, "eventTime": stamp(3600), "series": {"lastObservedTime": stamp(60)}}
+    for events in ([former, repeated], [repeated, former]):
+        sound.own_events = events
+        cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
+        assert "violates PodSecurity" in cause.text
+
+
 def test_refusals_that_are_over_or_of_others_are_none(sound):
     full = part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=2)
     sound.daemonsets = [full]
