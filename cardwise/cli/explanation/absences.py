@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.cluster import workloads
+from cardwise.cli.cluster import podevents, workloads
 from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.cluster.workloads import Made
 from cardwise.core.api import names
@@ -25,7 +25,7 @@ def of_workload(made: Made) -> list[str]:
     running = sum(workloads.state(pod) != "ended" for pod in made.pods)
     wanted = _wanted(made)
     if made.refused and (wanted is None or running < wanted):
-        lines.append(f"Kubernetes could not create one: {wording.message(made.refused)}")
+        lines.append(f"Kubernetes could not create one: {wording.message(podevents.cause(made.refused))}")
         namespace = made.obj["metadata"]["namespace"]
         lines.append(
             "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, `kubectl "

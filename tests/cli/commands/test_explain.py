@@ -252,7 +252,8 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
 
 
 def test_a_refusal_of_pods_is_no_news_once_all_of_them_are_there(monkeypatch, api):
-    api.add("events", told("FailedCreate", "exceeded quota: gpus", "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
+    message = 'Error creating: pods "web-1-x7k2p" is forbidden: exceeded quota: gpus'
+    api.add("events", told("FailedCreate", message, "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
     api.change("deployments", "web", "team-a", spec={"replicas": 4})
     refused = "Kubernetes could not create one: exceeded quota: gpus\n"
     assert refused in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
