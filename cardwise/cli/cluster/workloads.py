@@ -162,6 +162,14 @@ def recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
     return f"no controller makes another, so `{command}` saves it to {name}.yaml, deletes it and creates it again"
 
 
+def retry_command(namespace: str, maker: str) -> str:
+    """Makes a controller try at once to create the pods that it could not: any change of its object does.
+
+    `maker`: kind and name of the object, as kubectl takes them.
+    """
+    return f"kubectl annotate -n {namespace} {maker} retried-at=$(date +%s) --overwrite"
+
+
 def successor(pod: Json) -> str:
     """Which pod takes the place of this one when it is gone, as the end of a sentence."""
     if is_bare(pod):

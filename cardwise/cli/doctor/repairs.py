@@ -102,16 +102,6 @@ def _and_more(pods: Sequence[Json]) -> str:
     return f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
 
 
-def retry(facts: Facts, kind: str, name: str) -> str:
-    """What makes a controller of ours create the pods at once that it could not create; "" for a Job."""
-    match kind:
-        case "DaemonSet":
-            return f"kubectl rollout restart daemonset/{name} -n {facts.installed}"
-        case "ReplicaSet":
-            return f"kubectl rollout restart deployment/{name.rpartition('-')[0]} -n {facts.installed}"
-    return ""
-
-
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:
     """Shows the log of a pod of Cardwise's."""
     return f"kubectl logs -n {facts.installed} {pod}{' --previous' * previous}"

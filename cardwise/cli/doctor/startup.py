@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from cardwise.cli.cluster import nodestates, podevents
+from cardwise.cli.cluster import nodestates, podevents, workloads
 from cardwise.cli.doctor import finding, repairs
 from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -62,11 +62,9 @@ def uncreated(facts: Facts) -> Iterator[Finding]:
         refused = wording.message(podevents.cause(message), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
         remedy = _admission_remedy(facts, name, message)
-        tries = f"its controller tries again, but ever more rarely: within {_RETRY_MINUTES} minutes"
-        if again := repairs.retry(facts, kind, name):
-            remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {again} ({tries})"
-        else:
-            remedy += f" ({tries})"
+        retry = workloads.retry_command(facts.installed, f"{kind.lower()} {name}")
+        pauses = f"its controller pauses longer after each failure, up to {_RETRY_MINUTES} minutes"
+        remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {retry} ({pauses})"
         yield Finding(CHECK, Severity.PROBLEM, text, remedy)
 
 

@@ -27,9 +27,10 @@ def of_workload(made: Made) -> list[str]:
     if made.refused and (wanted is None or running < wanted):
         lines.append(f"Kubernetes could not create one: {wording.message(podevents.cause(made.refused))}")
         namespace = made.obj["metadata"]["namespace"]
+        retry = workloads.retry_command(namespace, made.refused_maker)
         lines.append(
-            "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, `kubectl "
-            f"annotate -n {namespace} {made.refused_maker} retried-at=$(date +%s) --overwrite` makes it try at once."
+            "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, "
+            f"`{retry}` makes it try at once."
         )
     if made.bound_past:
         which = wording.few(made.bound_past, _FEW, "pod")
