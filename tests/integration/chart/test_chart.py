@@ -241,6 +241,9 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said, said
     assert "FAIL" not in said
     assert said.count("TEST SUITE:") == 2, "what it may do, and the pod"
+    preview = commands.cardwise(cluster, "doctor", "--before-install", "--no-probe").stdout
+    assert "Cardwise is installed here already" in preview
+    assert "would be refused" not in preview, "of the pods that have shares"
 
 
 def test_a_leader_that_stands_still_as_a_whole_leaves_the_service_and_holds_up_no_pod_without_gpu(
