@@ -26,8 +26,9 @@ from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.health")
 
-# Kubelet, Prometheus and people: some connections each.
-_LIMITS = Limits(idle=Bound(100.0, 200), reading=Bound(2.0, 200), busy=8, source=100, body=0)
+# Kubelet, Prometheus and people: some connections each. Places for twenty addresses with as many as each may have, so
+# that a probe's connection is kept until it has been read.
+_LIMITS = Limits(reading=Bound(2.0, 200), busy=8, source=100, body=0)
 
 _SWITCH_SECONDS = 0.001
 
@@ -134,6 +135,9 @@ def _listening(bind: HostPort) -> socket.socket:
     # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
     both = not bind.host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in bind.host else socket.AF_INET
-    listening = socket.create_server((bind.host, bind.port), family=family, backlog=1024, dualstack_ipv6=both)
+    # The backlog is the kernel's own limit. Where it is full, a probe is not even heard before its second is over.
+    listening = socket.create_server((bind.host, bind.port), family=family, backlog=4096, dualstack_ipv6=both)
+    # What the kernel keeps of a connection until it is read, which is this container's memory: more than a whole head.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
     return listening

@@ -16,7 +16,7 @@ import queue
 import select
 import socket
 import ssl
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -36,11 +36,16 @@ from cardwise.runtime.http.tlsline import TlsLine
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
 _ROUND_SECONDS: Final = 0.25  # at most, between two looks at what time is over
-_ACCEPTS: Final = 32  # of one address in a round
+# Connections that a listening socket gives in a round at most. They are accepted in the order in which they came, of
+# whatever address, so a probe waits for all that came before it. Taking one in costs a tenth of reading and refusing
+# its call, which goes by turns of the addresses: so nearly all that wait are taken in at once. They are fewer than the
+# places of a phase (`Limits`): those of one round drive none out that came in it.
+_ACCEPTS: Final = 512
 # Seconds of work in a round. Those of handshakes are few: clients that are in already come first. What is left over
 # when they are used up is ready in the next round too, which begins with the address that has used least.
 _READ_SECONDS: Final = 0.02
 _HANDSHAKE_SECONDS: Final = 0.002
+_ACCEPT_SECONDS: Final = 0.02
 _LEAST_TURN: Final = 0.00005  # seconds that a turn of the reading thread counts for at least
 # RFC 8446, section 5.1: type, version and length stand before the content, which has at most this many bytes.
 _RECORD_HEAD: Final = 5
@@ -81,6 +86,8 @@ class ConnectionPhase(Enum):
     BUSY = auto()
     WRITING = auto()
     CLOSING = auto()
+
+    __hash__ = object.__hash__  # Enum's own, of its name, is Python code: a third of what an accepted connection costs
 
 
 class Bound(NamedTuple):
@@ -138,7 +145,10 @@ class _Client:
 
     def __init__(self) -> None:
         self.connections: dict[_Connection, None] = {}
-        self.phases: Counter[ConnectionPhase] = Counter()  # how many connections are in each
+        # Of each phase the connections that are in it, the one that has been there longest first.
+        self.phases: dict[ConnectionPhase, OrderedDict[_Connection, None]] = {
+            phase: OrderedDict() for phase in ConnectionPhase
+        }
         self.held = 0  # bytes
 
 
@@ -304,7 +314,7 @@ class HttpServer:
         self._take_turns(self._reads, ready, self._proceed, _READ_SECONDS)
         # Only now: the number of a connection that was closed above may be given to a new one.
         for listener in listeners:
-            self._accept(listener, _ACCEPTS)
+            self._accept(listener)
         if handshakes:
             self._shake_hands()
         self._end_what_is_over()
@@ -393,16 +403,16 @@ class HttpServer:
         """Whether one more call of the client may wait for a thread. Where too many wait, the address that has most
         loses its last one.
         """
-        mine = client.phases[ConnectionPhase.BUSY]
+        mine = len(client.phases[ConnectionPhase.BUSY])
         if mine >= self._limits.busy:
             return False
         waiting = self._queues[ConnectionPhase.BUSY, False]
         if len(waiting) < _MOST_BUSY:
             return True
-        largest = max(self._clients.values(), key=lambda other: other.phases[ConnectionPhase.BUSY])
-        if largest.phases[ConnectionPhase.BUSY] <= mine + 1:
+        largest = self._largest(ConnectionPhase.BUSY)
+        if len(largest) <= mine + 1:
             return False
-        return any(self._give_up(other, "crowded") for other in reversed(waiting) if other.client is largest)
+        return any(self._give_up(other, "crowded") for other in reversed(largest))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -440,9 +450,12 @@ class HttpServer:
                 connection.work = None
                 self._safely(self._write, connection)
 
-    def _accept(self, listener: Listener, most: int) -> bool:
+    def _accept(self, listener: Listener) -> bool:
         """Whether more may be waiting."""
-        for _ in range(most):
+        until = self._clock.now() + _ACCEPT_SECONDS
+        for _ in range(_ACCEPTS):
+            if self._clock.now() > until:
+                break
             try:
                 sock, address = listener.sock.accept()
             except OSError as error:
@@ -547,7 +560,7 @@ class HttpServer:
         self._stopping()
         # Who has connected already is answered; who connects from now on is refused at once, and finds another.
         for number, listener in self._listeners.items():
-            while self._accept(listener, _ACCEPTS):
+            while self._accept(listener):
                 pass
             self._poller.unregister(number)
             listener.sock.close()
@@ -567,7 +580,7 @@ class HttpServer:
         if client is not None:
             if len(waiting) >= bound.most:
                 self._drop_of_largest(phase)
-            client.phases[phase] += 1
+            client.phases[phase][connection] = None
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -586,17 +599,18 @@ class HttpServer:
     def _leave(self, connection: _Connection) -> None:
         if connection.queue is not None:
             if connection.client is not None:
-                connection.client.phases[connection.phase] -= 1
+                del connection.client.phases[connection.phase][connection]
             del connection.queue[connection]
             connection.queue = None
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
         """Of the address with the most connections in the phase, drops the one that has been in it longest."""
-        most = max(client.phases[phase] for client in self._clients.values())
-        for connection in self._queues[phase, False]:
-            if connection.client is not None and connection.client.phases[phase] == most:
-                self._drop(connection, "crowded")
-                return
+        if largest := self._largest(phase):
+            self._drop(next(iter(largest)), "crowded")
+
+    def _largest(self, phase: ConnectionPhase) -> OrderedDict[_Connection, None]:
+        """The connections that are in the phase, of the address that has most there."""
+        return max((client.phases[phase] for client in self._clients.values()), key=len)
 
     def _measure(self, connection: _Connection) -> None:
         if connection.client is not None:

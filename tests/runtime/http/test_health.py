@@ -1,3 +1,4 @@
+import contextlib
 import http.client
 import socket
 import sys
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import HostPort
 from tests.cluster import ports
+from tests.fakes.clock import FakeClock
 from tests.runtime.http.attacking import HEAD, trickling
 
 
@@ -88,6 +90,30 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
     with trickling(server.port, 60, HEAD, b"", b"G"):
         assert ask(server, "/healthz", "/readyz")[0][0] == 200
         assert threading.active_count() - before <= 4
+
+
+def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():
+    """Twelve addresses connect again and again, each with a call that is costly to refuse. Counted are the rounds of
+    the thread that reads: each gives all addresses the same time, and is over after 40 ms.
+    """
+    server = HealthServer(HostPort("127.0.0.1", 0), clock=FakeClock())
+    hostile = b"GET /" + b"%" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    with contextlib.ExitStack() as lines:
+
+        def connect(source: str) -> socket.socket:
+            line = socket.create_connection(("127.0.0.1", server.port), 60, source_address=(source, 0))
+            return lines.enter_context(line)
+
+        for _ in range(3):
+            for number in range(12 * 30):
+                connect(f"127.0.1.{1 + number % 12}").sendall(hostile)
+            probe = connect("127.0.0.1")
+            probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+            for _ in range(3):  # it is taken in, read, and its answer's thread gives it back
+                server._server._round()
+            assert probe.recv(100).startswith(b"HTTP/1.1 200")
+    server._server.stop()
+    server._server.run()
 
 
 def test_scrapes_of_strangers_keep_the_thread_that_reads_from_no_probe(healthy):
