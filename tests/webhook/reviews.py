@@ -48,6 +48,7 @@ class Known:
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: Offers | None = None
     native: bool = True  # PodGroups of Kubernetes are served
+    callers: list[str] = field(default_factory=list)  # for whom pods of Bindings were looked up
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -87,7 +88,8 @@ class Known:
     def podgroups(self) -> bool:
         return self.native
 
-    def pod(self, namespace: str, name: str) -> Json | None:
+    def pod(self, namespace: str, name: str, caller: str) -> Json | None:
+        self.callers.append(caller)
         return self.pods.get(f"{namespace}/{name}")
 
 

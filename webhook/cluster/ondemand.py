@@ -5,8 +5,9 @@ threads wait, by posting pods.
 """
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -27,7 +28,12 @@ _LIST_SECONDS: Final = 2.0  # that a list may take
 
 _AGREED_SECONDS: Final = 10.0  # for which a gang's number is remembered
 _MOST: Final = 10_000  # gangs that are remembered
-_MOST_LOOKS: Final = 50  # a second
+_MOST_LOOKUPS: Final = 50  # a second, of all namespaces together
+_LOOKUPS_EACH: Final = 10  # a second, of one namespace
+_AT_ONCE: Final = 2  # look-ups that wait for the API server: half of the threads that answer reviews
+# For which a failure is remembered. After a time-out it is long: each further try would keep a thread as long again.
+_FAILED_SECONDS: Final = 1.0
+_TIMED_OUT_SECONDS: Final = 5.0
 _FEW: Final = 50  # members that are looked at, where the API server's cache counts them
 _MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
 _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
@@ -35,10 +41,77 @@ _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
 _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
 
+_ALL: Final = ("", "", None)  # namespaces and gangs
+
 _decode_list = following(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
+
+_T = TypeVar("_T")
+
+
+class LookupLimit:
+    """Bounds how many look-ups begin in a second: `most` in all, and `each` of one owner (a namespace, an address).
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, clock: Clock, *, each: int, most: float = float("inf")) -> None:
+        self._clock = clock
+        self._each = each
+        self._most = most
+        self._lock = threading.Lock()
+        self._since = float("-inf")
+        self._begun = Counter[str]()  # by owner, in the second that began then
+
+    def begin(self, owner: str) -> bool:
+        """Whether the owner may look something up now. It counts."""
+        with self._lock:
+            now = self._clock.now()
+            if now - self._since >= 1:
+                self._since = now
+                self._begun.clear()
+            if self._begun[owner] >= self._each or self._begun.total() >= self._most:
+                return False
+            self._begun[owner] += 1
+            return True
+
+
+class _Remembered(Generic[_T]):
+    """The answer to a question, which counts for so many seconds; a failure counts too, for some.
+
+    Methods may be called from any thread: while one asks, the others wait for that answer.
+    """
+
+    def __init__(self, ask: Callable[[], _T], seconds: float, clock: Clock) -> None:
+        """`ask` may raise KubeError."""
+        self._ask = ask
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = float("-inf")
+        self._answer: _T | errors.KubeError
+
+    def get(self) -> _T:
+        """Raises KubeError."""
+        with self._lock:
+            if self._clock.now() >= self._until:
+                seconds = self._seconds
+                try:
+                    self._answer = self._ask()
+                except errors.KubeError as error:
+                    self._answer = error
+                    seconds = _seconds_failed(error)
+                self._until = self._clock.now() + seconds
+            answer = self._answer
+        if isinstance(answer, errors.KubeError):
+            raise answer.with_traceback(None)  # else that of each call would be added to it
+        return answer
+
+
+def _seconds_failed(error: errors.KubeError) -> float:
+    return _TIMED_OUT_SECONDS if isinstance(error, errors.TimedOut) else _FAILED_SECONDS
 
 
 class FreshList:
@@ -57,28 +130,17 @@ class FreshList:
         query: Mapping[str, str] | None = None,
         trusted: float = 1.0,
     ) -> None:
-        """`trusted`: for how many seconds a list counts, and the API server's refusal of it."""
+        """`trusted`: for how many seconds a list counts."""
         self._client = client
         self._path = path
         self._query = query
-        self._trusted = trusted
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._until = float("-inf")
-        self._found: dict[str, Json] | errors.KubeError = {}
+        self._listed = _Remembered(self._list, trusted, clock)
 
     def get(self, name: str) -> Json | None:
         """The object as it was `trusted` seconds ago at most, None where there was none. Raises KubeError."""
-        with self._lock:
-            if self._clock.now() >= self._until:
-                self._found = self._list()
-                self._until = self._clock.now() + self._trusted
-            found = self._found
-        if isinstance(found, errors.KubeError):
-            raise found
-        return found.get(name)
+        return self._listed.get().get(name)
 
-    def _list(self) -> dict[str, Json] | errors.KubeError:
+    def _list(self) -> dict[str, Json]:
         try:
             page = self._client.request(
                 "GET", self._path, query=self._query, timeout=_LIST_SECONDS, most=_MOST_LIST_BYTES
@@ -86,10 +148,8 @@ class FreshList:
             objects = [_decode_object(wire.trim(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
             return {}  # their CRD is not installed
-        except errors.KubeError as error:
-            return error
         except (msgspec.DecodeError, RecursionError) as error:
-            return errors.Unreachable(f"GET {self._path}: not a List: {error}")
+            raise errors.Unreachable(f"GET {self._path}: not a List: {error}") from error
         return {obj["metadata"]["name"]: obj for obj in objects}
 
 
@@ -113,48 +173,59 @@ class GangNumbers:
     """How many pods a gang needs, as its living members say it.
 
     Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
-    through. Whoever reaches the webhook can name gangs, so there are `_MOST_LOOKS` a second at most. That a gang says a
-    number is remembered for a while, since its pods come by the hundred. Methods may be called from any thread.
+    through. Whoever reaches the webhook can name gangs and namespaces, so look-ups are few, and where the API server
+    does not answer there are none for some seconds. That a gang says a number is remembered for a while, since its
+    pods come by the hundred. Methods may be called from any thread.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._lines = LineLimit(_log, clock)
-        self._looks = (float("-inf"), 0)  # since when, and how many
-        self._agreed: dict[tuple[str, str, int], float] = {}  # until when
+        self._limit = LookupLimit(clock, each=_LOOKUPS_EACH, most=_MOST_LOOKUPS)
+        self._places = threading.Semaphore(_AT_ONCE)
+        # Until when, by namespace, gang and number. No number: its look-up failed; no gang: so did that of any.
+        self._skipped: dict[tuple[str, str, int | None], float] = {}
 
     def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """A living pod of the gang that says another number, and which; None where none is known."""
         key, now = (namespace, gang, number), self._clock.now()
-        if self._agreed.get(key, now) > now:
+        if any(self._skipped.get(each, now) > now for each in (key, (namespace, gang, None), _ALL)):
             return None
-        since, looks = self._looks
-        if now - since >= 1:
-            since, looks = now, 0
-        if looks >= _MOST_LOOKS:
+        if not self._limit.begin(namespace) or not self._places.acquire(blocking=False):
             return None
-        self._looks = since, looks + 1
-        said = self._said(namespace, gang)
-        found = next(((name, other) for name, other in said.items() if other != number), None)
-        if found is None and said:
-            if len(self._agreed) >= _MOST:
-                self._agreed = {}
-            self._agreed[key] = now + _AGREED_SECONDS
-        return found
-
-    def _said(self, namespace: str, gang: str) -> dict[str, int]:
-        """The numbers by the names of the pods. Nothing where the API server does not answer."""
-        query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_FEW)}
         try:
-            path, query = paths.pods(namespace), query | paths.with_label(names.GANG, gang)
-            found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
-            pods = _decode(found).items or ()
-        except (errors.KubeError, msgspec.DecodeError) as error:
+            said = self._said(namespace, gang)
+        except errors.KubeError as error:
+            # Fat pods of a tenant are no reason not to look at others'.
+            its_own = isinstance(error, errors.TooLarge)
+            fails = isinstance(error, errors.TimedOut) or errors.is_of_server(error)
+            self._skip(_ALL if fails and not its_own else (namespace, gang, None), _TIMED_OUT_SECONDS)
             self._lines.log(
                 "warning", namespace, "a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error)
             )
-            return {}
+            return None
+        finally:
+            self._places.release()
+        found = next(((name, other) for name, other in said.items() if other != number), None)
+        if found is None and said:
+            self._skip(key, _AGREED_SECONDS)
+        return found
+
+    def _skip(self, key: tuple[str, str, int | None], seconds: float) -> None:
+        if len(self._skipped) >= _MOST:
+            self._skipped = {}
+        self._skipped[key] = self._clock.now() + seconds
+
+    def _said(self, namespace: str, gang: str) -> dict[str, int]:
+        """The numbers by the names of the pods. Raises KubeError."""
+        query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_FEW)}
+        path, query = paths.pods(namespace), query | paths.with_label(names.GANG, gang)
+        found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
+        try:
+            pods = _decode(found).items or ()
+        except msgspec.DecodeError as error:
+            raise errors.ServerError(0, "NotAList", f"GET {path}: {error}") from error
         living = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
         return {meta.name: number for meta in living if (number := _number(meta)) is not None}
 
@@ -177,16 +248,11 @@ class PodGroups:
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
-        self._clock = clock
-        self._known = float("-inf"), False  # until when, and what
+        self._served = _Remembered(self._ask, _SERVED_SECONDS, clock)
 
     def served(self) -> bool:
         """Whether the API is served, by discovery, which all known users may ask. Raises KubeError."""
-        until, found = self._known
-        if self._clock.now() >= until:
-            found = self._ask()
-            self._known = self._clock.now() + _SERVED_SECONDS, found
-        return found
+        return self._served.get()
 
     def _ask(self) -> bool:
         try:

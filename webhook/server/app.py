@@ -76,7 +76,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         if media_type != "application/json":
             raise review.BadReview(f"Content-Type must be application/json, not {media_type or 'nothing'}")
         try:
-            asked = review.decode(request.get_data(cache=False))
+            asked = replace(review.decode(request.get_data(cache=False)), caller=request.environ["REMOTE_ADDR"])
         except review.Unreadable as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid

@@ -84,8 +84,11 @@ class Lookups(Protocol):
     def podgroups(self) -> bool:
         """Whether the cluster serves PodGroups of Kubernetes. Raises KubeError."""
 
-    def pod(self, namespace: str, name: str) -> Json | None:
-        """The pod, from the API server; None where it cannot be read."""
+    def pod(self, namespace: str, name: str, caller: str) -> Json | None:
+        """The pod, from the API server; None where it cannot be read.
+
+        caller: the address for which it is looked up, "" if that is an API server's for certain.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ def on_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Dec
         case "pods" if _concerns(review, settings):
             return _refusable(lambda: _validate_pod(review, view, settings))
         case "pods/binding" | "bindings":
-            return _refusable(lambda: _validate_binding(review, view))
+            return _refusable(lambda: _validate_binding(review, view, settings))
         case "namespaces":
             return _refusable(lambda: _validate_namespace(review))
         case "resourceclasses":
@@ -383,11 +386,11 @@ def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
-def _validate_binding(review: Review, view: Lookups) -> Decision:
+def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
     # The legacy resource names the pod in the object only.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
-    pod = view.pod(review.namespace, name)
+    pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller)
     if pod is not None:
         validate.binding(pod)
     return Decision()

@@ -302,7 +302,7 @@ class Review:
     """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
 
     `old` is the stored object at an UPDATE of a kind that is compared with it, None else. Both lack the fields that
-    `wire.trim` leaves out.
+    `wire.trim` leaves out. `caller` is the address that has sent the review.
     """
 
     uid: str
@@ -313,6 +313,7 @@ class Review:
     username: str
     object: Json
     old: Json | None = None
+    caller: str = ""
 
     @property
     def update(self) -> bool:

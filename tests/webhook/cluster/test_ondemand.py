@@ -4,6 +4,8 @@ Whoever brings how many pods, the API server is asked a bounded number of times.
 """
 
 import math
+import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -35,16 +37,29 @@ def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: Fake
     assert len(api.sent()) == 2
 
 
-def test_an_api_server_that_does_not_answer_is_asked_once_a_second(
+def test_an_api_server_that_does_not_answer_in_time_is_asked_once_in_five_seconds(
     api: ApiServer, clock: FakeClock, new: FreshList
 ) -> None:
     silence = api.fault(Fault(seconds=math.inf), "list", times=math.inf)
     for _ in range(100):
-        with pytest.raises(errors.Unreachable):
+        with pytest.raises(errors.TimedOut):
             new.get("none")
+        clock.advance(0.04)
     assert len(api.sent()) == 1
     silence.end()
     clock.advance(1.1)
+    assert new.get("none") is None
+
+
+def test_an_api_server_that_refuses_is_asked_once_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
+    api.fault(Fault(status=500), "list", times=2)
+    for _ in range(100):
+        with pytest.raises(errors.ServerError) as failure:
+            new.get("none")
+        clock.advance(0.0151)
+    assert len(api.sent()) == 2
+    assert len(list(traceback.walk_tb(failure.value.__traceback__))) < 10, "not the frames of all that asked"
+    clock.advance(1)
     assert new.get("none") is None
 
 
@@ -117,14 +132,74 @@ def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, s
     assert seen.other("default", "slurp", 3) == ("a", 4)
 
 
-def test_any_number_of_gangs_costs_fifty_looks_a_second(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
+def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers
+) -> None:
     api.put(paths.pods(), member("a", "4"))
+    for i in range(100):
+        seen.other("greedy", f"none-{i}", 3)
+    assert len(api.sent()) == 10
+    assert seen.other("default", "slurp", 3) == ("a", 4), "another namespace has its own ten"
     for i in range(1000):
-        seen.other("default", f"none-{i}", 3)
+        seen.other(f"team-{i}", "none", 3)
     assert len(api.sent()) == 50
     assert seen.other("default", "slurp", 3) is None
     clock.advance(1)
     assert seen.other("default", "slurp", 3) == ("a", 4)
+
+
+@pytest.mark.parametrize("fault", [Fault(seconds=60), Fault(status=503), Fault(status=429)])
+def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers, fault: Fault
+) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    api.fault(fault)
+    for i in range(100):
+        assert seen.other("default", f"slurp-{i}", 3) is None
+        assert seen.other(f"team-{i}", "slurp", 3) is None
+    assert len(api.sent()) == 1
+    clock.advance(5.1)
+    assert seen.other("default", "slurp", 3) == ("a", 4)
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_other(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers, status: int
+) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    api.fault(Fault(status=status))
+    for number in range(1, 20):
+        assert seen.other("team", "slurp", number) is None
+    assert len(api.sent()) == 1
+    assert seen.other("default", "slurp", 3) == ("a", 4)
+    clock.advance(5.1)
+    seen.other("team", "slurp", 3)
+    assert len(api.sent()) == 3
+
+
+def test_gangs_leave_half_of_the_threads_to_other_reviews(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the API server is slow, two look-ups wait for it, and no third."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(namespace: str, gang: str) -> dict[str, int]:
+        begun.release()
+        assert go_on.wait(60)
+        return {"a": 4}
+
+    monkeypatch.setattr(seen, "_said", slow)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(seen.other("default", "slurp", 3))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=60)
+    assert seen.other("team", "slurp", 3) is None
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert found == [("a", 4)] * 2
+    assert seen.other("team", "slurp", 3) == ("a", 4)
 
 
 def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, seen: GangNumbers) -> None:
@@ -132,6 +207,8 @@ def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, 
     for i in range(30):
         api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
     assert seen.other("default", "slurp", 3) is None
+    api.put(paths.pods(), member("a", "4", namespace="team"))
+    assert seen.other("team", "slurp", 3) == ("a", 4), "and stop no other's"
 
 
 @pytest.fixture
@@ -159,9 +236,14 @@ def test_without_the_api_there_are_no_podgroups(api: ApiServer, groups: PodGroup
     assert len(api.sent()) == 1
 
 
-def test_an_api_server_that_fails_has_not_said_that_there_are_no_podgroups(api: ApiServer, groups: PodGroups) -> None:
+def test_an_api_server_that_fails_has_not_said_that_there_are_no_podgroups(
+    api: ApiServer, clock: FakeClock, groups: PodGroups
+) -> None:
     silence = api.fault(Fault(status=500), times=math.inf)
-    with pytest.raises(errors.KubeError):
-        groups.served()
+    for _ in range(5):
+        with pytest.raises(errors.KubeError):
+            groups.served()
+    assert len(api.sent()) == 1
     silence.end()
+    clock.advance(1.1)
     assert not groups.served()

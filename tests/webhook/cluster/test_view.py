@@ -220,3 +220,18 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
     world.follows()
     assert view.mps_scopes() == {"card", "node"}
     assert view.cards().most == 3
+
+
+def test_a_caller_that_may_be_a_stranger_has_a_bound_of_bindings_that_others_do_not_feel(world):
+    world.api.put(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
+
+    def seen(caller: str, times: int) -> int:
+        return sum(world.view.pod("default", "p", caller) is not None for _ in range(times))
+
+    with structlog.testing.capture_logs() as lines:
+        assert seen("10.0.0.9", 1000) == 200
+    assert {line["caller"] for line in lines if "caller" in line} == {"10.0.0.9"}
+    assert seen("10.0.0.1", 10) == 10
+    assert seen("", 1000) == 1000, "with webhook.clientCA only API servers call"
+    world.clock.advance(1)
+    assert seen("10.0.0.9", 10) == 10

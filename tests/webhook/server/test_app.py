@@ -57,6 +57,18 @@ def test_the_path_says_what_a_bare_number_counts(client: FlaskClient) -> None:
     assert post(client, "/advise/gib", b"{").status_code == 400
 
 
+@pytest.mark.parametrize(("callers_known", "caller"), [(True, ""), (False, "10.1.2.3")])
+def test_pods_of_bindings_are_looked_up_for_the_address_that_sent_the_review(callers_known: bool, caller: str) -> None:
+    """Unless it has shown a certificate: it is an API server's then, which has no bound."""
+    known = Known()
+    client = shell.create_app(known, WebhookSettings(callers_known=callers_known)).test_client()
+    sent = {"data": body({"metadata": {"name": "p"}}, "bindings"), "content_type": "application/json"}
+    for header in ({}, {"X-Forwarded-For": "10.9.9.9"}):
+        answer = client.post(shell.BINDINGS, **sent, headers=header, environ_base={"REMOTE_ADDR": "10.1.2.3"})
+        assert answer.get_json()["response"]["allowed"]
+    assert known.callers == [caller] * 2
+
+
 def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClient) -> None:
     answer = post(client, "/mutate", body(build.pod(gpu_mem="-1")))
     assert answer.status_code == 200
