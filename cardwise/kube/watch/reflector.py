@@ -130,6 +130,7 @@ class Reflector(Generic[T]):
         self._version = ""
         self._heard: float | None = None
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
+        self._mute = False  # the last watch was accepted, and never sent anything
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._wake = threading.Event()  # ends a pause before the next try
@@ -186,7 +187,9 @@ class Reflector(Generic[T]):
     def disconnected_seconds(self) -> float:
         """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
 
-        After a watch that went silent, seconds since it last sent something.
+        After a watch that went silent, seconds since the API server last sent something. If that watch had sent
+        nothing at all, the next one counts as open when it sends something: to be accepted proves nothing then (a proxy
+        or an API server that accepts each watch and hangs). A healthy one sends a bookmark within `silence`.
         """
         since = self._disconnected_at  # read once: the thread changes it
         return 0.0 if since is None else self._clock.now() - since
@@ -301,6 +304,7 @@ class Reflector(Generic[T]):
         if not first:
             self._hand_over(self.store.replace(fresh, keep=unreadable))
         self._heard = self._clock.now()
+        self._mute = False
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
@@ -323,7 +327,8 @@ class Reflector(Generic[T]):
         if settle_at is not None:
             seconds = max(1.0, min(seconds, settle_at - started))
         watch = self._client.watch(self._path, self._query, self._version, seconds, read_timeout=self._pace.silence)
-        self._disconnected_at = None
+        if not self._mute:
+            self._disconnected_at = None
         self._outage.mark_succeeded()
         with self._lock:
             self._watch = watch
@@ -339,7 +344,9 @@ class Reflector(Generic[T]):
                     if self._settle_at != settle_at:
                         return True  # the handler failed: watch on, but only until it is to be asked again
         except errors.WatchSilent:
-            self._disconnected_at = max(started, self._heard or started)
+            self._mute = self.events == before
+            if self._disconnected_at is None:
+                self._disconnected_at = started if self._heard is None else self._heard
             raise
         finally:
             if self._disconnected_at is None:
@@ -356,6 +363,7 @@ class Reflector(Generic[T]):
         head = _decode_head(event.object).metadata
         self.events += 1
         self._heard = self._clock.now()
+        self._disconnected_at, self._mute = None, False
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
             try:

@@ -357,6 +357,30 @@ def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, cloc
     assert reflector.disconnected_seconds() >= 100
 
 
+def test_watches_that_are_accepted_and_send_nothing_are_no_connection(api: ApiServer, clock, following):
+    """A proxy before an API server that hangs: each new watch would count as open for 100 seconds."""
+    silence = api.fault(Fault(then="silence"), "watch", times=math.inf)
+    reflector, handler = following()
+    put(api, "a", size=1)
+    for silent in range(1, 4):
+        clock.step_until(lambda silent=silent: reflector.errors == silent and api.watches() == 1)
+        clock.until_waiting()
+        assert reflector.disconnected_seconds() == pytest.approx(clock.now() - 1000), "since the list"
+    silence.end()
+    clock.step_until(lambda: reflector.errors == 4 and handler.values == truth(api))
+    assert reflector.disconnected_seconds() == 0
+
+
+def test_a_watch_after_one_that_went_silent_later_is_believed_at_once(api: ApiServer, clock, following):
+    """Its connection was lost; an API server that is well may have nothing to send for a minute."""
+    api.fault(Fault(events=1, then="silence"), "watch")
+    reflector, _ = following()
+    put(api, "a", size=1)
+    clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
+    clock.until_waiting()
+    assert (reflector.events, reflector.disconnected_seconds()) == (1, 0)
+
+
 def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_of_all(api: ApiServer, client, clock):
     """Else a node that was cordoned after an outage takes pods until the watch of nodes has waited out its pause."""
     slow, quick = (
