@@ -243,7 +243,13 @@ class KubeClient:
         """The objects of `list_pages`, each read as what `kind` is a list of, however deep somebody has nested one."""
         decode = bounded(msgspec.json.Decoder(kind).decode)
         for page in self.list_pages(path, query, limit, timeout=timeout):
-            yield from decode(page).items or ()
+            try:
+                decoded = decode(page)
+            except msgspec.DecodeError as error:
+                raise errors.Unreachable(
+                    f"GET {path}: not a list of this kind ({error}); does a proxy or a login page answer?"
+                ) from error
+            yield from decoded.items or ()
 
     def objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """As `items`, of decoded objects."""
@@ -438,7 +444,9 @@ def _object(body: bytes) -> dict[str, Any]:
         decoded = _decode(body)
     except msgspec.DecodeError as error:
         raise errors.Unreachable(f"the answer is not JSON: {error}") from error
-    return decoded if isinstance(decoded, dict) else {"value": decoded}
+    if not isinstance(decoded, dict):
+        raise errors.Unreachable("the answer is JSON, and no object")
+    return decoded
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
