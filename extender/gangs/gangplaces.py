@@ -12,7 +12,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, shapes
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, demanding, shapes
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
@@ -147,8 +147,9 @@ class GangPlaces:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
         _, _, created, _ = gang.rank()
+        holders = [uid for uid in uids if self._ledger.holding(uid) is not None]
         try:
-            with self._ledger.what_if(released=uids), self._loads.what_if(unplanned=uids):
+            with self._ledger.what_if(released=holders), self._loads.what_if(unplanned=uids):
                 found = self._planned(gang, members, now, draft)
                 later = self._ahead.later(gang.priority, created) if isinstance(found, Unplanned) else ()
                 if later:
@@ -290,11 +291,11 @@ class GangPlaces:
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""
-        known, until = True, self._clock.cpu() + TURN
-        for shape, some in shapes(members).items():
+        known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
+        for shape, needed in demanding(alike).items():
             most, complete = self._capacities.most(shape)
-            if complete and most < len(some) and most + self._given_way(shape) < len(some):
-                return some[-1], True
+            if complete and most < needed and most + self._given_way(shape) < needed:
+                return alike[shape][-1], True
             known &= complete
             if not known and self._clock.cpu() >= until:
                 break

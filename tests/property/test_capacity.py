@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant
+from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, demanding, shapes
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
@@ -107,6 +107,23 @@ def test_no_plan_finds_places_for_more(steps, which, cpu, count):
     assert set(found.nodes.values()) <= there.keys()
     told = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: Vacant(there)))
     assert told == found  # who knows where there is room plans the same
+
+
+@settings(max_examples=examples(60, soak=3000), deadline=None)
+@given(steps=steps, wanted=st.lists(st.tuples(asks, st.integers(0, 2)), min_size=1, max_size=8))
+def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, wanted):
+    world = World()
+    for step in steps:
+        world.do(*step)
+    members = [
+        Member(uid=f"m{i}", name=f"m{i}", shape=f"{which} {cpu}", request=asked(which), load=Load(cpu, 1, 1))
+        for i, (which, cpu) in enumerate(wanted)
+    ]
+    found = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
+    if isinstance(found, Planned):
+        capacities = Capacities(world.ledger, world.loads)
+        for shape, count in demanding(shapes(members)).items():
+            assert count <= most(capacities, shape)[0]
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)

@@ -4,8 +4,9 @@ The only place that reads these requests. Parse, don't validate: the result is a
 for nothing of ours), or `InvalidRequest` with the field and the remedy.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Final, NamedTuple
 
 from cardwise.core.api import lookalikes, mps, mpsprofile, names, policies
@@ -83,6 +84,18 @@ class PodRequest:
     priority: int = 0
     mps: Mode = Mode.PREFERRED
     user: int = mpsprofile.IMAGE
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Computed once: the planner of gangs has requests as keys, hundreds of them in each turn.
+        object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _VALUES])))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Callable[..., "PodRequest"], tuple[()]]:
+        # Another process has other hashes.
+        return partial(PodRequest, **{name: getattr(self, name) for name in _VALUES}), ()
 
     @property
     def mps_client(self) -> MpsClient:
@@ -103,6 +116,9 @@ class PodRequest:
                 together[c.resource_class] = together.get(c.resource_class, 0) + c.mem
         split = (c.mem_per_card for c in self.containers if c.cards > 1)
         return MiB(max([*together.values(), *split], default=0))
+
+
+_VALUES: Final = tuple(each.name for each in fields(PodRequest) if each.compare)
 
 
 class NotRewritten(InvalidRequest):

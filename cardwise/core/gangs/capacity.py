@@ -6,7 +6,7 @@ for a gang, the gang cannot be placed; to find that out only nodes that have cha
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
@@ -39,6 +39,34 @@ def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
         if member.request is not None:
             alike.setdefault(MemberShape(member.request, member.load), []).append(member)
     return alike
+
+
+def demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
+    """How many of the members take no less than a pod of the shape, by shape: of these together no more fit than of it.
+
+    Otherwise a gang of 500 members with 16 sizes is planned although each size has room only by itself.
+    """
+    claims = {shape: fitting.claims(shape.request) for shape in alike}
+    return {
+        shape: sum(
+            len(members)
+            for other, members in alike.items()
+            if other is shape or _takes_no_less(other.load, claims[other], shape.load, claims[shape])
+        )
+        for shape in alike
+    }
+
+
+def _takes_no_less(load: Load, claims: Sequence[Claim], other_load: Load, other_claims: Sequence[Claim]) -> bool:
+    """Whether wherever a pod of this load and these claims fits, one of the others would fit in its place."""
+    if len(claims) != 1 or len(other_claims) != 1:
+        return False
+    claim, other = claims[0], other_claims[0]
+    return (
+        (claim.whole, claim.cards, claim.resource_class) == (other.whole, other.cards, other.resource_class)
+        and claim.mem >= other.mem
+        and all(has >= needs for has, needs in zip(load, other_load, strict=True))
+    )
 
 
 class WatchedNodes(Protocol):

@@ -114,6 +114,7 @@ class Gang:
         before = self.members.get(member.uid)
         if before == member:
             return ""
+        member = self._roster.share_request(member)
         self.members[member.uid] = member
         self._tell(before, member)
         if before is None or before.there != member.there:
@@ -258,7 +259,8 @@ class Gang:
 
     def missing_in_plan(self) -> list[Member]:
         """Those of `wanted` that are not in the plan yet."""
-        return [member for member in self.wanted() if member.uid not in self.plan]
+        wanted = self.wanted()
+        return [member for member in wanted if member.uid not in self.plan] if self.plan else wanted
 
     def shown(self, uid: str) -> None:
         """kube-scheduler has asked for this member."""

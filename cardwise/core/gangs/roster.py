@@ -7,10 +7,13 @@ more than it needs: an event costs the same in a large gang as in a small one.
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Foreign, Member
+
+_FEW_REQUESTS: Final = 16  # that no member has any more and that are still remembered
 
 _T = TypeVar("_T")
 
@@ -31,6 +34,19 @@ class Roster:
         self.foreign: Counter[Foreign | None] = Counter()  # whose PodGroups they name
         self.priorities: Counter[int] = Counter()
         self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()  # what those without a node ask for
+        self._requests: dict[PodRequest, PodRequest] = {}  # see `share_request`
+
+    def share_request(self, member: Member) -> Member:
+        """The member, whose request is one object for all members that request the same: the planner compares the
+        requests of hundreds of members in each turn, and thousands of pods wait.
+        """
+        request = member.request
+        if request is None:
+            return member
+        if len(self._requests) > 2 * len(self.kinds) + _FEW_REQUESTS:
+            self._requests = {known: known for known, _ in self.kinds if known is not None}
+        shared = self._requests.setdefault(request, request)
+        return member if shared is request else replace(member, request=shared)
 
     def change(self, before: Member | None, now: Member | None) -> None:
         """A member has changed. None: it was not there before, or is not there now."""

@@ -181,3 +181,23 @@ def test_before_a_term_only_so_much_time_goes_into_that(monkeypatch):
     began = world.clock.now()
     world.restart()
     assert world.clock.now() - began < 4
+
+
+def test_a_gang_of_many_sizes_that_cannot_fit_is_not_planned(monkeypatch):
+    plans = []
+    monkeypatch.setattr(gangplan, "plan", lambda *args: plans.append(args))
+    world = World({"n1": 4, "n2": 4})
+    # Each size has room on all eight cards, but no two members on one card.
+    sizes = [P100 // 2 + 1 + i for i in range(MOST_KINDS)]
+    world.create(*(member(f"g{i:02}", minimum=MOST_KINDS, gpu_mem=size) for i, size in enumerate(sizes)))
+    world.keep()
+    world.filter("g00")
+    world.keep()
+    assert world.reason().startswith("there is no place for")
+    assert not plans
+
+
+def test_equal_requests_of_members_are_one_object():
+    world = World({"n1": 2})
+    world.create(*(member(f"g{i}", minimum=8, gpu_mem=1024 + i % 2) for i in range(8)))
+    assert len({id(each.request) for each in world.state.gangs.of("uid-g0").members.values()}) == 2
