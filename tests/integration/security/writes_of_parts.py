@@ -473,12 +473,12 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "a person's class",
             patched(lambda world: paths.resourceclasses(world.class_of_person), {"spec": {"priority": 9}}),
-            "automatic resourceclasses only",
+            "may write only automatic resourceclasses",
         ),
         Excess(
             "a person's class as an automatic one",
             patched(lambda world: paths.resourceclasses(world.class_of_person), labelled(**{names.AUTO_LABEL: "true"})),
-            "automatic resourceclasses only",
+            "may write only automatic resourceclasses",
         ),
         Excess("delete it", deleted(lambda world: paths.resourceclasses(world.class_of_person)), "automatic"),
         Excess("a class", created(paths.resourceclasses(), of_ours("ResourceClass", "new", CLASS)), "automatic"),
