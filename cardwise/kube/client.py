@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -72,7 +72,7 @@ class KubeClient:
     All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
     when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds the
     whole answer, None waits for ever. `most` is in bytes: of a larger answer the rest is not read, and
-    `errors.TooLarge` is raised.
+    `errors.TooLarge` is raised. Answers that are one object come without `metadata.managedFields` (`wire.unmanaged`).
     """
 
     def __init__(
@@ -146,9 +146,17 @@ class KubeClient:
         return _read(response, most, f"{method} {path}")
 
     def get(
-        self, path: str, query: Query | None = None, *, timeout: float | None = 10.0, most: int = MOST_BYTES
+        self,
+        path: str,
+        query: Query | None = None,
+        *,
+        timeout: float | None = 10.0,
+        most: int = MOST_BYTES,
+        managed_fields: bool = False,
     ) -> dict[str, Any]:
-        return _object(self.request("GET", path, query=query, timeout=timeout, most=most))
+        """`managed_fields`: with them."""
+        body = self.request("GET", path, query=query, timeout=timeout, most=most)
+        return _object(body) if managed_fields else _unmanaged(body)
 
     def clock(self) -> datetime | None:
         """The time of who answers for the API server, to the second; None where it does not tell."""
@@ -164,13 +172,13 @@ class KubeClient:
         self, path: str, obj: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
         """POST `obj` to a collection (or to a subresource such as binding)."""
-        return _object(self.request("POST", path, body=obj, query=query, timeout=timeout))
+        return _unmanaged(self.request("POST", path, body=obj, query=query, timeout=timeout))
 
     def update(
         self, path: str, obj: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
         """PUT; with metadata.resourceVersion in `obj` it raises `Conflict` when another one was first."""
-        return _object(self.request("PUT", path, body=obj, query=query, timeout=timeout))
+        return _unmanaged(self.request("PUT", path, body=obj, query=query, timeout=timeout))
 
     def patch(
         self,
@@ -187,7 +195,8 @@ class KubeClient:
         if field_manager is not None:
             query["fieldManager"] = field_manager
         content_type = PATCH_TYPES[kind]
-        return _object(self.request("PATCH", path, body=obj, query=query, content_type=content_type, timeout=timeout))
+        answer = self.request("PATCH", path, body=obj, query=query, content_type=content_type, timeout=timeout)
+        return _unmanaged(answer)
 
     def delete(
         self,
@@ -198,7 +207,7 @@ class KubeClient:
         timeout: float | None = 10.0,
     ) -> dict[str, Any]:
         """DELETE; `body` is a DeleteOptions, for preconditions and grace period."""
-        return _object(self.request("DELETE", path, body=body, query=query, timeout=timeout))
+        return _unmanaged(self.request("DELETE", path, body=body, query=query, timeout=timeout))
 
     def list_pages(
         self, path: str, query: Query | None = None, limit: int = 500, *, timeout: float | None = 60.0
@@ -362,6 +371,8 @@ class KubeClient:
             if self._authorization is None or self._clock.now() < self._headers_until:
                 return
             value = self._authorization()
+            if value and not credentials.is_header(value):
+                raise errors.Unauthorized(401, "NoToken", f"the token {credentials.NO_HEADER}")
             base = {key: kept for key, kept in self._headers[""].items() if key != "Authorization"}
             if value:
                 base["Authorization"] = value.strip()
@@ -434,14 +445,20 @@ def _read(response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
         response.close()
     except (ReadTimeoutError, TimeoutError) as error:
         raise errors.TimedOut(f"{what}: {error}") from error
-    except (HTTPError, OSError) as error:
+    except (HTTPError, OSError, ValueError) as error:  # ValueError: of http.client, for a length that is none
         raise errors.Unreachable(f"{what}: {error}") from error
     raise errors.TooLarge(f"{what}: the answer has more than {most} bytes")
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _unmanaged(body: bytes) -> dict[str, Any]:
+    """Raises Unreachable."""
+    return _object(body, wire.unmanaged)
+
+
+def _object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
+    """Raises Unreachable."""
     try:
-        decoded = _decode(body)
+        decoded = _decode(prepare(body))
     except msgspec.DecodeError as error:
         raise errors.Unreachable(f"the answer is not JSON: {error}") from error
     if not isinstance(decoded, dict):

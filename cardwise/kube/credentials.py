@@ -16,7 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from urllib3.exceptions import LocationParseError
+from urllib3.util import parse_url
 
+from cardwise.core.values import wording
 from cardwise.kube import errors, kubeconfig
 from cardwise.kube.kubeconfig import Kubeconfig
 
@@ -24,6 +27,12 @@ Authorization = Callable[[], str | None]
 
 DEFAULT_NAMESPACE = "default"
 
+# Why credentials cannot be sent; they are never quoted.
+NO_HEADER = "has a line break or another character that no HTTP header can have; write it anew, as a single line"
+
+_NO_KUBECONFIG = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
+_IN_POD = "the pod's service account"
+_SERVER = "clusters[].cluster.server"
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -49,14 +58,17 @@ def load(file: Path | None, context: str = "") -> Credentials:
     try:
         found = kubeconfig.read(Path(where).expanduser(), context)
         if found is not None:
-            return _plain(found)
+            return _plain(found, where)
     except OSError as error:  # of TLS too
         raise _unusable(where, str(error)) from error
     return _by_library(where, context)
 
 
-def _plain(found: Kubeconfig) -> Credentials:
-    """Raises OSError."""
+def _plain(found: Kubeconfig, where: str) -> Credentials:
+    """Raises OSError, KubeConfigError."""
+    _check_url(found.server, _SERVER, where)
+    if not is_header(found.token):
+        raise _unusable(where, f"users[].user.token {NO_HEADER}")
     tls = None
     if found.server.startswith("https"):
         # Around the certificates there may be text, which need not be ASCII.
@@ -81,7 +93,7 @@ def _plain(found: Kubeconfig) -> Credentials:
         ssl_context=tls,
         server_hostname=found.server_name or None,
         authorization=authorization,
-        proxy=_proxy(found.server, proxy),
+        proxy=_proxy(found.server, proxy, where),
         namespace=found.namespace or DEFAULT_NAMESPACE,
     )
 
@@ -89,7 +101,7 @@ def _plain(found: Kubeconfig) -> Credentials:
 def _token_in(path: Path) -> str | None:
     """Whoever renews the token writes the file anew."""
     try:
-        return f"Bearer {path.read_text().strip()}"
+        return f"Bearer {path.read_text(errors='replace').strip()}"
     except OSError:
         return None
 
@@ -119,30 +131,51 @@ def _by_library(where: str, context: str) -> Credentials:
                 persist_config=False,
             )
             namespace = chosen["context"].get("namespace")
-    except (loaders.ConfigException, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
-        none = isinstance(error, TypeError | AttributeError | yaml.YAMLError)
+        none = isinstance(error, _NO_KUBECONFIG)
         why = "it is no kubeconfig" if none else str(error)
-        raise _unusable(where or "the pod's service account", why) from error
+        raise _unusable(where or _IN_POD, why) from error
+    _check_url(str(configuration.host), _SERVER, where or _IN_POD)
     return Credentials(
         host=str(configuration.host),
         ssl_context=_tls_of(configuration),
         server_hostname=configuration.tls_server_name,
         authorization=_authorization_of(configuration),
-        proxy=_proxy(str(configuration.host), configuration.proxy),
+        proxy=_proxy(str(configuration.host), configuration.proxy, where or _IN_POD),
         namespace=namespace or DEFAULT_NAMESPACE,
     )
 
 
 def _unusable(where: str, why: str) -> errors.KubeConfigError:
     return errors.KubeConfigError(
-        f"no usable credentials in {where}: {why}; give --kubeconfig, or run in a pod with a service account"
+        f"no usable credentials in {where}: {wording.message(why)}; "
+        "give --kubeconfig, or run in a pod with a service account"
     )
 
 
-def _proxy(host: str, found: str | None) -> str | None:
-    """The URL of the proxy to the API server, if there is one."""
-    return None if not found or urllib.request.proxy_bypass(urlsplit(host).hostname or "") else str(found)
+def _proxy(host: str, found: str | None, where: str) -> str | None:
+    """The URL of the proxy to the API server, if there is one. Raises KubeConfigError."""
+    if not found or urllib.request.proxy_bypass(urlsplit(host).hostname or ""):
+        return None
+    _check_url(str(found), "the proxy (clusters[].cluster.proxy-url, HTTPS_PROXY, HTTP_PROXY)", where)
+    return str(found)
+
+
+def _check_url(url: str, field: str, where: str) -> None:
+    """Raises KubeConfigError, which does not quote it: there may be a password in it."""
+    try:
+        parts = parse_url(url)
+    except LocationParseError:
+        parts = None
+    # As kubectl takes it, HOST:PORT is enough.
+    if parts is None or not parts.host or parts.scheme not in (None, "http", "https"):
+        raise _unusable(where, f"{field} is no URL such as https://10.0.0.1:6443")
+
+
+def is_header(value: str) -> bool:
+    """Whether an HTTP header can have this value."""
+    return value.isascii() and value.strip().isprintable()
 
 
 def _authorization_of(configuration: Any) -> Authorization | None:

@@ -40,7 +40,7 @@ def read(path: Path, context: str = "") -> Kubeconfig | None:
     """
     try:
         config = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - a safe one
-    except (OSError, yaml.YAMLError):
+    except (OSError, RecursionError, yaml.YAMLError):
         return None
     try:
         chosen = _named(config["contexts"], context or config["current-context"])["context"]

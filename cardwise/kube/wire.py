@@ -94,6 +94,8 @@ class _TrimmedWithManagers(_Trimmed, rename="camel", omit_defaults=True):
 
 _decode_trimmed = following(msgspec.json.Decoder(_Trimmed).decode)
 _decode_with_managers = following(msgspec.json.Decoder(_TrimmedWithManagers).decode)
+_decode_members = following(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
+_MANAGED_FIELDS = b'"managedFields"'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -112,6 +114,22 @@ def trim(raw: bytes, *, managed_fields: bool = False) -> bytes:
         msgspec.DecodeError, RecursionError: as the decoder does.
     """
     return _encode(_decode_with_managers(raw) if managed_fields else _decode_trimmed(raw))
+
+
+def unmanaged(raw: bytes) -> bytes:
+    """An object's JSON without `metadata.managedFields`, for the reason that `trim` gives; all else is copied as it is.
+
+    What is no object with metadata is returned as it is. Raises RecursionError as the decoder does.
+    """
+    if _MANAGED_FIELDS not in raw:
+        return raw
+    try:
+        members = _decode_members(raw)
+        metadata = _decode_members(members["metadata"])
+    except (KeyError, msgspec.DecodeError):
+        return raw
+    metadata.pop("managedFields", None)
+    return _encode(members | {"metadata": metadata})
 
 
 class ListHead(Struct):

@@ -106,7 +106,8 @@ class AheadWriter:
             self._ahead.still_named(stale)
             return
         try:
-            pod = self._client.get(paths.pods(stale.pod.namespace, stale.pod.name), timeout=_TIMEOUT)
+            path = paths.pods(stale.pod.namespace, stale.pod.name)
+            pod = self._client.get(path, timeout=_TIMEOUT, managed_fields=True)
             metadata = pod["metadata"]
             if metadata["uid"] != stale.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
                 return

@@ -4,6 +4,7 @@ import os
 import socket
 import ssl
 import threading
+import traceback
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -120,6 +121,36 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
         with pytest.raises(errors.Unreachable, match="GET /version") as told:
             nobody.get("/version")
         assert errors.is_of_server(told.value)
+
+
+@pytest.mark.parametrize("verb", ["create", "update", "patch", "delete", "get"])
+def test_managed_fields_of_an_answer_are_not_made_into_dicts(api: ApiServer, client: KubeClient, verb: str):
+    """Whoever may change an object can fill them, and a MiB of them as dicts stops all threads for 0.2 s."""
+    fields = {"metadata": {"name": "p", "managedFields": [{"manager": "m"}]}, "data": {"a": "b"}}
+    api.answers["/x"] = fields
+    body = () if verb in ("get", "delete") else ({},)
+    assert getattr(client, verb)("/x", *body) == {"metadata": {"name": "p"}, "data": {"a": "b"}}
+    assert client.get("/x", managed_fields=True) == fields
+
+
+def test_a_token_that_no_header_can_have_is_an_error_that_does_not_quote_it(api: ApiServer, clock):
+    """It may come from a file or a program at any time, and is tried again when it is renewed."""
+    tokens = iter(["Bearer s3cr3t\nX-Evil: 1", "Bearer s3cr3t\ufffd", "Bearer fine\n"])
+    client = KubeClient(api.serve(), authorization=lambda: next(tokens), clock=clock)
+    for _ in range(2):
+        with pytest.raises(errors.Unauthorized, match="the token has a line break or another character") as failure:
+            client.get("/version")
+        assert "s3cr3t" not in "".join(traceback.format_exception(failure.value))
+    client.create("/x", {})
+    assert [request.headers["Authorization"] for request in api.sent()] == ["Bearer fine"]
+    client.close()
+
+
+def test_an_answer_that_is_no_list_or_has_no_length_is_unreachable(api: ApiServer, client: KubeClient):
+    for body in (b'{"items":"x"}', b'{"items":[1]}', b"5", b"[[]]"):
+        api.answers["/list"] = Answer(200, body, {})
+        with pytest.raises(errors.Unreachable, match="GET /list: not a List"):
+            list(client.objects("/list"))
 
 
 def test_silence_is_unreachable_after_the_timeout():

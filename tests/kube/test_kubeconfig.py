@@ -4,6 +4,7 @@ import base64
 import json
 import ssl
 import sys
+import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user
     path = written(tmp_path, cluster, user, **context)
     found = kubeconfig.read(path)
     assert found is not None
-    assert shown(credentials._plain(found)) == shown(credentials._by_library(str(path), ""))
+    assert shown(credentials._plain(found, "config")) == shown(credentials._by_library(str(path), ""))
     assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
 
 
@@ -195,3 +196,42 @@ def test_its_tls_has_the_defaults_of_this_python_but_for_strict_authorities(tmp_
     client = credentials.load(written(tmp_path, IN_IT, None)).ssl_context
     assert client is not None
     assert client.verify_flags == ssl.create_default_context().verify_flags & ~ssl.VERIFY_X509_STRICT
+
+
+@pytest.mark.parametrize(
+    ("cluster", "field"),
+    [
+        ({"server": server}, r"clusters\[\]\.cluster\.server")
+        for server in ("ftp://x", "https://[::1", "https://x:99999", "https://x:abc", "", "http://a b")
+    ]
+    + [({"proxy-url": proxy}, r"clusters\[\]\.cluster\.proxy-url") for proxy in ("::::", "socks5://10.0.0.1:1")],
+)
+@pytest.mark.parametrize("user", [{"token": "x"}, {"exec": {"command": "true", "apiVersion": "v1"}}])
+def test_a_url_that_is_none_is_an_error_that_names_field_and_file(
+    tmp_path: Path, user: Json, cluster: Json, field: str
+) -> None:
+    path = written(tmp_path, IN_IT | cluster, user)
+    why = rf"({field}.* is no URL|Invalid IPv6 URL)"
+    with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{why}"):
+        credentials.load(path)
+
+
+@pytest.mark.parametrize("token", ["s3cr3t\r\nX-Evil: 1", "s3cr3t\n1", "s3cr3t\u20ac", "s3cr3t\x00"])
+def test_a_token_that_no_header_can_have_is_an_error_that_does_not_quote_it(tmp_path: Path, token: str) -> None:
+    path = written(tmp_path, IN_IT, {"token": token})
+    with pytest.raises(errors.KubeConfigError, match=r"config: users\[\]\.user\.token has a line break") as failure:
+        credentials.load(path)
+    assert "s3cr3t" not in "".join(traceback.format_exception(failure.value))
+
+
+def test_a_line_break_at_the_end_of_a_token_is_left_out(tmp_path: Path) -> None:
+    assert credentials.load(written(tmp_path, IN_IT, {"token": "x\n"})).authorization is not None
+
+
+@pytest.mark.parametrize("content", ["[" * 20_000, 'current-context: "\\e[31mx"\ncontexts: []\n'])
+def test_what_is_no_kubeconfig_is_an_error_without_escape_sequences(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(errors.KubeConfigError, match="no usable credentials in ") as failure:
+        credentials.load(path)
+    assert str(failure.value).isprintable()

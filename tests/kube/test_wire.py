@@ -41,3 +41,25 @@ def test_what_is_absent_stays_absent() -> None:
 def test_depth_that_nobody_reads_is_no_matter() -> None:
     deep = b'{"metadata":{"name":"p","managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b"}}"
     assert wire.trim(deep) == b'{"metadata":{"name":"p"}}'
+
+
+def test_managed_fields_are_left_out_and_nothing_else() -> None:
+    obj = {"kind": "ConfigMap", "metadata": META | {"selfLink": "x"}, "data": {"a": '"managedFields"'}, "items": None}
+    fat = json.dumps(obj | {"metadata": obj["metadata"] | MANAGED}).encode()
+    assert json.loads(wire.unmanaged(fat)) == obj
+    deep = b'{"metadata":{"managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b'},"data":{}}'
+    assert wire.unmanaged(deep) == b'{"metadata":{},"data":{}}'
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"data":{"x":1},  "metadata":{}}',
+        b'["managedFields"]',
+        b'{"metadata":null,"managedFields":[]}',
+        b'{"items":[{"metadata":{"managedFields":[]}}]}',
+        b'{"metadata":{"managedFields":[}',
+    ],
+)
+def test_what_has_no_managed_fields_of_its_own_stays_as_it_is(raw: bytes) -> None:
+    assert wire.unmanaged(raw) == raw
