@@ -46,7 +46,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import REPORTED, Inventory, Report
 from extender.cache.nominations import Nominations
-from extender.cache.room import Room
+from extender.cache.room import PLANNED, Room
 from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
@@ -89,8 +89,8 @@ FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
 
 # What a phase is called in metrics and in `inspect`; these names are from the first release ("ghost": TERMINATING).
 MARKS: Final[Mapping[Phase, str]] = {
-    Phase.AHEAD: "plan",
-    Phase.RESERVED: "plan",
+    Phase.AHEAD: PLANNED,
+    Phase.RESERVED: PLANNED,
     Phase.WAITING: "gang",
     Phase.BINDING: "binding",
     Phase.UNCONFIRMED: "unsure",

@@ -6,11 +6,14 @@ ledger and sums for a moment and takes that back. Not thread-safe: the state loc
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import Placed
+
+PLANNED: Final = "plan"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
 
 
 class Room:
@@ -36,9 +39,12 @@ class Room:
                 if holding is not None:
                     self._changed |= self.ledger.nodes_of(holding)
         if before is not None and (now is None or not now.counts_like(before)):
-            self.free(before.node, seen=seen)
+            # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
+            # the planner of gangs has to know what it offers now.
+            free = self.free if before.mark == PLANNED else self.free_capacity
+            free(before.node, seen=seen)
             for node in self.ledger.nodes_of(before) - {before.node}:
-                self.free(node, seen=seen)  # the pod's card is on another node than the pod
+                free(node, seen=seen)  # the pod's card is on another node than the pod
 
     def plan(self, uid: str, planned: Placed | None) -> None:
         """What the pod will take of cpu and memory counts there; None: no more, where it was planned."""
@@ -50,6 +56,13 @@ class Room:
     def free(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
         self.queue.move_all(node, seen=seen)
+        self.freed += 1
+
+    def free_capacity(self, node: str = "", *, seen: bool = False) -> None:
+        """As `free`, where the planner of gangs needs no new offers of kube-scheduler: a pod has given back what it
+        had, or the gang reservation has.
+        """
+        self.queue.on_capacity_freed(node, seen=seen, can_preempt=self.loads.has_victims)
         self.freed += 1
 
     def changes(self, node: str, others: Collection[str] = ()) -> None:

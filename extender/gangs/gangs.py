@@ -155,7 +155,7 @@ class Gangs:
                 return None
             found = self._filter(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
             if isinstance(found, Refusal):
-                self._queue.refused(uid)
+                self._queue.refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
                 return found
             self._queue.placed(uid)
             gang.passes(uid, now)
@@ -314,7 +314,7 @@ class Gangs:
             self._cache.count_cards()
             now = self._clock.now()
             if self._places.reserve([gang for gang in due if gang.reserves(now)], now):
-                self._cache.room.free()
+                self._cache.room.free_capacity()
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
@@ -385,6 +385,14 @@ class Gangs:
         if node in nodes:
             return node
         return Refusal.GANG_WAITS if first else self._replan(gang, uid, node, now)
+
+    def _awaits_plan(self, gang: Gang, uid: str) -> bool:
+        """Whether the planner moves this refused member once its gang fits, so that nothing else has to. It does not
+        where the member has a place in the plan, where kube-scheduler may have asked for a nominated node alone, and
+        where it has not asked for the gang.
+        """
+        nominated = self._reservations.nominations.node(uid)
+        return uid not in gang.plan and not nominated and self._places.knows(gang)
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """kube-scheduler does not offer the member's planned node: plans the member again."""

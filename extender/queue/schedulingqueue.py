@@ -14,6 +14,11 @@ ended, a card healed, a node gave a share up, or a quota was raised. So the exte
 So a node that cannot be changed (its annotations may be at the API's limit) is replaced by another, and for minutes
 taken only if no other is there.
 
+Each touch makes kube-scheduler try all refused pods, which for a thousand takes it many seconds, and pods that request
+no GPU wait meanwhile. So capacity that pods give back causes a touch only if a refused pod does not *await a plan*.
+Members of a gang without a plan await one: the planner of gangs sees capacity by itself, and moves them once it has
+places for all. For example, two gangs of 500 wait and a pod of 1 MiB comes and goes each second: nothing is touched.
+
 A row is made by the watch or by filter, whichever knows the pod first. Not thread-safe: `State.queue` locks.
 """
 
@@ -130,6 +135,8 @@ class SchedulingQueue:
         self._pods: dict[str, QueuedPod] = {}
         self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
         self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, those refused longest ago first
+        self._awaiting_plan: dict[str, int] = {}  # priorities by UID: of those that the planner of gangs moves
+        self._gang_priorities: Counter[int] = Counter()  # of these
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
         self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
         self._searches = FairQueueing()  # by namespace
@@ -170,7 +177,7 @@ class SchedulingQueue:
         """The pod is bound, or is no more."""
         self._pods.pop(uid, None)
         self._unseen.pop(uid, None)
-        self._unschedulable.pop(uid, None)
+        self._take_unschedulable(uid)
         self._turned_away.pop(uid, None)
         self.await_no_preemption(uid)
 
@@ -235,21 +242,30 @@ class SchedulingQueue:
 
     def placed(self, uid: str) -> None:
         """Filter has answered a node, or several."""
-        row = self._unschedulable.pop(uid, None)
+        row = self._take_unschedulable(uid)
         if row is not None:
             row.reason = ""
         self.await_no_preemption(uid)
 
-    def refused(self, uid: str) -> None:
-        """Filter has no node for the pod. It waits for room that kube-scheduler may not see."""
+    def refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
+        """Filter has no node for the pod. It waits for room that kube-scheduler may not see.
+
+        awaits_plan: the priority of its gang, which the planner of gangs plans when there is capacity, and whose
+            members it moves then; None: no planner moves the pod.
+        """
         if not uid:
             return
         row, now = self._row(uid), self._clock.now()
-        self._last_refusal = row.refused = now
+        row.refused = now
         row.asked = None
-        self._unschedulable.pop(uid, None)
+        self._take_unschedulable(uid)
         self._forget(now)
         self._unschedulable[uid] = row
+        if awaits_plan is not None:
+            self._awaiting_plan[uid] = awaits_plan
+            self._gang_priorities[awaits_plan] += 1
+        else:
+            self._last_refusal = now
 
     def because(self, uid: str, reason: str) -> None:
         """Says what most nodes lacked for the pod when it was last refused."""
@@ -303,6 +319,16 @@ class SchedulingQueue:
         self._forget(now)
         if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._move = node
+
+    def on_capacity_freed(self, node: str = "", *, seen: bool = False, can_preempt: Callable[[int], bool]) -> None:
+        """Pods have given back capacity on this node. As `move_all`, unless all refused pods await a plan.
+
+        `can_preempt`: whether pods below this priority could be evicted. A gang of this priority may need fewer victims
+        now, and kube-scheduler searches for them only when it tries a member.
+        """
+        self._forget(self._clock.now())
+        if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
+            self.move_all(node, seen=seen)
 
     def move_all_at(self, when: float) -> None:
         """A pod was refused until then, and nothing else may wake it."""
@@ -542,5 +568,14 @@ class SchedulingQueue:
             uid, row = next(iter(self._unschedulable.items()))
             if now - row.refused <= _FORGET_SECONDS:
                 return
-            del self._unschedulable[uid]
+            self._take_unschedulable(uid)
             row.reason = ""
+
+    def _take_unschedulable(self, uid: str) -> QueuedPod | None:
+        """Takes the pod out of those that are refused; None where it is not one of them."""
+        priority = self._awaiting_plan.pop(uid, None)
+        if priority is not None:
+            self._gang_priorities[priority] -= 1
+            if not self._gang_priorities[priority]:
+                del self._gang_priorities[priority]
+        return self._unschedulable.pop(uid, None)

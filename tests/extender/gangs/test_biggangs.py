@@ -6,7 +6,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MOST_KINDS
 from extender.gangs import gangs
 from extender.gangs.line import AT_A_TIME
-from tests.extender.gangworlds import NodeSpec, World, member
+from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_pod, bound
 from tests.working import work
 
@@ -201,3 +201,33 @@ def test_equal_requests_of_members_are_one_object():
     world = World({"n1": 2})
     world.create(*(member(f"g{i}", minimum=8, gpu_mem=1024 + i % 2) for i in range(8)))
     assert len({id(each.request) for each in world.state.gangs.of("uid-g0").members.values()}) == 2
+
+
+def test_a_pod_that_comes_and_goes_touches_no_node_for_gangs_that_wait():
+    world = World({"n1": 4})
+    for gang in ("a", "b"):
+        world.create(*(member(f"{gang}{i}", gang, 6, gpu_mem=P100) for i in range(6)))
+    world.run(5)
+    for _ in range(5):
+        world.create(single("small", gpu_mem=1))
+        world.run(2)
+        assert "small" in world.bound()
+        world.state.touch_due()
+        world.delete("small")
+        world.clock.advance(3.0)
+        world.keep()
+        assert world.state.touch_due() is None
+
+
+def test_gangs_that_wait_are_tried_again_when_one_fits():
+    world = World({"n1": 4})
+    world.create(*(single(f"busy{i}", gpu_mem=P100) for i in range(4)))
+    world.run()
+    world.create(*(member(f"g{i}", minimum=4, gpu_mem=P100) for i in range(4)))
+    world.run(5)
+    for i in range(4):
+        assert world.state.touch_due() is None
+        world.delete(f"busy{i}")
+        world.clock.advance(3.0)
+        world.keep()
+    assert world.state.touch_due() == "n1"

@@ -144,3 +144,39 @@ def test_without_a_node_the_one_that_was_touched_last_is_touched(queue, clock):
     clock.advance(1.0)
     queue.move_all()
     assert queue.due(NODES) == "n2"
+
+
+def never(_: int) -> bool:
+    return False
+
+
+def test_capacity_moves_no_pod_that_awaits_a_plan(queue, clock):
+    queue.refused("member", awaits_plan=0)
+    queue.on_capacity_freed("n1", can_preempt=never)
+    assert queue.due(NODES) is None
+    queue.move_all()  # there is a plan, or a quota was raised
+    assert queue.due(NODES) is not None
+    clock.advance(2.0)
+    queue.refused("single")
+    queue.on_capacity_freed("n1", can_preempt=never)
+    assert queue.due(NODES) == "n1"
+
+
+@pytest.mark.parametrize("leaves", ["placed", "over", "refused"])
+def test_only_pods_that_are_refused_now_count_as_awaiting_a_plan(queue, leaves):
+    queue.refused("member", awaits_plan=0)
+    queue.refused("other")
+    getattr(queue, leaves)("member")
+    queue.on_capacity_freed("n1", can_preempt=never)
+    assert queue.due(NODES) == "n1"
+
+
+def test_members_that_could_evict_pods_are_moved_by_capacity(queue, clock):
+    queue.refused("low", awaits_plan=0)
+    queue.refused("high", awaits_plan=10)
+    queue.on_capacity_freed("n1", can_preempt=lambda priority: priority > 5)
+    assert queue.due(NODES) == "n1"
+    clock.advance(2.0)
+    queue.over("high")
+    queue.on_capacity_freed("n1", can_preempt=lambda priority: priority > 5)
+    assert queue.due(NODES) is None
