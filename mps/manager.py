@@ -407,8 +407,11 @@ class Manager:
                 process.signal(signal.SIGKILL)
             # After a change of scope the card has another folder, but readers read its own one first.
             uuids = self._cards_of(home)
-            directories.withdraw(home)
-            for problem in computemode.reopen(home, self._use, uuids):
+            try:
+                problems = computemode.reopen(home, self._use, uuids)  # by the state file, if the modes are lost
+            finally:
+                directories.withdraw(home)
+            for problem in problems:
                 _log.error("failed to reopen a card", problem=problem)
         self._leftovers_ended = not skipped
 

@@ -16,6 +16,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
+from cardwise.gpus.protocol import ComputeMode
 
 _CONNECT_SECONDS = 0.5
 
@@ -77,15 +78,22 @@ def read_state(folder: Path) -> Status | None:
 
 
 def is_left_closed(root: Path, uuid: str) -> bool:
-    """Whether a manager closed the card to processes without MPS and has not reopened it: its former mode is saved.
+    """Whether a manager closed the card to processes without MPS and has not reopened it: its former mode is saved, or
+    has been deleted while the daemon had it closed.
 
     A manager that ends leaves cards closed that pods hold (`--stop-daemons=idle`), with the daemons that serve them.
     """
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
         try:
-            if uuid in json.loads((folder / mps.MODES).read_bytes()):
+            former = json.loads((folder / mps.MODES).read_bytes())
+            # Of this mode it was before as well: another program has closed it.
+            if former.get(uuid, ComputeMode.EXCLUSIVE_PROCESS) != ComputeMode.EXCLUSIVE_PROCESS:
                 return True
-        except (OSError, ValueError, TypeError):
+        except FileNotFoundError:
+            state = read_state(folder)
+            if state is not None and state.enforced and uuid in state.uuids:
+                return True
+        except (OSError, ValueError, AttributeError):
             continue
     return False
 

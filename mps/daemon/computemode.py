@@ -1,9 +1,11 @@
 """The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
 Survives crashes: the former mode is saved on disk before a card is closed. A card that stays closed by mistake serves
-no pod; one that is open by mistake lets a process without MPS exceed every limit. If the file cannot be read,
-a closed card counts as one that was DEFAULT before, the driver's own mode: MPS has closed it, and an admin who wants
-another mode sees in the log that it was lost.
+no pod; one that is open by mistake lets a process without MPS exceed every limit. If the file cannot be read or has
+been deleted, a closed card counts as one that was DEFAULT before, the driver's own mode: MPS has closed it, and an
+admin who wants another mode sees in the log that it was lost. The state file beside it tells that the file should be
+there: it says `enforced` while the daemon's cards are closed, and the file has all of them then, also those that were
+closed before.
 
 A card that does not answer must not keep the other cards of its daemon from being served. So it is skipped, unless no
 card answers. The callers repeat the call, which closes or reopens it once it answers again.
@@ -17,6 +19,7 @@ import structlog
 
 from cardwise.core.api import mps
 from cardwise.core.values.wording import message
+from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import CardError, CardUse, ComputeMode
 from cardwise.runtime import replacing
 
@@ -32,6 +35,9 @@ def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
         _save_modes(home, saved)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
+            if uuid not in saved:  # somebody else has closed it
+                saved[uuid] = mode
+                _save_modes(home, saved)
             continue
         if saved.get(uuid) is not mode:
             saved[uuid] = mode
@@ -49,8 +55,7 @@ def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
     `uuids`: the cards of the daemon, which are opened if their former modes cannot be read. A card that was closed
-    before MPS served it has no saved mode, and stays closed. One that does not answer keeps its saved mode for the next
-    call.
+    before MPS served it stays closed. One that does not answer keeps its saved mode for the next call.
     """
     saved = _saved_modes(home)
     try:
@@ -63,6 +68,8 @@ def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     problems = []
     for uuid in answering:
         mode = saved[uuid]
+        if mode is answering[uuid]:
+            continue
         try:
             use.set_compute_mode(uuid, mode)
         except CardError as error:
@@ -89,12 +96,16 @@ def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
 
 
 def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
-    """The saved former modes, by UUID, of cards that are closed; None if they cannot be read."""
+    """The saved former modes, by UUID, of cards that are closed; None if they cannot be read, or are lost."""
     try:
         raw = json.loads((home / mps.MODES).read_bytes())
         return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
     except FileNotFoundError:
-        return {}
+        state = mpsfiles.read_state(home)
+        if state is None or not state.enforced:
+            return {}
+        _log.error("the former compute modes have been deleted", path=str(home / mps.MODES))
+        return None
     except (OSError, ValueError, AttributeError) as error:
         _log.error("cannot read the former compute modes", path=str(home / mps.MODES), error=message(str(error)))
         return None

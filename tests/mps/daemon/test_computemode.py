@@ -1,13 +1,26 @@
 """The compute mode of cards: what it was before is on disk before a card is closed."""
 
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope
+from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
-from mps.daemon import computemode
+from mps.daemon import computemode, directories
 from tests.mps.worlds import uuid_of
+
+UNREADABLE = "cannot read the former compute modes"
+DELETED = "the former compute modes have been deleted"
+
+
+def publish(home: Path, *, enforced: bool) -> None:
+    """As the daemon does after it has closed its cards, and after it has reopened them."""
+    state = mps.MpsState.READY if enforced else mps.MpsState.OFF
+    directories.write_status(home, mps.Status(uuids=(uuid_of(0),), scope=Scope.CARD, state=state, enforced=enforced))
 
 
 def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
@@ -25,25 +38,52 @@ def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
 
 
-@pytest.mark.parametrize("content", [b"", b'{"GPU', b"[]", b"\xff\x00", b'{"GPU-x": "other"}'])
+@pytest.mark.parametrize("content", [b"", b'{"GPU', b"[]", b"\xff\x00", b'{"GPU-x": "other"}', None])
 @pytest.mark.parametrize("closed_again", [False, True])
-def test_a_card_whose_former_mode_cannot_be_read_is_opened(node, tmp_path, content, closed_again):
+def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_path, content, closed_again):
     use, home = SimulatedGpus(node.cards_file), tmp_path
     computemode.close(home, use, [uuid_of(0)])
-    (home / mps.MODES).write_bytes(content)
+    publish(home, enforced=True)
+    if content is None:
+        (home / mps.MODES).unlink()
+    else:
+        (home / mps.MODES).write_bytes(content)
     with capture_logs() as logs:
         if closed_again:  # by the next process, for which it is closed already
             computemode.close(home, use, [uuid_of(0)])
             assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
         assert computemode.reopen(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
-    assert "cannot read the former compute modes" in [entry["event"] for entry in logs]
+    assert logs[0]["event"] == (DELETED if content is None else UNREADABLE)
     assert not (home / mps.MODES).exists()
 
 
-def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path):
+@pytest.mark.parametrize("enforced", [None, False, True])
+def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     use = SimulatedGpus(node.cards_file)
+    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home.mkdir()
     use.set_compute_mode(uuid_of(0), ComputeMode.EXCLUSIVE_PROCESS)
-    computemode.close(tmp_path, use, [uuid_of(0)])
-    assert computemode.reopen(tmp_path, use, [uuid_of(0)]) == []
+    if enforced is False:  # our last word is that of a daemon that had ended
+        publish(home, enforced=False)
+    computemode.close(home, use, [uuid_of(0)])
+    if enforced:
+        publish(home, enforced=True)
+    computemode.close(home, use, [uuid_of(0)])
+    assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0)), "not by us"
+    assert computemode.reopen(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
+    assert not (home / mps.MODES).exists()
+
+
+def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
+    """So nothing starts on it without MPS, and `doctor` says why."""
+    use, home = SimulatedGpus(node.cards_file), Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home.mkdir()
+    computemode.close(home, use, [uuid_of(0)])
+    publish(home, enforced=True)
+    (home / mps.MODES).unlink()
+    assert mpsfiles.is_left_closed(tmp_path, uuid_of(0))
+    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    publish(home, enforced=False)
+    assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0))
