@@ -106,7 +106,21 @@ def main(program: str | None = None) -> None:
                 )
             case errors.KubeError() | errors.KubeConfigError():
                 sys.exit(console.clean(f"cardwise: {error}"))
+            case ValueError() if _is_of_a_header(error):
+                sys.exit(
+                    "cardwise: the credentials of the kubeconfig cannot be sent: the user's token, tokenFile, username "
+                    "or password, or what its exec plugin prints, has a line break or a character that is not ASCII"
+                )
         raise
+
+
+def _is_of_a_header(error: Exception) -> bool:
+    """Whether Python's HTTP client has refused the value of a header, which its text quotes."""
+    trace, file = error.__traceback__, ""
+    while trace is not None:
+        file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    client = sys.modules.get("http.client")  # whoever asks nothing of a cluster does not wait for its import
+    return client is not None and file == client.__file__
 
 
 def kubectl() -> None:

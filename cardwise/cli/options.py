@@ -3,6 +3,7 @@
 The client is imported only where it is made: its import is most of the time of a start, and `--help` needs none.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,13 +80,29 @@ def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 
 def client(context: click.Context | None = None) -> "KubeClient":
-    """A client of the cluster that the options name. `context`: the command's, where click is not running it. Raises
-    KubeConfigError.
+    """A client of the cluster that the options name. `context`: the command's, where click is not running it.
+
+    Raises KubeConfigError, also for what is in a kubeconfig and no part of it has expected; the text of the first error
+    may hold a credential, and is left out.
     """
+    from cardwise.kube import errors  # noqa: PLC0415 - see above
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above
 
     meta = (context or click.get_current_context()).meta
-    return KubeClient.load(meta.get(f"{__name__}.kubeconfig"), context=meta.get(f"{__name__}.context", ""))
+    file = meta.get(f"{__name__}.kubeconfig")
+    where = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    try:
+        made = KubeClient.load(file, context=meta.get(f"{__name__}.context", ""))
+    except errors.KubeConfigError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OSError) as error:
+        raise errors.KubeConfigError(
+            f"the kubeconfig {where} cannot be used ({type(error).__name__}): check the fields of its cluster (server, "
+            "proxy-url, tls-server-name) and of its user; `kubectl config view --minify` shows them"
+        ) from None
+    if not isinstance(made.namespace, str):
+        raise errors.KubeConfigError(f"{where}: the context's namespace is no text; write it in quotes")
+    return made
 
 
 def check_namespace(client: "KubeClient", name: str) -> None:
