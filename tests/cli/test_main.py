@@ -53,6 +53,25 @@ def test_a_cluster_without_classes_and_quotas_says_so(monkeypatch):
     }
 
 
+def test_nodes_that_take_no_new_pods_are_named_by_each_command_that_shows_nodes(monkeypatch):
+    api = lists()
+    api.change("nodes", "n1", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
+    api.change("nodes", "n2", spec={"unschedulable": True})
+    silent = "note: node n1 takes no new pods: it is NotReady (its kubelet does not report)\n"
+    for command in (["nodes"], ["top", "-1"], ["inspect"]):
+        said = run(monkeypatch, api, *command)
+        assert silent + "note: node n2 takes no new pods: it is cordoned\n" in said.stderr + said.stdout, command
+        states = {
+            node["name"]: node["closed"]
+            for node in json.loads(run(monkeypatch, api, *command, "-o", "json").stdout)["nodes"]
+        }
+        assert states == {"n1": "NotReady (its kubelet does not report)", "n2": "cordoned"}, command
+    assert "n2 takes" not in run(monkeypatch, api, "inspect", "n1").stderr
+    api.forbid("nodes")
+    said = run(monkeypatch, api, "top", "-1")
+    assert (said.exit_code, "takes no new pods" in said.stdout) == (0, False)
+
+
 def test_a_problem_of_many_pods_is_one_warning(monkeypatch):
     api = lists()
     api.add("pods", *(waiting("team-a", f"p{number}", {"aliyun.com/gpu-mem": "100"}) for number in range(5)))
@@ -335,7 +354,7 @@ def test_explain_for_who_may_not_read_all_pods_says_what_others_leave(monkeypatc
 
 
 def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
-    api = as_a_user_of("team-b", "extendedresources")
+    api = as_a_user_of("team-b", "extendedresources", "leases")
     found = run(monkeypatch, api, "explain", "pod", "more")
     assert found.exit_code == 0
     assert "the right to list extendedresources in the whole cluster is missing" in found.stderr

@@ -3,10 +3,12 @@
 Kubernetes puts taints on such nodes. No pod is to tolerate them: the node's state is what must change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.nodeconstraints import HARD
 
 CORDONED: Final = "cordoned"
@@ -24,6 +26,8 @@ _TAINTS: Final[Mapping[str, str]] = {
     "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by its cloud provider",
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
+_FROM_CACHE: Final = {"resourceVersion": "0"}
+_MANY: Final = 32  # nodes from which on one request for all is less than one for each
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 
 
@@ -48,6 +52,32 @@ def closed(node: Json) -> str:
     if spec.get("unschedulable"):
         states.append(CORDONED)
     return " and ".join(dict.fromkeys(states))
+
+
+def closed_nodes(nodes: Iterable[Json]) -> dict[str, str]:
+    """By name, why nodes take no new pods; without those that take them."""
+    states = {node["metadata"]["name"]: closed(node) for node in nodes}
+    return {name: state for name, state in states.items() if state}
+
+
+def read(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
+    """As `closed_nodes`, of the nodes of these names; empty where nodes may not be read. Raises `KubeError`.
+
+    Read from the API server's cache, which may be a second old.
+    """
+    selectors = [paths.with_field("metadata.name", name) for name in names] if len(names) <= _MANY else [{}]
+    states: dict[str, str] = {}
+    try:
+        for selector in selectors:
+            states |= closed_nodes(client.items(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
+    except errors.Forbidden:
+        return {}
+    return {name: states[name] for name in names if name in states}
+
+
+def notes(states: Mapping[str, str]) -> list[str]:
+    """A sentence for each of these nodes."""
+    return [f"node {name} takes no new pods: it is {states[name]}" for name in sorted(states)]
 
 
 def remedy(state: str, node: str) -> str:

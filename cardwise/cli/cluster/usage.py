@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from cardwise.cli.cluster import nodestates
 from cardwise.core.api import assignment, classes, names
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
@@ -65,10 +66,11 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """A node and its cards in their order."""
+    """A node and its cards in their order. `closed`: why it takes no new pods, "" where it takes them."""
 
     name: str
     cards: tuple[CardUsage, ...]
+    closed: str = ""
 
     @property
     def part(self) -> float:
@@ -170,14 +172,19 @@ def _card(read: _Resource) -> CardUsage:
 
 @dataclass(slots=True)
 class Details:
-    """Holders and use of cards. `holders` are by card, without `used`; `measured`: MiB by namespace, pod and UUID.
+    """Holders and use of cards, and the states of their nodes.
 
-    `own`: the holders are pods of one namespace only. `notes` say what could not be read.
+    holders: by card, without `used`.
+    own: whether the holders are pods of one namespace only.
+    measured: MiB by namespace, pod and UUID.
+    closed: by node, why it takes no new pods.
+    notes: what could not be read, and nodes that take no new pods.
     """
 
     holders: dict[str, list[Holder]] | None = None
     own: bool = False
     measured: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def of(self, card: CardUsage) -> CardUsage:
@@ -202,6 +209,7 @@ def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAM
     found = Details()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         measuring = pool.submit(_measured, client, nodes, installed, found.notes)
+        reading = pool.submit(nodestates.read, client, nodes)
         try:
             found.holders = _holders(
                 pod for of_node in pool.map(partial(_pods, client), _asked(nodes)) for pod in of_node
@@ -212,6 +220,8 @@ def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAM
             shown = "who holds what is not shown" if found.holders is None else "of the holders only your own are shown"
             found.notes.append(f"you may not read the pods of all namespaces: {shown}")
         found.measured = measuring.result()
+        found.closed = reading.result()
+        found.notes += nodestates.notes(found.closed)
     return found
 
 

@@ -8,7 +8,16 @@ from typing import Final
 import click
 
 from cardwise.cli import console, options, rights
-from cardwise.cli.cluster import installation, podevents, podgroups, published, schedulers, snapshots, workloads
+from cardwise.cli.cluster import (
+    installation,
+    nodestates,
+    podevents,
+    podgroups,
+    published,
+    schedulers,
+    snapshots,
+    workloads,
+)
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.explanation import absences, holdups, objects, remedies, sentences
 from cardwise.cli.explanation.holdups import Around
@@ -108,7 +117,9 @@ def of_workload(client: KubeClient, kind: str, obj: Json, namespace: str, instal
     lines = [f"{kind} {namespace}/{obj['metadata']['name']} has {len(pods)} pod{'s' * (len(pods) != 1)}: {how}."]
     if len(pods) == 0:
         lines[0] = f"{kind} {namespace}/{obj['metadata']['name']} has no pod."
-    text = sentences.text([*lines, *absences.of_workload(made)])
+    placed = [name for pod in pods if (name := (pod.get("spec") or {}).get("nodeName"))]
+    closed = nodestates.read(client, list(dict.fromkeys(placed)))
+    text = sentences.text([*lines, *absences.of_nodes(pods, closed), *absences.of_workload(made)])
     data: Json = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
     if pods:
         inner, first = of_pod(client, pods[0], namespace, installed)

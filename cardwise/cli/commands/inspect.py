@@ -15,6 +15,7 @@ from cardwise.cli import console, options
 @click.argument("node", required=False)
 def inspect(details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
+    from cardwise.cli.cluster import nodestates  # noqa: PLC0415 - see above
     from cardwise.cli.render import inspecttable, printing  # noqa: PLC0415 - see above
     from cardwise.kube import errors, survey  # noqa: PLC0415 - see above
 
@@ -32,8 +33,11 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     if node is not None and node not in {one.name for one in shown}:
         known = ", ".join(one.name for one in shown) or "none"
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
+    closed = nodestates.read(client, [one.name for one in shown if node in (None, one.name)])
+    for note in nodestates.notes(closed):
+        console.say(f"note: {note}", err=True)
     if output != "table":
-        printing.dump(inspecttable.as_json(seen.ledger, seen.addresses, node), output)
+        printing.dump(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
         return
     draw = inspecttable.details if details else inspecttable.summary
     console.say(draw(seen.ledger, seen.addresses, node), nl=False)

@@ -128,7 +128,7 @@ def views(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) ->
         for state in states
     ]
     cluster = _together(each, fragments.total())
-    notes = [f"node {node.name} takes no new pods: it is {node.closed}" for node in each if node.closed]
+    notes = nodestates.notes({node.name: node.closed for node in each if node.closed})
     notes += filter(None, (without_left, without_asks))
     return ClusterSummary(each, cluster, fragments.classes(seen.ledger.kinds), typical, notes)
 
@@ -140,8 +140,7 @@ def _beside_cards(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, 
         left = snapshots.left(nodes, client.objects(paths.pods()))
     except errors.Forbidden as error:
         return {}, {}, snapshots.unlimited(error)
-    states = {node["metadata"]["name"]: nodestates.closed(node) for node in nodes}
-    return left, {name: state for name, state in states.items() if state}, ""
+    return left, nodestates.closed_nodes(nodes), ""
 
 
 def _cordoned(state: NodeState) -> tuple[str, ...]:

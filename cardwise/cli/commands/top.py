@@ -110,7 +110,10 @@ class TopView:
             raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'node')}")
         details = usage.details(self._client, [node.name for node in shown], self._installed) if shown else None
         if details is not None:
-            shown = [NodeUsage(node.name, tuple(map(details.of, node.cards))) for node in shown]
+            closed = details.closed
+            shown = [
+                NodeUsage(node.name, tuple(map(details.of, node.cards)), closed.get(node.name, "")) for node in shown
+            ]
         self._seen = _Seen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
 
     def _first(self, nodes: Sequence[NodeUsage], most: int | None) -> list[NodeUsage]:

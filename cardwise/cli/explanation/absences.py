@@ -1,9 +1,9 @@
 """Why a workload makes no pods now, and what became of a pod that is gone, in sentences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from cardwise.cli.cluster import podevents, workloads
+from cardwise.cli.cluster import nodestates, podevents, workloads
 from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.cluster.workloads import Made
 from cardwise.core.api import names
@@ -41,6 +41,20 @@ def of_workload(made: Made) -> list[str]:
             "Its controller has not made one yet, or the reason is older than an hour, which is how long events are "
             f"kept: `kubectl describe {made.kind} -n {namespace} {name}`"
         )
+    return lines
+
+
+def of_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
+    """A line for each of these nodes on which some of the pods are. `closed`: by node, why it takes no new pods."""
+    lines = []
+    on_node: dict[str, list[str]] = {}
+    for pod in pods:
+        node = str((pod.get("spec") or {}).get("nodeName") or "")
+        if node in closed and workloads.state(pod) != "ended":
+            on_node.setdefault(node, []).append(pod["metadata"]["name"])
+    for node, names_of in on_node.items():
+        old = ", so that what they say of themselves may be old" if nodestates.NOT_READY in closed[node] else ""
+        lines.append(f"Node {node} is {closed[node]}{old}: {wording.few(names_of, _FEW, 'pod')}.")
     return lines
 
 

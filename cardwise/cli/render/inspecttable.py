@@ -136,13 +136,14 @@ def _cluster(nodes: Sequence[NodeState]) -> str:
     return f"{used}/{total} ({_percent(used, total)})"
 
 
-def as_json(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> Json:
-    """All of it, for programs: of all nodes or of the one."""
+def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, str], only: str | None = None) -> Json:
+    """All of it, for programs: of all nodes or of the one. `closed`: by node, why it takes no new pods."""
     return {
         "nodes": [
             {
                 "name": node.name,
                 "address": addresses.get(node.name, "unknown"),
+                "closed": closed.get(node.name, ""),
                 "cards": _card_objects(ledger, node),
                 "devices": _device_objects(ledger, node),
             }

@@ -112,7 +112,10 @@ def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: 
         "unhealthyCards": sum(not card.healthy for card in cards),
         "cordonedCards": sum(card.cordoned for card in cards),
         "nodeCount": len(everything),
-        "nodes": [{"name": node.name, "cards": [_object(card) for card in node.cards]} for node in shown],
+        "nodes": [
+            {"name": node.name, "closed": node.closed, "cards": [_object(card) for card in node.cards]}
+            for node in shown
+        ],
         "notes": list(notes),
     }
 

@@ -68,6 +68,15 @@ def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that
     assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
 
 
+def test_a_workload_names_the_nodes_of_its_pods_that_do_not_report(monkeypatch, api):
+    api.change("nodes", "n1", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
+    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    assert (
+        "Node n1 is NotReady (its kubelet does not report), so that what they say of themselves may be old: web-1-a.\n"
+        in said
+    )
+
+
 def test_a_scheduler_of_the_chart_without_a_ready_pod_is_said_to_place_nothing(monkeypatch, api):
     pod = waiting("team-a", "left", {"aliyun.com/gpu-mem": "2000", "cardwise.dev/share": "1"})
     pod["spec"]["schedulerName"] = names.SCHEDULER

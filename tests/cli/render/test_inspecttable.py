@@ -49,7 +49,7 @@ def test_pods_of_the_former_name_of_a_node_are_shown_at_its_card():
     ledger.hold(Holding("old", "default", "old", "former", holding("old", 8138, 0).assignment))
     text = inspecttable.details(ledger, ADDRESSES, "n1")
     assert "old (of node former)  default    8138\n" in text
-    (node,) = inspecttable.as_json(ledger, ADDRESSES, "n1")["nodes"]
+    (node,) = inspecttable.as_json(ledger, ADDRESSES, {}, "n1")["nodes"]
     assert [pod["name"] for pod in node["cards"][0]["pods"]] == ["old"]
 
 
