@@ -44,10 +44,16 @@ class FairQueueing:
             used = self._used.get(owner, 0.0)
             heappush(self._heap, (max(used, self._now), used, next(self._order), owner))
 
-    def next(self) -> str:
-        """Chooses the next owner, which waits no more; there must be one. Among equal ones, one that was idle."""
+    def next(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
+        """Chooses the next eligible owner, which waits no more; there must be one. Among equal ones, one that was idle.
+
+        Owners that are passed over because they are not eligible wait no more either, and are not charged.
+        """
         while True:
             since, _, _, owner = heappop(self._heap)
+            if not is_eligible(owner):
+                self._waiting.remove(owner)
+                continue
             used = self._used.get(owner, 0.0)
             if used <= since:
                 break

@@ -471,8 +471,8 @@ class SchedulingQueue:
         }
         for namespace in due:
             self._searches.wait(namespace)
-        while (namespace := self._searches.next()) not in due:
-            pass  # it has no pod that is due any more, or none of this priority
+        # The others have no pod that is due any more, or none of this priority.
+        namespace = self._searches.next(due.__contains__)
         due[namespace].not_before = now + _SEARCH_SECONDS
         return due[namespace]
 

@@ -38,6 +38,19 @@ def test_an_owner_that_was_idle_is_next_and_has_saved_up_nothing(fat):
     assert order.count("idle") <= 5
 
 
+def test_an_owner_that_is_passed_over_is_not_charged():
+    queue, order = FairQueueing(), []
+    for round_number in range(8):
+        for owner in ("first", "second", "high"):
+            queue.wait(owner)
+        owner = (
+            queue.next(lambda owner: owner == "high") if round_number % 2 else queue.next(lambda owner: owner != "high")
+        )
+        queue.took(owner, 0.015)
+        order.append(owner)
+    assert sorted(order[::2][:2]) == sorted(order[::2][2:]) == ["first", "second"]
+
+
 def test_owners_in_turn():
     assert round_robin(["a1", "a2", "a3", "b1", "c1", "c2"], lambda item: item[0]) == [
         "a1",

@@ -330,9 +330,7 @@ class HttpServer:
         now = self._clock.now()
         until = now + seconds
         while waiting and now < until:
-            source = turns.next()
-            if source not in waiting:
-                continue  # it waited in a former round, and its connections are gone
+            source = turns.next(waiting.__contains__)  # others waited in a former round, and their connections are gone
             connection = waiting[source].popleft()
             if waiting[source]:
                 turns.wait(source)

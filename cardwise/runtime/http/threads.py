@@ -62,8 +62,7 @@ class _Address:
 
     def next(self) -> Work:
         """Chooses the next call, which waits no more; there must be one."""
-        while (whose := self.turns.next()) not in self.waiting:
-            pass  # its calls have been cancelled
+        whose = self.turns.next(self.waiting.__contains__)  # the calls of others have been cancelled
         queue = self.waiting[whose]
         work = queue.popleft()
         if queue:
@@ -141,8 +140,8 @@ class Threads:
         now = self._clock.now()
         for running in self._running:  # else an address would get all threads before its first call is over
             self._charge(running, self._seconds(running, now))
-        while not (address := self._addresses.get(name := self._turns.next())) or not address.waiting:
-            pass  # its calls have been cancelled
+        name = self._turns.next(self._has_waiting)  # the calls of others have been cancelled
+        address = self._addresses[name]
         work = address.next()
         work.since = now
         address.running += 1
@@ -151,6 +150,10 @@ class Threads:
         if address.waiting:
             self._turns.wait(name)
         return work
+
+    def _has_waiting(self, name: str) -> bool:
+        address = self._addresses.get(name)
+        return address is not None and bool(address.waiting)
 
     def _finish(self, work: Work, cpu_seconds: float) -> None:
         self._charge(work, max(cpu_seconds, self._seconds(work, self._clock.now())))

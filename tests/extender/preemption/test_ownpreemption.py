@@ -264,7 +264,7 @@ def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
 class Crowd(Scene):
     """Pods of high priority that wait for cards of pods which no eviction frees: budgets protect them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, search_seconds: float = 0.2) -> None:
         self.begin(World(), **WHOLE)
         for card, name in enumerate(("a", "b")):
             self.world.runs(name, 1000, card)
@@ -276,7 +276,7 @@ class Crowd(Scene):
 
         def searches(claimant, *args, **how):
             self.searched.append(claimant.ref.name)
-            self.world.clock.worked += 0.2
+            self.world.clock.worked += search_seconds
             return who_goes(claimant, *args, **how)
 
         nominated.who_goes = searches
@@ -340,6 +340,24 @@ def test_the_pods_of_one_namespace_hold_up_those_of_another_for_few_searches(pri
         scene.evictions.step()
         scene.world.clock.advance(2.5)
     assert "fair" in scene.searched
+
+
+def test_namespaces_that_are_passed_over_for_a_higher_priority_keep_their_turn():
+    """Searches shorter than what a turn counts for at least: to be passed over must not count as a search."""
+    scene = Crowd(0, search_seconds=0.015)
+    names = [("high", HIGH), ("evil", MIDDLE)]
+    pods = [
+        scene.world.tell(scene.world.wants(f"{name}{i}", mem=16_000 + i, priority=priority, namespace=name))
+        for name, priority in names
+        for i in range(12)
+    ]
+    fair = scene.world.tell(scene.world.wants("fair", mem=16_100, priority=MIDDLE, namespace="fair"))
+    scene.refuses(*pods, fair)
+    scene.world.clock.advance(4.0)
+    for _ in range(8):
+        scene.evictions.step()
+        scene.world.clock.advance(0.2)
+    assert "fair" in scene.searched[:8]
 
 
 def test_searches_that_cost_little_do_not_wait_for_the_next_step():
