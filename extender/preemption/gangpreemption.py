@@ -18,6 +18,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement import placement
@@ -113,6 +114,14 @@ class GangPreemption:
         """Whether the pod is in a gang that does not run, so that it is not placed alone."""
         gang = self._gangs.of(uid)
         return gang is None or not gang.ran
+
+    def is_over_quota(self, uid: str) -> bool:
+        """Whether quotas leave the pod's gang less than its missing members request, whichever pods go."""
+        gang = self._gangs.of(uid)
+        if gang is None or gang.ran:
+            return False
+        headroom = self._cache.headroom(gang.namespace)
+        return gangplan.beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
 
     def unhelped(self, uid: str) -> list[str]:
         """All members of the pod's gang that have no place yet, and for which no victims terminate."""

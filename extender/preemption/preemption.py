@@ -103,6 +103,8 @@ class Preemption:
             self._cache.count_cards()
             if self._is_answered(claimant, policy, chosen):
                 return {}
+            if member and self._together.is_over_quota(claimant.uid):
+                return {}
             own = self._together.unhelped(claimant.uid)
             # Nodes where the extender itself evicts for other members.
             ours = set(self._queue.preemption_nodes(claimant.uid)) - chosen.keys() if member else set[str]()
@@ -220,6 +222,8 @@ class Preemption:
         with self._lock:
             if not self._together.concerns(uid):
                 return []  # it is placed alone by now, and is refused again as a single pod
+            if self._together.is_over_quota(uid):
+                return []
             unhelped = self._together.unhelped(uid)
         found = self._victims_by_node(due, unhelped)
         search = GangSearch(due.claimant, due.policy, {}, found, ours=set(found), refused=self._refused, asked=False)

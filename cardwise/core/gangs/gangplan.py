@@ -158,7 +158,7 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
 
 
 def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Planned | Unplanned:
-    beyond = _beyond_quotas(ground.ledger, members, ground.terms)
+    beyond = beyond_quotas(ground.ledger, members, ground.terms.headroom)
     if beyond is not None:
         return Unplanned(member=beyond)
     attempts, counts = growing.attempts, growing.counts
@@ -179,9 +179,8 @@ def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Pl
     return again if isinstance(again, Planned) else found
 
 
-def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
-    """The first member that exceeds the quotas, whichever cards the members get. No node is looked at."""
-    headroom = terms.headroom
+def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
+    """The first member that exceeds what quotas leave, whichever cards the members get. No node is looked at."""
     for member in members if headroom else ():
         if member.request is None:
             continue

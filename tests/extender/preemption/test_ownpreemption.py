@@ -6,6 +6,7 @@ other.
 
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,6 +218,19 @@ def test_no_pod_goes_for_a_gang_that_is_over_its_quota():
     world.state.set_quota(*as_quota({"cards": 1}))
     world.gang(2, whole_gpu=1)
     assert world.evicts() == []
+
+
+def test_no_victims_are_searched_for_a_gang_that_is_over_its_quota_as_a_whole():
+    """Each member alone would not be."""
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    nominated = world.state._nominated
+    nominated.who_goes = searches = Mock(wraps=nominated.who_goes)
+    world.state.set_quota(*as_quota({"cards": 2}))
+    world.gang(3, whole_gpu=1)
+    assert world.evicts() == []
+    assert not searches.called
+    world.state.set_quota(*as_quota({"cards": 3}))
+    assert len(world.evicts(20.0)) == 3
 
 
 def test_no_pod_goes_for_a_gang_whose_members_may_not_preempt():
