@@ -6,6 +6,7 @@ state locks.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from sys import intern
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
@@ -26,6 +27,8 @@ from extender.cache.yielding import TURN
 from extender.gangs.cardsearch import no_place
 from extender.gangs.reservation import GangReservation
 from extender.records.podref import PodRef
+
+_MOST_OFFERS: Final = 32  # that are compared with the next one
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
@@ -51,22 +54,32 @@ class GangPlaces:
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _Known] = {}  # by gang
-        self._last_offer: frozenset[str] = frozenset()
+        self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the last one at the end
         self._capacities = Capacities(self._ledger, self._loads)
 
     # What is known of nodes.
 
     def offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
         """kube-scheduler offers these nodes for a member of this shape."""
-        offer = frozenset(nodes)
-        if offer == self._last_offer:
-            offer = self._last_offer  # equal offers are one object: the planner looks at each once
-        self._last_offer = offer
+        offer = self._share_offer(nodes)
         known = self._known.setdefault(gang.key, _Known())
         if known.offers.get(shape) != offer:
             known.offers[shape] = offer
             known.changes += 1
         self._reservation.offered(gang.key, shape, offer)
+
+    def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
+        """The offer, as one object for all that are equal: the planner looks at each once, and one of thousands of
+        nodes takes a MiB. Offers that differ have the names of nodes in common.
+        """
+        offer = frozenset(nodes)
+        shared = self._recent_offers.pop(offer, None)
+        if shared is None:
+            shared = frozenset(map(intern, offer))
+        self._recent_offers[shared] = shared
+        if len(self._recent_offers) > _MOST_OFFERS:
+            del self._recent_offers[next(iter(self._recent_offers))]
+        return shared
 
     def knows(self, gang: Gang) -> bool:
         """Whether kube-scheduler has ever asked for a member."""

@@ -236,3 +236,15 @@ def test_the_nodes_that_a_gang_was_offered_are_kept_once_and_not_when_it_runs():
     assert offer is ever
     assert world.phase("g") == "Running"
     assert set(places._known) == set(places._reservation._offers) == {"default/h"}
+
+
+def test_equal_offers_of_several_gangs_are_one_object_though_others_come_between():
+    world = World({f"n{i}": NodeSpec(1, labels={"zone": str(i % 2)}) for i in range(4)})
+    for gang, zone in (("a", "0"), ("b", "1"), ("c", "0"), ("d", "1")):
+        selector = {"zone": zone}
+        world.create(*(member(f"{gang}{i}", gang, 3, gated=False, selector=selector, gpu_mem=P100) for i in range(3)))
+        world.filter(f"{gang}0")
+    known = world.state.gangs._places._known
+    offers = [next(iter(each.offers.values())) for each in known.values()]
+    assert len(offers) == 4
+    assert len({id(offer) for offer in offers}) == 2
