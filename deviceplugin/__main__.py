@@ -22,7 +22,7 @@ from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
 from cardwise.kube.events import EventRecorder
-from cardwise.runtime import logs
+from cardwise.runtime import interpreter, logs
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import (
@@ -263,6 +263,7 @@ def main(
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
+    interpreter.tune()
     health.start()
     agent.start()
     _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))

@@ -21,7 +21,7 @@ from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
-from cardwise.runtime import logs
+from cardwise.runtime import interpreter, logs
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, option, simulated_cards_option
@@ -203,6 +203,7 @@ def main(
         _log.error("cannot start", error=str(error))
         sys.exit(1)
     running: list[Manager] = []
+    interpreter.tune()
     health.start()
     if _acquire_lock(lock, stopped):
         manager = Manager(settings, client, gpus, all_gpus)

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import ssl
-import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
@@ -370,9 +369,6 @@ class _Process:
         return create_app(self._view, self._settings).wsgi_app
 
     def start(self) -> None:
-        # Seconds for which a thread that answers a large review may keep the one that reads all calls from running.
-        # With the default, 5 ms, a small review was read after nearly all of 60 large ones (docs/design/0012-speed.md).
-        sys.setswitchinterval(0.001)
         self._health = HealthServer(self._shown.bind, ready=self._problems, config=self._shown.config)
         self._health.start()
         self._view.start()

@@ -4,10 +4,11 @@ Comes in: a part's command line, its WSGI application, checks of its health. Goe
 
 The modules:
 
-    settings   the options that every part has
-    logs       the log, one line of JSON for each message
-    loops      a thread that runs a function at an interval, or when woken
-    http       an HTTP server; `/metrics`, `/healthz`
-    tls        certificates and their renewal
-    replacing  replaces a file atomically
+    settings     the options that every part has
+    logs         the log, one line of JSON for each message
+    interpreter  what Python's interpreter is told before a part serves
+    loops        a thread that runs a function at an interval, or when woken
+    http         an HTTP server; `/metrics`, `/healthz`
+    tls          certificates and their renewal
+    replacing    replaces a file atomically
 """

@@ -5,7 +5,6 @@ the serving port. Runs in threads, so start it in the process whose health it te
 """
 
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ _log = structlog.get_logger("cardwise.runtime.health")
 # Kubelet, Prometheus and people: some connections each. Places for twenty addresses with as many as each may have, so
 # that a probe's connection is kept until it has been read.
 _LIMITS = Limits(reading=Bound(2.0, 200), busy=8, source=100, body=0)
-
-_SWITCH_SECONDS = 0.001
 
 Problems = Callable[[], Sequence[str]]
 """Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
@@ -80,10 +77,7 @@ class HealthServer:
         self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
 
     def start(self) -> None:
-        """Begins to serve. Shortens the interpreter's switch interval for the whole process, where it is longer."""
-        # After each system call the thread that reads waits for the interpreter, which others keep while they collect
-        # metrics: with the default, 5 ms, strangers who scrape kept a probe waiting for seconds.
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+        """Begins to serve. `interpreter.tune` comes before: without it, who scrapes keeps probes waiting."""
         self._thread.start()
 
     def stop(self) -> None:

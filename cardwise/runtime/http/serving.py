@@ -6,9 +6,7 @@ bind calls of a gang wait there for minutes, and the fast port never feels it. T
 """
 
 import faulthandler
-import gc
 import os
-import resource
 import signal
 import ssl
 from collections.abc import Callable, Collection, Sequence
@@ -22,6 +20,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
+from cardwise.runtime import interpreter
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
 from cardwise.runtime.http.threads import Threads
@@ -38,11 +37,6 @@ _PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call
 # By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
 # health server. A terminal that closes sends SIGHUP to all of us.
 _IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
-
-# Objects after which the garbage collector looks at the youngest, and how often it then looks at older ones. It runs
-# within one call, whatever thread that is in, and no other thread runs meanwhile. By Python's own numbers (700, 10, 10)
-# it looked some 260 times at what one list of 20,000 entries had made so far.
-_COLLECT_AFTER = (20_000, 20, 50)
 
 Hook = Callable[[], None]
 
@@ -143,10 +137,7 @@ class Server:
         # When the parent ends this process, the log gets the place where each thread stands.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.enable()
-        # What was loaded until now stays. Each full collection would walk through all of it.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_COLLECT_AFTER)
+        interpreter.tune()
         self.on_start()
 
     def _stopped(self, _arbiter: Any, worker: Any) -> None:
@@ -218,9 +209,6 @@ class _Worker(Worker):  # type: ignore[misc]
         listeners = [Listener(each.sock, route, whose=server.whose) for each in self.sockets]
         if server.slow_threads:  # its address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
-        # For more connections than a process has files by default in some places.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.serving = HttpServer(
             self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
         )

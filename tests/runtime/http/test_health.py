@@ -1,7 +1,6 @@
 import contextlib
 import http.client
 import socket
-import sys
 import threading
 import urllib.request
 
@@ -114,20 +113,6 @@ def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():
             assert probe.recv(100).startswith(b"HTTP/1.1 200")
     server._server.stop()
     server._server.run()
-
-
-def test_scrapes_of_strangers_keep_the_thread_that_reads_from_no_probe(healthy):
-    """It waits for the interpreter after each system call, as long as one that collects metrics may keep it."""
-    before = sys.getswitchinterval()
-    try:
-        sys.setswitchinterval(0.005)
-        healthy()
-        assert sys.getswitchinterval() <= 0.001
-        sys.setswitchinterval(0.0005)
-        healthy()
-        assert sys.getswitchinterval() == pytest.approx(0.0005), "what a part has chosen is not made longer"
-    finally:
-        sys.setswitchinterval(before)
 
 
 def test_all_addresses_by_default_and_port_free_after_stop(healthy):

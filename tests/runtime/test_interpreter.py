@@ -1,0 +1,67 @@
+"""What Python's interpreter is told in one place, and that each part has it told."""
+
+import gc
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.runtime import interpreter
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    interval, threshold, files = sys.getswitchinterval(), gc.get_threshold(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*threshold)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.005, 0.001), (0.0005, 0.0005)])
+def test_no_thread_keeps_another_from_running_for_long(before: float, after: float) -> None:
+    """The thread that reads calls waits for the interpreter after each system call."""
+    sys.setswitchinterval(before)
+    interpreter.tune()
+    assert sys.getswitchinterval() == pytest.approx(after)
+
+
+def test_the_garbage_collector_looks_seldom() -> None:
+    gc.set_threshold(700, 10, 10)
+    interpreter.tune()
+    assert gc.get_threshold() == (20_000, 20, 50)
+
+
+@pytest.mark.parametrize(("allowed", "after"), [(1_024, 65_536), (2_048, 65_536), (None, None)])
+def test_a_process_has_files_for_its_connections(allowed: int | None, after: int | None) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed or most, most))
+    interpreter.tune()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(after or most, most), most)
+
+
+@pytest.mark.parametrize("process", ["cardwise/runtime/http/serving.py", "deviceplugin/__main__.py", "mps/__main__.py"])
+def test_each_process_that_serves_is_tuned_before_it_begins(process: str) -> None:
+    """The webhook and the extender serve by `serving`."""
+    before, called, _ = (ROOT / process).read_text().partition("interpreter.tune()")
+    assert called
+    assert "health.start()" not in before
+    assert "self.on_start()" not in before
+
+
+def test_no_other_place_has_such_settings() -> None:
+    """But the extender, whose threads take shorter turns."""
+    settings = re.compile(r"setswitchinterval|gc\.set_threshold|RLIMIT_NOFILE")
+    folders = ("cardwise", "webhook", "extender", "deviceplugin", "mps")
+    files = {
+        str(file.relative_to(ROOT))
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        if settings.search(file.read_text())
+    }
+    assert files == {"cardwise/runtime/interpreter.py", "extender/process.py"}
