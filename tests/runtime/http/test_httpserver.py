@@ -190,11 +190,14 @@ def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certifi
 def test_bodies_without_a_certificate_are_bounded_together(serve):
     server = serve(held=250_000)
     lines = [server.connect() for _ in range(4)]
-    for line in lines:
-        line.sendall(BODY + b"x" * 90_000)
-        server.get()
-    assert closed(lines[0])
-    lines[-1].sendall(b"x" * 10_000)
+    sizes = (95_000, 80_000, 70_000, 20_000)  # so far apart that the first is the largest, however it comes in pieces
+    for calls, (line, sent) in enumerate(zip(lines, sizes, strict=True), 1):
+        line.sendall(BODY + b"x" * sent)
+        if calls < 3:
+            until(lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held > read, "that it has been read")
+        elif calls == 3:
+            assert closed(lines[0])
+    lines[-1].sendall(b"x" * 80_000)
     assert len(answer(lines[-1])) == 100_000
 
 
@@ -249,8 +252,8 @@ def test_of_one_address_large_calls_silence_no_small_ones(serve):
     server = serve(held=250_000)
     small, big = server.connect(), [server.connect() for _ in range(3)]
     small.sendall(post("/echo", 20_000, 19_000))
-    for line in big:
-        line.sendall(post("/echo", 100_000, 90_000))
+    for line, sent in zip(big, (95_000, 80_000, 70_000), strict=True):  # the first is the largest, in whatever pieces
+        line.sendall(post("/echo", 100_000, sent))
         server.get(source="127.0.0.2")
     assert closed(big[0])
     small.sendall(b"x" * 1_000)
@@ -368,6 +371,7 @@ def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
     for line in lines[:2]:
         asks(line, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
+    until(lambda: server.pool._waiting == 1, "that the second waits")
     asks(lines[2])
     assert lines[2].recv(100).startswith(b"HTTP/1.1 503")
     other = server.connect(source="127.0.0.2")
