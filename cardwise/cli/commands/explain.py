@@ -29,6 +29,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import eligible
 from cardwise.kube.survey import Survey
 
 _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
@@ -199,6 +200,10 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         for namespace, name, asked in (seen.waiting if seen is not None else ())
         if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
+    reach = {}
+    if gang is not None and partners and nodes is not None:
+        members = client.objects(paths.pods(metadata["namespace"]), paths.with_label(names.GANG, gang.name))
+        reach = {member["metadata"]["name"]: eligible.nodes(member, nodes) for member in members}
     replicas = workloads.replicas(client, pod)
     deployments = schedulers.take(client)
     return Around(
@@ -206,8 +211,12 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         replicas.former,
         replicas.fellows | bound,
         partners,
-        schedulers.named(deployments) if deployments is not None else None,
-        schedulers.stopped(deployments or ()),
+        reach,
+        bound,
+        needed=max(0, gang.minimum - len(gang.bound)) if gang is not None else 0,
+        is_planned=gang is not None and bool(gang.held or gang.waiting_for),
+        schedulers=schedulers.named(deployments) if deployments is not None else None,
+        stopped=schedulers.stopped(deployments or ()),
         silent=installation.silent_seconds(client, installed),
         bound_past=tuple(dict.fromkeys(one.name for one in podevents.bound_past(client, metadata["namespace"]))),
         quotas=_quotas(client, metadata["namespace"]) if seen is None else (),

@@ -38,6 +38,10 @@ class Around:
     fellows: names of pods whose end would not help, since each would be recreated and wait beside this one: of its own
         gang, or of the controller that made it too.
     partners: by name what the other waiting pods of its gang ask for.
+    reach: by name the nodes that these may be on; of those that are not here it is not known.
+    bound: names of the pods of its gang that have a node.
+    needed: how many more pods of its gang must get a node together, 0 where that is not known.
+    is_planned: whether cards are held for its gang, or it waits for kube-scheduler alone.
     schedulers: the names of the chart's own kube-scheduler that is there, None where that is not known.
     stopped: those of them that do not run.
     webhook: None where that is not known, or is of no interest.
@@ -51,6 +55,10 @@ class Around:
     former: frozenset[str] = frozenset()
     fellows: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
+    reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    bound: frozenset[str] = frozenset()
+    needed: int = 0
+    is_planned: bool = False
     schedulers: frozenset[str] | None = None
     stopped: frozenset[str] = frozenset()
     webhook: Webhook | None = None

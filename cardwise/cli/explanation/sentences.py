@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import nodestates, published, snapshots, workloads
 from cardwise.cli.cluster.published import Published
-from cardwise.cli.explanation import holdups, remedies
+from cardwise.cli.explanation import gangfit, holdups, remedies
 from cardwise.cli.explanation.holdups import Around
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
@@ -364,6 +364,7 @@ def _waiting(
     nodes = [name for name in with_cards if admitted is None or name in admitted]
     ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
     views = explanation.explain(survey.ledger, nodes, asked, policy, headroom, ranked=ranked)
+    lines += gangfit.obstacles(pod, asked, survey, nodes=nodes, policy=policy, around=around)
     lines += holdups.types(asked, survey)
     lines += holdups.quotas_in_the_way(asked, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None and view.roomy]

@@ -236,6 +236,70 @@ def together(
     return tuple(gone)
 
 
+@dataclass(frozen=True, slots=True)
+class Unplaceable:
+    """A request that finds no place although nothing else holds a card.
+
+    index: of the request among those that were given.
+    alone: whether it finds none even without the others; else those that are placed leave it none.
+    refusals: by node, why it is not placed there.
+    """
+
+    index: int
+    alone: bool
+    refusals: Mapping[str, Refusal]
+
+
+def place_on_empty(
+    ledger: Ledger,
+    requests: Sequence[PodRequest],
+    nodes: Sequence[Sequence[str]],
+    policy: str,
+    *,
+    kept: Collection[str] = (),
+) -> tuple[int, Unplaceable | None]:
+    """How many of these requests could run at once on empty cards, and the first that could not.
+
+    They are placed one after another, each where the policy finds it best: no search for the order that fits most.
+    Quotas do not matter. The ledger is as before afterwards.
+
+    nodes: for each request, the nodes that its pod may be on.
+    kept: UIDs of pods that go on holding their cards.
+    """
+    undo = [ledger.release(holding.uid) for holding in ledger.holdings() if holding.uid not in kept]
+    members: list[Undo] = []
+    first: tuple[int, dict[str, Refusal]] | None = None
+    try:
+        for i, request in enumerate(requests):
+            best, refusals = _best(ledger, nodes[i], request, policy)
+            found = placement.place_on(ledger.node(best), request, policy, ()) if best else None
+            if found is None or isinstance(found, Refusal):
+                first = first or (i, refusals)
+                continue
+            held = Holding(f"member/{i}", "", "", best, found.assignment, mps_client=request.mps_client)
+            members.append(ledger.hold(held))
+        count = len(members)
+        while members:
+            members.pop()()
+        if first is None:
+            return count, None
+        index, refusals = first
+        best, refusals_alone = _best(ledger, nodes[index], requests[index], policy)
+        return count, Unplaceable(index, alone=not best, refusals=refusals if best else refusals_alone)
+    finally:
+        for back in (*reversed(members), *reversed(undo)):
+            back()
+
+
+def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
+    """The node that the policy finds best for the request, "" where none takes it; and why the others refuse it."""
+    scorer = placement.Scorer(request, policy, ())
+    scores = {name: scorer.score(ledger.node(name)) for name in nodes}
+    refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}
+    taking = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
+    return max(taking, key=lambda name: (taking[name], name), default=""), refusals
+
+
 def _least_short(view: NodeView) -> int:
     """The least that is missing on one of its cards that may serve the request."""
     return min((card.short for card in view.cards if not card.closed), default=0)

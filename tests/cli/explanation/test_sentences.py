@@ -5,7 +5,7 @@ from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import sentences
 from cardwise.cli.explanation.holdups import Around
-from cardwise.core.api import assignment, names, request
+from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
@@ -467,6 +467,51 @@ def test_for_a_gang_all_that_must_end_are_named():
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(one in text.rpartition("gang: ")[2] for one in who.split(", "))
     assert len(seen.ledger) == 3, "as it was"
+
+
+def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, **more: object) -> str:
+    """What a pod of so many MiB hears whose gang has these waiting members besides, on n1 and n2 of one card each."""
+    seen = seen or Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    asking = {name: asked for name, amount in partners.items() if (asked := request.parse(waiting_for(amount)))}
+    held = seen.ledger.holdings()
+    text = sentences.explain(
+        waiting_for(mem), seen, around=around(labelled("n1"), labelled("n2"), partners=asking, **more)
+    )
+    assert seen.ledger.holdings() == held, "as it was"
+    return text
+
+
+def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
+    never = "Its gang cannot start: member b finds no place even if every card is empty (n1, n2: "
+    assert never in of_gang(4000, {"a": 16000, "b": 99999})
+    crowded = (
+        "Its gang does not fit together even if every card is empty: placed one after another, 2 of its 3 waiting "
+        "members find a place, and 3 have to; b finds none (n1, n2: "
+    )
+    assert crowded in of_gang(16000, {"a": 16000, "b": 16000})
+    assert "Its gang" not in of_gang(16000, {"a": 16000}), "what runs now may end"
+    for more in ({"is_planned": True}, {"needed": 2}):
+        assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **more)
+    assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, needed=2)
+    narrow = of_gang(4000, {"a": 4000}, reach={"a": frozenset()})
+    assert "member a finds no place even if every card is empty (it may be on no node with cards)." in narrow
+
+
+def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
+    seen = Survey(ledger=ledger_with_free(n1=[16276], n2=[200]))
+    seen.ledger.hold(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
+    assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
+    assert "1 of its 2 waiting members find a place, and 2 have to; a finds none" in of_gang(
+        16000, {"a": 16000}, seen=seen, bound=frozenset({"first"})
+    )
+
+
+def test_a_gang_larger_than_its_quota_hears_of_it():
+    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    seen.quotas = [quotas.parse(gpu_quota("team-b", {"memoryMiB": 30000}))]
+    together = "Its gang cannot start: its 2 waiting members ask for 32000 MiB of all cards together, and GPUQuota team"
+    assert f"{together} allows 30000.\n" in of_gang(16000, {"a": 16000}, seen=seen)
+    assert "Its gang" not in of_gang(16000, {"a": 14000}, seen=seen)
 
 
 def test_nobody_is_told_to_end_what_would_come_again_and_wait():
