@@ -145,8 +145,10 @@ def of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tup
         console.say(f"note: {seen.partial}", err=True)
     if told.note and seen is not None and waits:  # of a placed pod no policy decides any more
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    pods: Sequence[Json] = ()
     if seen is not None:
-        _mark_ending(client, seen, namespace)
+        pods = _visible_pods(client, namespace)
+        _mark_ending(seen, pods)
     engine = None
     if seen is not None and waits and published.in_force(pod, told) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
@@ -155,18 +157,23 @@ def of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tup
         engine = SurveyedEngine(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             console.say(f"note: {note}", err=True)
-    around = _around(client, pod, seen, gang, installed)
+    bare = frozenset(str(one["metadata"].get("uid")) for one in pods if workloads.is_bare(one))
+    around = replace(_around(client, pod, seen, gang, installed), bare=bare)
     of_gang = holdups.gang(gang) if gang is not None else ()
     text = sentences.explain(pod, seen, of_gang, told, engine, around=around)
     return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
 
 
-def _mark_ending(client: KubeClient, seen: Survey, namespace: str) -> None:
-    """Mark what deleted pods still hold: nobody has to end them again."""
+def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
+    """All pods; where these may not be read, those of the namespace. Raises KubeError."""
     try:
-        pods = list(client.objects(paths.pods()))
+        return list(client.objects(paths.pods()))
     except errors.Forbidden:
-        pods = list(client.objects(paths.pods(namespace)))
+        return list(client.objects(paths.pods(namespace)))
+
+
+def _mark_ending(seen: Survey, pods: Sequence[Json]) -> None:
+    """Mark what deleted pods still hold: nobody has to end them again."""
     ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in seen.ledger.holdings():
         if holding.uid in ending and not holding.mark:
@@ -208,11 +215,11 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
     deployments = schedulers.take(client)
     return Around(
         nodes,
-        replicas.former,
-        replicas.fellows | bound,
-        partners,
-        reach,
-        bound,
+        former=replicas.former,
+        fellows=replicas.fellows | bound,
+        partners=partners,
+        reach=reach,
+        bound=bound,
         needed=max(0, gang.minimum - len(gang.bound)) if gang is not None else 0,
         is_planned=gang is not None and bool(gang.held or gang.waiting_for),
         schedulers=schedulers.named(deployments) if deployments is not None else None,

@@ -37,6 +37,7 @@ class Around:
     former: names of pods that the pod's own Deployment made before its last change.
     fellows: names of pods whose end would not help, since each would be recreated and wait beside this one: of its own
         gang, or of the controller that made it too.
+    bare: UIDs of pods that no controller recreates.
     partners: by name what the other waiting pods of its gang ask for.
     reach: by name the nodes that these may be on; of those that are not here it is not known.
     bound: names of the pods of its gang that have a node.
@@ -54,6 +55,7 @@ class Around:
     nodes: Sequence[Json] | None = None
     former: frozenset[str] = frozenset()
     fellows: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
     reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
     bound: frozenset[str] = frozenset()

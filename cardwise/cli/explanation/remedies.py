@@ -100,7 +100,8 @@ def _holders(
         every = explanation.together(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
         if every:
             who = wording.few([holder(one) for one in every], _FEW, "pod")
-            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}"
+            bare = _bare_among(every, around)
+            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}{bare}"
         return
     near = explanation.nearest(ledger, views, asked, policy, headroom, kept=kept)
     if near is None:
@@ -112,7 +113,18 @@ def _holders(
     if not near.holders:
         yield f"what is ending on {near.node} is gone: nobody else has to go"
         return
-    yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pod')}"
+    who = wording.few([holder(one) for one in near.holders], _FEW, "pod")
+    yield f"these ended ({where}{short}): {who}{_bare_among(near.holders, around)}"
+
+
+def _bare_among(holders: Sequence[Holding], around: Around) -> str:
+    """Which of these pods are lost when they end, as the end of a sentence; "" where none is."""
+    bare = [f"{one.namespace}/{one.name}" for one in holders if one.uid in around.bare]
+    if not bare:
+        return ""
+    return (
+        f"; no controller recreates {wording.few(bare, _FEW, 'pod')}, so save what is deleted: kubectl get pod -o yaml"
+    )
 
 
 def _without_mps(

@@ -68,6 +68,22 @@ def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that
     assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
 
 
+def test_who_is_asked_to_end_a_pod_hears_that_nobody_recreates_it(monkeypatch, api):
+    def ends() -> str:
+        said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+        return next(line for line in said.splitlines() if "these ended" in line)
+
+    api.change(
+        "pods", "web-1-b", "team-a", spec=waiting("", "", {"aliyun.com/gpu-mem": "14000", names.SHARE: "1"})["spec"]
+    )
+    assert ends().endswith(
+        "team-b/big (4069 MiB); no controller recreates team-b/big, so save what is deleted: kubectl get pod -o yaml"
+    )
+    owner = {"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}
+    api.change("pods", "big", "team-b", metadata={"ownerReferences": [owner]})
+    assert ends().endswith("team-b/big (4069 MiB)")
+
+
 def test_a_workload_names_the_nodes_of_its_pods_that_do_not_report(monkeypatch, api):
     api.change("nodes", "n1", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
     said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
@@ -295,6 +311,12 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
     before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z): "
     recreate = "`kubectl get pod -n team-a p -o yaml > p.yaml && kubectl replace --force -f p.yaml`"
     assert f"{before}no controller makes another, so {recreate} saves it to p.yaml, deletes it and cr" in said()
+    api.replace("mutatingwebhookconfigurations")
+    arguments = ["--exempt-namespaces=kube-system,team-a"]
+    webhook = made("cardwise-webhook", names.NAMESPACE)
+    webhook["spec"] = {"template": {"spec": {"containers": [{"args": arguments}]}}}
+    api.add("deployments", webhook)
+    assert "Namespace team-a is exempt from the webhook" in said(), "also while its configuration is missing"
     api.forbid("mutatingwebhookconfigurations")
     assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in said()
 
@@ -346,3 +368,24 @@ def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api)
         api.add("events", told("BoundPastCardwise", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
     said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in said
+
+
+def test_a_gang_that_could_never_start_is_told_by_the_cluster_it_is_in(monkeypatch, api):
+    def member(name: str, mem: str) -> Json:
+        pod = waiting("team-a", name, {"aliyun.com/gpu-mem": mem, names.SHARE: "1"})
+        pod["metadata"]["labels"] = {names.GANG: "g"}
+        pod["spec"]["schedulingGates"] = [{"name": names.GANG}]
+        return pod
+
+    api.add("podgroups", {"metadata": {"namespace": "team-a", "name": "g"}, "spec": {"minMember": 2}})
+    big = member("big", "99999")
+    api.add("pods", member("small", "1000"), big)
+    never = "Its gang cannot start: member big finds no place even if every card is empty (n1, n2: "
+    assert never in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout
+    api.replace("pods", member("small", "1000"), member("big", "1000"))
+    assert "Its gang cannot" not in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout
+    picky = member("big", "1000")
+    picky["spec"]["nodeSelector"] = {"gpu": "h100"}
+    api.replace("pods", member("small", "1000"), picky)
+    nowhere = "Its gang cannot start: member big finds no place even if every card is empty (it may be on no node with"
+    assert nowhere in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout
