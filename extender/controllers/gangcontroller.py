@@ -4,9 +4,9 @@ The state says what is due; the leader writes it here, several writes at a time.
 look-ups of `loops` are slow.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ from cardwise.core.gangs.gangs import Foreign, Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
-from cardwise.kube.fairqueueing import round_robin
 from cardwise.kube.pods.eviction import evict
+from cardwise.runtime.http.threads import Threads
 from extender.records.podref import PodRef
 from extender.reporting.podgroupwriter import rolled_back
 from extender.state import State
@@ -27,12 +27,11 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
-_MOST = 200  # writes in one step
+_MOST_QUEUED = 64  # writes of a namespace; what they rest on must not be older than it takes to do so many
+_REMEMBERED = 200  # pods, above which those are forgotten that may be written again
 _SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
-_SLOW = 2.0  # seconds that make a write slow
-_REST_SECONDS = 10.0  # in which nothing is written to a namespace after `_AT_ONCE` slow writes there
 _FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup that is not ours
 _FOREIGN_MOST = 50  # such looks in one step
 _FOREIGN_STEP = 0.5  # seconds, after which a step takes no further look
@@ -60,10 +59,12 @@ class GangController:
         self._active = active
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by pod
-        self._rests: dict[str, float] = {}  # namespaces, until when
+        self._writing: dict[str, str] = {}  # namespaces of pods that are written or queued for it, by UID
+        self._lock = threading.Lock()  # of `_writing`
         self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is looked at again
         self._looked_at: dict[str, float] = {}  # when one of the namespace was
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
+        self._stopping = False
 
     def step(self) -> None:
         """One round."""
@@ -75,44 +76,42 @@ class GangController:
         self._write([(pod, partial(self._evict, pod, why)) for pod, why in work.evict], _EVICT_SECONDS)
 
     def stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Drops the writes that have not begun."""
+        self._stopping = True
 
     def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
-        """Does the writes that are due, namespaces in turn, and of each the oldest members first. No pod is written
-        again within `again` seconds.
+        """Begins the writes that are due, of each namespace the oldest members first.
 
-        A tenant can have gangs of thousands of pods, and can make each write to his pods take seconds
-        (`metadata.managedFields`); others do not wait for that.
+        No pod is written again within `again` seconds. A tenant can have gangs of thousands of pods, and can make each
+        write to its pods take seconds (`metadata.managedFields`). So namespaces get the same time of the threads, and
+        a step, which plans gangs as well, waits for no write.
         """
         now = self._clock.now()
-        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
-        if len(self._not_before) > _MOST:
+        if len(self._not_before) > _REMEMBERED:
             self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
-        due = [
-            (pod, write)
-            for pod, write in writes
-            if self._not_before.get(pod.uid, now) <= now and pod.namespace not in self._rests
-        ]
-        due = round_robin(due, lambda write: write[0].namespace)[:_MOST]
-        if not due:
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gangs")
-        for pod, _ in due:
+        with self._lock:
+            writing = dict(self._writing)
+        queued = Counter(writing.values())
+        for pod, write in writes:
+            if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[pod.namespace] >= _MOST_QUEUED:
+                continue
+            queued[pod.namespace] += 1
             self._not_before[pod.uid] = now + again
-        slow = Counter[str]()
-        for done in [self._pool.submit(self._in_time, pod, write, slow) for pod, write in due]:
-            done.result()
+            with self._lock:
+                self._writing[pod.uid] = pod.namespace
+            if self._threads is None:  # made late, in the process that serves
+                self._threads = Threads("gangs", _AT_ONCE, self._clock)
+            self._threads.submit(partial(self._do, pod, write), pod.namespace)
 
-    def _in_time(self, pod: PodRef, write: Callable[[], None], slow: Counter[str]) -> None:
-        """Writes, unless too many writes of the namespace have been `slow` in this step."""
-        if slow[pod.namespace] >= _AT_ONCE:
-            self._rests[pod.namespace] = self._clock.now() + _REST_SECONDS
-            return
-        began = self._clock.now()
-        write()
-        slow[pod.namespace] += self._clock.now() - began >= _SLOW
+    def _do(self, pod: PodRef, write: Callable[[], None]) -> None:
+        try:
+            if self._active() and not self._stopping:
+                write()
+        except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
+            _log.exception("a pod of a gang could not be written", pod=pod.pod, uid=pod.uid)
+        finally:
+            with self._lock:
+                del self._writing[pod.uid]
 
     def _free(self, pod: PodRef) -> None:
         """Removes the gate. Idempotent. A pod that was made again under this name is left alone: a patch that would
