@@ -79,10 +79,17 @@ class _PodMeta(Struct):
     namespace: str | None = None
     uid: str | None = None
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
 
 
 class _SchedulingGroup(Struct, rename="camel"):
     pod_group_name: str | None = None
+
+
+class _Affinity(Struct, rename="camel"):
+    node_affinity: dict[str, Any] | None = None
+    pod_affinity: dict[str, Any] | None = None
+    pod_anti_affinity: dict[str, Any] | None = None
 
 
 class _PodSpec(Struct, rename="camel"):
@@ -90,11 +97,15 @@ class _PodSpec(Struct, rename="camel"):
     init_containers: list[_Container] | None = None
     security_context: _Security | None = None
     host_users: bool | None = None
+    priority: int | None = None
+    scheduler_name: str | None = None
+    affinity: _Affinity | None = None
+    topology_spread_constraints: list[dict[str, Any]] | None = None
     scheduling_group: _SchedulingGroup | None = None
 
 
 class _PodShape(Struct):
-    """The fields whose types `core.api.request` relies on."""
+    """The fields whose types `core.api.request` and the verbs rely on."""
 
     metadata: _PodMeta | None = None
     spec: _PodSpec | None = None

@@ -84,13 +84,12 @@ class PodRequest:
     priority: int = 0
     mps: Mode = Mode.PREFERRED
     user: int = mpsprofile.IMAGE
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Computed once: the planner of gangs has requests as keys, hundreds of them in each turn.
-        object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _VALUES])))
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
+        # Computed once: the planner of gangs has requests as keys, hundreds of them in each turn.
+        if not self._hash:
+            object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _VALUES])))
         return self._hash
 
     def __reduce__(self) -> tuple[Callable[..., "PodRequest"], tuple[()]]:
