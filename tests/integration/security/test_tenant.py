@@ -442,7 +442,7 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
     assert explained.returncode == 0, explained.stderr
     assert f"pod {tenant.space.name}/past is gone. Its last events:\n" in explained.stdout
     assert " BoundPastCardwise: deleted: " in explained.stdout
-    assert "It got no GPU, since a scheduler that does not ask Cardwise's extender had bound it: " in explained.stdout
+    assert "It got no GPU, since something other than Cardwise's extender had bound it. " in explained.stdout
     tenant.edit.delete(f"{budgets}/mine")
 
 
