@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cardwise.core.values.quantity import MiB
@@ -37,6 +37,13 @@ uses = st.lists(
 ).map(lambda found: [replace(use, pid=pid) for pid, use in enumerate(found, 1)])
 
 
+@example(
+    [
+        ProcessUse(card="GPU-0", pid=1, pod="a", container="a/0"),
+        ProcessUse(card="GPU-0", pid=2, memory=MiB(514), pod="a", container="a/0"),
+    ],
+    {"a": PodGrant({("0", "GPU-0"): MiB(1)}, {"a/0": "0"})},
+)
 @given(uses, pods())
 def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(found, grants):
     told = findings.compare(found, grants, TOLERANCE)
@@ -53,13 +60,13 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(fo
             continue
         key = grants[use.pod].keys[use.container]
         share = grants[use.pod].shares.get((key, use.card))
-        theirs = sum(
+        theirs = [
             other.memory or 0
             for other in found
             if (other.card, other.pod, other.container) == (use.card, use.pod, use.container)
-        )
+        ]
         if share is not None:
-            assert (finding is not None) == (theirs > share + TOLERANCE)
+            assert (finding is not None) == (sum(theirs) > share + TOLERANCE * len(theirs))
             assert finding is None or finding.reason is Reason.MEMORY_OVERRUN
         else:
             assert finding is not None
