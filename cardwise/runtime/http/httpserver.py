@@ -4,6 +4,10 @@ One thread accepts connections, shakes hands and reads, never waiting for anybod
 the handshake, a call or the reading of an answer, so costs a socket and some memory, until its time is over or others
 need the place (`Limits`). Clients that have shown a certificate keep their place.
 
+A client that closes while its call waits for a thread is gone: the call is dropped. So is one that closes its sending
+side only and would still read the answer, which HTTP/1.1 allows. No client of ours does so (Go's transport closes both
+sides when a call is cancelled or takes too long), and Go's server takes it for the client's end as well.
+
     accept ──► HANDSHAKE ──► IDLE ──► READING ──► BUSY (a thread has it) ──► IDLE, READING, WRITING or CLOSING
                (TLS only)      └──────────────────►┘
 """
@@ -105,10 +109,12 @@ class Limits:
     a call could meet the closing connection, and Go does not repeat a POST.
 
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
-    address that have come whole and are not answered yet; more are refused. `body`: bytes of one call. `held`: bytes
-    that connections without a certificate and their calls take. Where they take more, the address that holds most
-    loses its largest call, unless a thread has it. So N addresses may hold an Nth each whatever the others do, and an
-    address that calls for many (an API server) loses nobody's small calls for another's large ones.
+    address that have come whole and are not answered yet. If one more comes, the flow (a namespace of an API server's
+    calls) that has most loses its last one: so of N flows each may have an Nth, whatever the others send. `body`:
+    bytes of one call. `held`: bytes that connections without a certificate and their calls take. Where they take more,
+    the address that holds most loses its largest call, unless a thread has it. So N addresses may hold an Nth each
+    whatever the others do, and an address that calls for many (an API server) loses nobody's small calls for another's
+    large ones.
     """
 
     handshake: Bound = Bound(2.0, 1000)
@@ -123,6 +129,8 @@ class Limits:
 
 
 Route = Callable[[Environ], Threads]
+Flow = tuple[Threads, str]
+"""Calls of one address that take turns as one: of the same threads, and for the same `Listener.whose`."""
 
 
 class Listener(NamedTuple):
@@ -141,7 +149,7 @@ class Listener(NamedTuple):
 class _Client:
     """What an address has here without a certificate."""
 
-    __slots__ = ("connections", "held", "phases")
+    __slots__ = ("connections", "flows", "held", "phases")
 
     def __init__(self) -> None:
         self.connections: dict[_Connection, None] = {}
@@ -149,15 +157,20 @@ class _Client:
         self.phases: dict[ConnectionPhase, OrderedDict[_Connection, None]] = {
             phase: OrderedDict() for phase in ConnectionPhase
         }
+        self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # those that are BUSY, by flow, the oldest first
         self.held = 0  # bytes
+
+    def largest_flow(self) -> "OrderedDict[_Connection, None]":
+        """The calls of the flow that has most. There must be one."""
+        return max(self.flows.values(), key=len)
 
 
 class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
-        "arrived", "client", "deadline", "held", "last", "listener", "phase", "poller", "queue", "readable", "reader",
-        "sock", "source", "threads", "tls", "unsent", "wanted", "work",
+        "arrived", "client", "deadline", "flow", "held", "last", "listener", "phase", "poller", "queue", "readable",
+        "reader", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
@@ -168,6 +181,7 @@ class _Connection:
         self.reader = reader
         self.threads: Threads | None = None  # that answer its call
         self.work: Work | None = None  # its call, for them
+        self.flow: Flow | None = None  # of its call, while it is BUSY
         self.arrived = 0.0  # when the call that is read or answered began to come
         self.last = False  # the connection ends with what is unsent
         self.unsent = memoryview(b"")
@@ -352,8 +366,17 @@ class HttpServer:
             with contextlib.suppress(BlockingIOError):
                 if not connection.sock.recv(_READ_BYTES):
                     self._close(connection)
+        elif connection.phase is ConnectionPhase.BUSY:
+            self._drop_call_of_gone_client(connection)
         else:
             self._read(connection)
+
+    def _drop_call_of_gone_client(self, connection: _Connection) -> None:
+        if self._cancel(connection):
+            self._close(connection)
+        elif connection.poller is not None:  # a thread answers it: nothing is left to do, and the poller would go on
+            connection.poller.unregister(connection.sock)
+            connection.poller = None
 
     def _safely(self, step: Callable[[_Connection], None], connection: _Connection) -> None:
         try:
@@ -385,32 +408,39 @@ class HttpServer:
             self._free_memory()
 
     def _have_answered(self, connection: _Connection) -> None:
-        client = connection.client
-        if client is not None and not self._may_wait(client):
+        client, listener = connection.client, connection.listener
+        environ = connection.reader.calls[0].environ
+        threads = listener.route(environ)
+        whose = listener.whose(environ) if listener.whose is not None else ""
+        flow = threads, whose
+        if client is not None and not self._may_wait(client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self._enter(connection, ConnectionPhase.BUSY, None)
-        environ, listener = connection.reader.calls[0].environ, connection.listener
-        threads = connection.threads = listener.route(environ)
-        whose = listener.whose(environ) if listener.whose is not None else ""
+        self._leave(connection)  # which may be BUSY with a former call, of another flow
+        connection.threads, connection.flow = threads, flow
+        self._enter(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
         connection.work = threads.submit(lambda: self._answer(connection, threads), address, whose)
         self._free_memory()
 
-    def _may_wait(self, client: _Client) -> bool:
-        """Whether one more call of the client may wait for a thread. Where too many wait, the address that has most
-        loses its last one.
+    def _may_wait(self, client: _Client, flow: Flow) -> bool:
+        """Whether one more call of the client's flow may wait for a thread. Where too many wait, of all clients or of
+        this one, the largest flow loses its last call: that of the client with most, if it is not this one.
         """
         mine = len(client.phases[ConnectionPhase.BUSY])
-        if mine >= self._limits.busy:
+        if mine < self._limits.busy:
+            if len(self._queues[ConnectionPhase.BUSY, False]) < _MOST_BUSY:
+                return True
+            largest = self._largest(ConnectionPhase.BUSY)
+            if len(largest.phases[ConnectionPhase.BUSY]) > mine + 1:
+                return self._give_up_last(largest)
+        if not mine or len(client.largest_flow()) <= len(client.flows.get(flow, ())) + 1:
             return False
-        waiting = self._queues[ConnectionPhase.BUSY, False]
-        if len(waiting) < _MOST_BUSY:
-            return True
-        largest = self._largest(ConnectionPhase.BUSY)
-        if len(largest) <= mine + 1:
-            return False
-        return any(self._give_up(other, "crowded") for other in reversed(largest))
+        return self._give_up_last(client)
+
+    def _give_up_last(self, client: _Client) -> bool:
+        """Gives up the last call of the client's largest flow that has no thread yet, if there is one."""
+        return any(self._give_up(other, "crowded") for other in reversed(client.largest_flow()))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -579,6 +609,8 @@ class HttpServer:
             if len(waiting) >= bound.most:
                 self._drop_of_largest(phase)
             client.phases[phase][connection] = None
+            if phase is ConnectionPhase.BUSY and connection.flow is not None:
+                client.flows.setdefault(connection.flow, OrderedDict())[connection] = None
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -598,17 +630,22 @@ class HttpServer:
         if connection.queue is not None:
             if connection.client is not None:
                 del connection.client.phases[connection.phase][connection]
+                if connection.phase is ConnectionPhase.BUSY and connection.flow is not None:
+                    flow = connection.client.flows[connection.flow]
+                    del flow[connection]
+                    if not flow:
+                        del connection.client.flows[connection.flow]
             del connection.queue[connection]
             connection.queue = None
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
         """Of the address with the most connections in the phase, drops the one that has been in it longest."""
-        if largest := self._largest(phase):
+        if largest := self._largest(phase).phases[phase]:
             self._drop(next(iter(largest)), "crowded")
 
-    def _largest(self, phase: ConnectionPhase) -> OrderedDict[_Connection, None]:
-        """The connections that are in the phase, of the address that has most there."""
-        return max((client.phases[phase] for client in self._clients.values()), key=len)
+    def _largest(self, phase: ConnectionPhase) -> _Client:
+        """The client with the most connections in the phase."""
+        return max(self._clients.values(), key=lambda client: len(client.phases[phase]))
 
     def _measure(self, connection: _Connection) -> None:
         if connection.client is not None:
@@ -634,12 +671,18 @@ class HttpServer:
     def _give_up(self, connection: _Connection, reason: str) -> bool:
         """Closes the connection, unless a thread answers it; if its call waits for one, with 503."""
         if connection.phase is ConnectionPhase.BUSY:
-            if connection.threads is None or connection.work is None or not connection.threads.cancel(connection.work):
+            if not self._cancel(connection):
                 return False
             connection.unsent = memoryview(httpcalls.refusal(HTTPStatus.SERVICE_UNAVAILABLE))
             connection.send()
         self._drop(connection, reason)
         return True
+
+    def _cancel(self, connection: _Connection) -> bool:
+        """Takes its call from the queue of its threads. False: a thread has it, or has had it."""
+        if connection.threads is None or connection.work is None:
+            return False
+        return connection.threads.cancel(connection.work)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         _DROPPED.labels(reason).inc()

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 
@@ -592,13 +593,24 @@ def test_t62_many_reviews_of_one_tenant_keep_no_other_from_an_answer(tenant: Ten
     print(f"{answered_before(tenant.cluster, 60)} were answered before the other")
 
 
+def test_t62_more_reviews_of_one_tenant_than_may_wait_keep_no_other_from_an_answer(tenant: Tenant) -> None:
+    """All from one address, as the API server's are."""
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(contextlib.closing(line)) for line in webhook_lines(tenant.cluster, 401)]
+        for line in lines[1:]:
+            line.request("POST", "/mutate", large_review_of("many"), {"Content-Type": "application/json"})
+        body = review_of("one", pod("small", gpu_mem=64))
+        lines[0].request("POST", "/mutate", body, {"Content-Type": "application/json"})
+        assert b'"allowed":true' in lines[0].getresponse().read()
+        refused = sum(line.getresponse().status == HTTPStatus.SERVICE_UNAVAILABLE for line in lines[1:])
+    print(f"{refused} of the others were refused")
+
+
 def answered_before(cluster: Cluster, count: int) -> int:
     """So many connections ask for large reviews of one namespace until a small one of another has its answer. How many
     of the large were answered before it.
     """
-    env = [{"name": f"E{i}", "value": "x"} for i in range(15)]
-    large = pod("large", containers=[container(f"c{i}", gpu_mem=1) | {"env": env} for i in range(120)])
-    said = {"many": review_of("many", large), "one": review_of("one", pod("small", gpu_mem=64))}
+    said = {"many": large_review_of("many"), "one": review_of("one", pod("small", gpu_mem=64))}
     answered: list[str] = []
     first, over = threading.Event(), threading.Event()
 
@@ -637,6 +649,12 @@ def webhook_lines(cluster: Cluster, count: int, address: str = "") -> list[http.
     for line in lines:
         line.connect()
     return lines
+
+
+def large_review_of(namespace: str) -> bytes:
+    env = [{"name": f"E{i}", "value": "x"} for i in range(15)]
+    containers = [container(f"c{i}", gpu_mem=1) | {"env": env} for i in range(120)]
+    return review_of(namespace, pod("large", containers=containers))
 
 
 def review_of(namespace: str, obj: Json) -> bytes:

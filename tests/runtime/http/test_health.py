@@ -1,5 +1,6 @@
 import contextlib
 import http.client
+import select
 import socket
 import threading
 import urllib.request
@@ -7,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from cardwise.runtime.http.health import HealthServer
+from cardwise.runtime.http.health import _LIMITS, HealthServer
 from cardwise.runtime.settings import HostPort
 from tests.cluster import ports
 from tests.fakes.clock import FakeClock
@@ -89,6 +90,31 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
     with trickling(server.port, 60, HEAD, b"", b"G"):
         assert ask(server, "/healthz", "/readyz")[0][0] == 200
         assert threading.active_count() - before <= 4
+
+
+def test_as_many_scrapes_as_an_address_may_have_keep_no_probe_of_the_same_address_out(healthy):
+    """Pods of the host's network have the kubelet's address."""
+    go_on = threading.Event()
+
+    class Slow:
+        def collect(self):
+            go_on.wait(60)
+            return []
+
+    registry = CollectorRegistry()
+    registry.register(Slow())
+    server = healthy(registry=registry)
+    with contextlib.ExitStack() as lines:
+        scrapes = [
+            lines.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+            for _ in range(_LIMITS.busy + 1)
+        ]
+        for line in scrapes:
+            line.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        refused, _, _ = select.select(scrapes, [], [], 60)
+        assert refused[0].recv(100).startswith(b"HTTP/1.1 503"), "as many wait as may"
+        assert ask(server, "/healthz", "/readyz") == [(200, "ok\n"), (200, "ok\n")]
+        go_on.set()
 
 
 def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():

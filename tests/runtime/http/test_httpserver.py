@@ -288,6 +288,96 @@ def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(
     assert answer(third) == b"ok"
 
 
+def busy_calls(server) -> int:
+    """Calls without a certificate that wait for a thread or have one."""
+    return len(server.server._queues[ConnectionPhase.BUSY, False])
+
+
+def ask_in_order(server, calls: list[tuple[str, str]]) -> list[socket.socket]:
+    """Sends a call of each (namespace, client address), the next when the last waits, and returns their lines."""
+    lines = []
+    for namespace, source in calls:
+        lines.append(server.connect(source=source))
+        asks(lines[-1], f"/wait?{namespace}")
+        until(lambda: busy_calls(server) == len(lines), "that it waits")
+    return lines
+
+
+def is_refused(line: socket.socket) -> bool:
+    return line.recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last(serve):
+    """The API server calls for all namespaces: one that creates pods in parallel must not take all its calls."""
+    server = serve(threads=1, busy=4, whose=lambda environ: environ["QUERY_STRING"])
+    many = ask_in_order(server, [("many", "127.0.0.2")] * 4)
+    fair = [server.connect(source="127.0.0.2") for _ in range(3)]
+    asks(fair[0], "/one?fair")
+    assert is_refused(many[3])
+    asks(fair[1], "/two?fair")
+    assert is_refused(many[2])
+    asks(fair[2], "/three?fair")
+    assert is_refused(fair[2]), "it would have more than the other"
+    more = server.connect(source="127.0.0.2")
+    asks(more, "/four?many")
+    assert is_refused(more)
+    server.released.set()
+    assert [answer(line) for line in (*many[:2], *fair[:2])] == [b"ok"] * 4
+
+
+def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_of_the_largest_loses(
+    serve, monkeypatch
+):
+    monkeypatch.setattr(httpserver, "_MOST_BUSY", 6)
+    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
+    first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
+    lines = ask_in_order(server, [*first, ("stranger", "127.0.0.3"), ("stranger", "127.0.0.3")])
+    other = server.connect(source="127.0.0.9")
+    asks(other)
+    assert is_refused(lines[2]), "not the last of that address, which is another namespace's"
+    fair = server.connect(source="127.0.0.2")
+    asks(fair, "/one?fair")
+    assert is_refused(lines[1]), "no address has more, but a namespace of this one has"
+    server.released.set()
+    assert [answer(line) for line in (lines[0], *lines[3:], other, fair)] == [b"ok"] * 6
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_call_that_waits_is_dropped_when_its_client_leaves(serve, certificates, secure):
+    """As the API server does after its time-out: nobody reads the answer, and the place is another's."""
+    shown = client(certificates, show=False) if secure else None
+    server = serve(tls(certificates, client_ca=False) if secure else None, threads=1, busy=3)
+    lines = [server.connect(context=shown) for _ in range(3)]
+    for number, line in enumerate(lines, 1):
+        asks(line, "/wait")
+        until(lambda number=number: busy_calls(server) == number, "that it waits")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    lines[1].close()
+    until(lambda: busy_calls(server) == 2, "that the second is forgotten")
+    late = server.connect(context=shown)
+    asks(late, "/late")
+    until(lambda: busy_calls(server) == 3, "that it may wait")
+    server.released.set()
+    assert [answer(line) for line in (lines[0], lines[2], late)] == [b"ok"] * 3
+    assert server.paths == ["/wait", "/wait", "/late"], "the one that was dropped is not worked on"
+
+
+def test_a_client_that_leaves_while_a_thread_answers_it_is_looked_at_once(serve):
+    """Its call goes on, and the thread that reads does not turn in circles meanwhile."""
+    server = serve(threads=1)
+    line = server.connect()
+    asks(line, "/wait")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    (connection,) = server.server._connections.values()
+    assert connection.poller is not None
+    line.close()
+    until(lambda: connection.poller is None, "that it is polled no more")
+    assert connection.phase is ConnectionPhase.BUSY
+    server.released.set()
+    until(lambda: not server.server._connections, "that it ends with its answer")
+    assert server.get() == b"ok"
+
+
 def test_where_many_wait_it_is_the_crowds_oldest_that_goes_and_no_other(serve):
     server = serve(idle=Bound(100.0, 4))
     alone, crowd = server.connect(), [server.connect(source="127.0.0.2") for _ in range(3)]
