@@ -374,7 +374,7 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T23",
-        "the mark of a static pod's mirror",
+        "the mark of a static pod's mirror: with a node, without one, on a pod that waits",
         [
             creates(
                 with_spec(
@@ -389,6 +389,9 @@ ANOTHER_CARD = (
                 By.NODE_NAME,
                 "spec.nodeName",
             ),
+            # Once bound, such pods would count in no quota.
+            creates(ours(annotations={names.MIRROR: "x"}), By.KUBERNETES, "must set spec.nodeName if mirror"),
+            patches("gated", annotated(**{names.MIRROR: "x"}), By.KUBERNETES, "may not add mirror pod annotation"),
         ],
     ),
 )
