@@ -73,7 +73,9 @@ class WatchPace:
     """How long a reflector watches and pauses, in seconds.
 
     watch_min, watch_max: a watch lasts a random time between them.
-    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark about once a minute.
+    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark about once a minute. If
+        nothing came since it was opened, the reflector lists again: an API server whose etcd was restored from a backup
+        accepts a watch from a version that it does not have yet, and waits (kubernetes#107457).
     backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents, of
     which each node has one.
     """
@@ -129,6 +131,7 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._version = ""
         self._heard: float | None = None
+        self._confirmed = -math.inf  # when a list or a line of a watch last showed that the API server has our version
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
         self._mute = False  # the last watch was accepted, and never sent anything
         self._outage = Outage(client.recovery, self, clock)
@@ -188,8 +191,9 @@ class Reflector(Generic[T]):
         """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
 
         After a watch that went silent, seconds since the API server last sent something. If that watch had sent
-        nothing at all, the next one counts as open when it sends something: to be accepted proves nothing then (a proxy
-        or an API server that accepts each watch and hangs). A healthy one sends a bookmark within `silence`.
+        nothing at all, the next one counts as open when it sends something, and until then these are seconds since the
+        list that came between: to be accepted proves nothing then (a proxy or an API server that accepts each watch and
+        hangs). A healthy one sends a bookmark within `silence`.
         """
         since = self._disconnected_at  # read once: the thread changes it
         return 0.0 if since is None else self._clock.now() - since
@@ -303,8 +307,9 @@ class Reflector(Generic[T]):
         self._version = version
         if not first:
             self._hand_over(self.store.replace(fresh, keep=unreadable))
-        self._heard = self._clock.now()
-        self._mute = False
+        self._heard = self._confirmed = self._clock.now()
+        if self._mute:
+            self._disconnected_at = self._heard
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
@@ -343,10 +348,11 @@ class Reflector(Generic[T]):
                     self._take(line)
                     if self._settle_at != settle_at:
                         return True  # the handler failed: watch on, but only until it is to be asked again
+            self._check_confirmed(before)
         except errors.WatchSilent:
-            self._mute = self.events == before
             if self._disconnected_at is None:
-                self._disconnected_at = started if self._heard is None else self._heard
+                self._disconnected_at = self._confirmed
+            self._check_confirmed(before)
             raise
         finally:
             if self._disconnected_at is None:
@@ -356,13 +362,24 @@ class Reflector(Generic[T]):
         self._heard = self._clock.now()
         return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
+    def _check_confirmed(self, before: int) -> None:
+        """List again if the watch that has ended sent nothing, and nothing came for `silence` seconds: no API server
+        that has our version is so quiet. Short watches that end by themselves count together.
+
+        before: the number of events when the watch was opened.
+        """
+        if self.events == before and self._clock.now() - self._confirmed >= self._pace.silence:
+            self._mute, self._version = True, ""
+            if self._disconnected_at is None:
+                self._disconnected_at = self._confirmed
+
     def _take(self, line: bytes) -> None:
         event = _decode_event(line)
         if event.type == wire.EventType.ERROR:
             raise errors.from_status(bytes(event.object))
         head = _decode_head(event.object).metadata
         self.events += 1
-        self._heard = self._clock.now()
+        self._heard = self._confirmed = self._clock.now()
         self._disconnected_at, self._mute = None, False
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
