@@ -145,6 +145,9 @@ class State:
                 self.gangs.drop(pod.uid)
             self.gangs.beside(pod.uid, pod.group)
             if isinstance(pod, WaitingRecord):
+                self._reservations.mark_unbound(pod.uid)
+                self._loads.mark_unbound(pod.uid)
+                self._unplaced.pop(pod.uid, None)
                 self._queue.waits(pod)
                 if pod.asks is not None and not self._is_on_its_way(pod.asks):
                     self._reservations.nominations.heard(pod.asks, self._clock.now())
@@ -168,6 +171,8 @@ class State:
         with self._lock:
             if placed.node:
                 self._loads.set_pod(key, placed)
+            else:
+                self._loads.mark_unbound(key)
             self.gangs.beside(key, placed.group)
 
     def remove_other(self, key: str) -> None:

@@ -82,6 +82,11 @@ class NodeLoads:
             self._leave(key, before.node)
             self.freed += 1
 
+    def mark_unbound(self, key: str) -> None:
+        """The API server shows the pod without a node. What is planned for it stays counted."""
+        if key in self._pods and key not in self._planned:
+            self.remove_pod(key)
+
     def plan(self, key: str, placed: Placed) -> None:
         """The pod will be on this node, unless it is on one already."""
         if key not in self._pods or key in self._planned:

@@ -13,7 +13,9 @@ The life of a row::
                                            (none)                             LAPSED
 
 Not drawn: BINDING goes back to WAITING where nothing was posted and the gang's plan stands; ASSUMED and UNCONFIRMED end
-when a look at the pod says so; LAPSED is followed by whatever is known of the pod again.
+when a look at the pod says so; LAPSED is followed by whatever is known of the pod again. A pod that was bound, or gone,
+and that the watch shows waiting again (etcd was restored from a backup) is UNCONFIRMED: a look-up settles it as after a
+lost answer. Until then its cards count, and nothing is posted for it; after that what its node reports of it counts.
 
 The API server's word comes at any time: a pod that the watch shows bound is BOUND whatever it was before, and the order
 in which things are heard does not matter. What is posted (BINDING, UNCONFIRMED, ASSUMED) is given up only by its own
@@ -53,6 +55,7 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 _MOST_LAPSED: Final = 4096
+NO_TERM: Final = -1  # no term of leadership, in which nobody posts
 _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
 
 
@@ -82,8 +85,8 @@ FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     Phase.BINDING: frozenset({*POSTED, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.UNCONFIRMED: frozenset({Phase.BINDING, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.ASSUMED: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
-    Phase.BOUND: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
-    Phase.TERMINATING: frozenset({Phase.TERMINATING, Phase.LAPSED, Phase.BOUND, None}),
+    Phase.BOUND: frozenset({Phase.BOUND, Phase.TERMINATING, Phase.UNCONFIRMED, None}),
+    Phase.TERMINATING: frozenset({Phase.TERMINATING, Phase.LAPSED, Phase.BOUND, Phase.UNCONFIRMED, None}),
     Phase.LAPSED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
@@ -337,6 +340,17 @@ class Reservations:
         held = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
         if before is None or before.phase is not Phase.BOUND or before.holding != held:
             self._put(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), held))
+
+    def mark_unbound(self, uid: str) -> None:
+        """The watch shows the pod without a node. If it was bound or gone before, etcd was restored from a backup.
+
+        Its row ends by a look-up, after `Patience.confirm`: by then no Binding is under way, and the node has reported
+        what its containers still use. No term posts it meanwhile.
+        """
+        one = self._of.get(uid)
+        if one is not None and one.phase in (Phase.BOUND, Phase.TERMINATING):
+            one.term, one.again, one.tries = NO_TERM, -math.inf, 0
+            self._move(one, Phase.UNCONFIRMED)
 
     def left(self, uid: str, *, ended: bool) -> None:
         """The pod object is gone. What it held ends with its containers, not with the object; `ended`: they have."""

@@ -310,6 +310,59 @@ def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, t
     assert again.assignment == first.assignment
 
 
+@pytest.mark.parametrize("before", [None, *Phase])
+def test_a_pod_that_the_watch_shows_waiting_again_is_looked_up(table, clock, before):
+    """etcd was restored from a backup: for ever the row counted, and bind answered success without posting anything."""
+    into(table, before)
+    table.mark_unbound(POD.uid)
+    if before not in (Phase.BOUND, Phase.TERMINATING):
+        assert (one.phase if (one := table.get(POD.uid)) is not None else None) is before
+        return
+    assert table.decided(POD.uid).phase is Phase.UNCONFIRMED
+    assert table.unconfirmed() == []
+    clock.advance(75.1)
+    assert table.unconfirmed() == [POD]
+    table.looked_up(POD.uid, bound=True, exists=True)
+    assert table.holding(POD.uid) is not None, "it is bound: the watch is behind"
+    clock.advance(75.1)
+    table.looked_up(POD.uid, bound=False, exists=True)
+    assert table.get(POD.uid) is None
+
+
+@pytest.mark.parametrize("term", [0, 1, 7])
+def test_of_a_pod_that_waits_again_no_term_posts_the_former_cards(clock, term):
+    world = with_cards(state(clock), n1=1)
+    whole = free(world)
+    world.set_pod(as_pod(bound("p", 10, 0)))
+    waiting = as_pod(asking("p", gpu_mem=10))
+    world.set_pod(waiting)
+    assert isinstance(begin(world, "p", 10, term=term), Decided)
+    clock.advance(75.1)
+    (due,) = world.tick()
+    world.looked_up(due.uid, bound=False, exists=True)
+    assert free(world) == whole
+    assert isinstance(begin(world, "p", 10, term=term), Begun)
+
+
+def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_counts(clock):
+    world = with_cards(state(clock), n1=1)
+    whole = free(world)
+    world.set_node("n1")
+    with world.view_loads() as (_, loads):
+        before = len(loads._pods)
+    world.set_pod(as_pod(bound("p", 10, 0)))
+    world.set_pod(as_pod(asking("p", gpu_mem=10)))
+    with world.view_loads() as (_, loads):
+        assert len(loads._pods) == before
+    world.set_card(*as_card(resource(0, held=[held("uid-p", 10)])))
+    clock.advance(75.1)
+    world.tick()
+    world.looked_up("uid-p", bound=False, exists=True)
+    assert free(world) == [whole[0] - 10, *whole[1:]], "its containers still run there"
+    world.set_card(*as_card(resource(0)))
+    assert free(world) == whole
+
+
 # Time.
 
 
