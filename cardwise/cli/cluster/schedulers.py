@@ -12,13 +12,17 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_DEPLOYMENTS: Final = paths.namespaced("/apis/apps/v1", "deployments")
+_APPS: Final = "/apis/apps/v1"
 
 
-def take(client: KubeClient) -> list[Json] | None:
-    """Its Deployments, mostly one or none; None where Deployments of all namespaces may not be read."""
+def take(client: KubeClient, installed: str) -> list[Json] | None:
+    """Its Deployment, if it is there; None where Deployments may not be read.
+
+    `installed`: the namespace of Cardwise. One of that name in any other namespace is a tenant's.
+    """
+    path = paths.namespaced(_APPS, "deployments", installed)
     try:
-        return list(client.objects(_DEPLOYMENTS, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
+        return list(client.objects(path, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
     except errors.Forbidden:
         return None
 

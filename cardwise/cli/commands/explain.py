@@ -212,7 +212,7 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         members = client.objects(paths.pods(metadata["namespace"]), paths.with_label(names.GANG, gang.name))
         reach = {member["metadata"]["name"]: eligible.nodes(member, nodes) for member in members}
     replicas = workloads.replicas(client, pod)
-    deployments = schedulers.take(client)
+    deployments = schedulers.take(client, installed)
     return Around(
         nodes,
         former=replicas.former,

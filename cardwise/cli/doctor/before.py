@@ -341,8 +341,10 @@ def _with_gpus(seen: Preview) -> list[Json]:
 def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
+    ours = parts.service_namespaces(seen)
     for kind, obj, spec in _specs(seen):
-        if obj["metadata"]["namespace"] in (*bypasses.INFRASTRUCTURE, namespace) or facts.is_of_chart(obj):
+        where = obj["metadata"]["namespace"]
+        if where in (*bypasses.INFRASTRUCTURE, namespace) or (where in ours and facts.is_of_chart(obj)):
             continue
         for reason in bypasses.of(spec):
             by_reason.setdefault(reason, []).append(f"{kind} {name_of(obj)}")
@@ -358,8 +360,8 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
 def _specs(seen: Preview) -> Iterator[tuple[str, Json, Json]]:
     """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
     kinds = {
-        "DaemonSet": seen.daemonsets,
-        "Deployment": seen.deployments,
+        "DaemonSet": (*seen.daemonsets, *seen.other_daemonsets),
+        "Deployment": (*seen.deployments, *seen.other_deployments),
         "StatefulSet": seen.statefulsets,
         "ReplicaSet": seen.replicasets,
         "Job": seen.jobs,

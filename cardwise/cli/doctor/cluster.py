@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, name_of, time
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of, time
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
@@ -145,16 +145,25 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
             f"{where}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
             "stop NVIDIA's plugin there, or divide the cards by nodes.cards and its NVIDIA_VISIBLE_DEVICES",
         )
+    similar: list[str] = []
     for kind, workload in _workloads(facts):
         for part, who in _OTHERS.items():
-            if part in workload["metadata"]["name"]:
-                found = True
-                yield Finding(
-                    "other-plugins",
-                    Severity.NOTE,
-                    f"{who} is installed: {kind} {name_of(workload)}",
-                    "keep its nodes and those of Cardwise apart by a nodeSelector",
-                )
+            if part not in workload["metadata"]["name"]:
+                continue
+            found = True
+            if not is_infrastructure(facts, workload):
+                similar.append(f"{kind} {name_of(workload)}")
+                continue
+            yield Finding(
+                "other-plugins",
+                Severity.NOTE,
+                f"{who} is installed: {kind} {name_of(workload)}",
+                "keep its nodes and those of Cardwise apart by a nodeSelector",
+            )
+    if similar:
+        text = f"workloads in namespaces of users have names of other GPU plugins: {wording.few(similar, _FEW)}"
+        remedy = "if they are such plugins, keep their nodes and those of Cardwise apart by a nodeSelector"
+        yield Finding("other-plugins", Severity.NOTE, text, remedy)
     if not found and not facts.unread.keys() & {"nodes", "daemonsets"}:
         yield Finding("other-plugins", Severity.OK, "nobody else gives out cards of Cardwise's nodes")
 
@@ -162,11 +171,13 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
 def gpushare(facts: Facts) -> Iterator[Finding]:
     """What an installation of gpushare has left behind."""
     ours = facts.card_nodes()
-    left = [
-        f"{kind} {name_of(workload)}"
+    named = [
+        (kind, workload)
         for kind, workload in _workloads(facts)
         if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
     ]
+    left = [f"{kind} {name_of(workload)}" for kind, workload in named if is_infrastructure(facts, workload)]
+    similar = [f"{kind} {name_of(workload)}" for kind, workload in named if not is_infrastructure(facts, workload)]
     for node in facts.nodes:
         metadata = node["metadata"]
         capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")
@@ -177,11 +188,18 @@ def gpushare(facts: Facts) -> Iterator[Finding]:
     if left:
         remedy = "end its DaemonSet node by node and its extender last; its running pods stay and are counted"
         yield Finding("gpushare", Severity.WARNING, f"left of gpushare: {wording.few(left, _FEW)}", remedy)
-    elif not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
+    if similar:
+        text = f"workloads in namespaces of users have names of gpushare's: {wording.few(similar, _FEW)}"
+        remedy = "if they are gpushare's, see what its numbers mean and how it ends (docs/migration.md)"
+        yield Finding("gpushare", Severity.NOTE, text, remedy)
+    elif not left and not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
         yield Finding("gpushare", Severity.OK, "nothing of gpushare is left")
 
 
 def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
-    for kind, workloads in (("DaemonSet", facts.daemonsets), ("Deployment", facts.deployments)):
-        for workload in workloads:
-            yield kind, workload
+    """Those of all namespaces, by kind: what other projects have installed may be anywhere."""
+    kinds = {
+        "DaemonSet": (*facts.daemonsets, *facts.other_daemonsets),
+        "Deployment": (*facts.deployments, *facts.other_deployments),
+    }
+    return ((kind, workload) for kind, workloads in kinds.items() for workload in workloads)

@@ -86,9 +86,10 @@ def look(
 
 
 def _image(seen: Facts) -> str:
-    for one in seen.daemonsets:
-        if one["metadata"]["name"] == _DEVICE_PLUGIN:
-            return str(one["spec"]["template"]["spec"]["containers"][0]["image"])
+    """The image of the device plugin; "" where it is not in Cardwise's namespace."""
+    for daemonset in seen.daemonsets:
+        if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
+            return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
     return ""
 
 

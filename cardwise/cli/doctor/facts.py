@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cardwise.cli.cluster import podevents
+from cardwise.cli.doctor import bypasses
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.kube import errors, paths
@@ -28,6 +29,9 @@ _OF_CARDWISE = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all th
 class Facts:
     """Decoded objects by kind. A kind that the API server does not know is in `absent`, one that may not be read in
     `unread`, with what the API server said if it was not a missing right; both are then empty here.
+
+    Tenants create workloads with any name and label in their namespaces. So `collect` separates the workloads of
+    Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
     """
 
     installed: str = names.NAMESPACE  # the namespace of Cardwise
@@ -36,8 +40,10 @@ class Facts:
     nodes: Sequence[Json] = ()
     cards: Sequence[Json] = ()  # ExtendedResources
     classes: Sequence[Json] = ()
-    daemonsets: Sequence[Json] = ()
+    daemonsets: Sequence[Json] = ()  # of Cardwise's namespace, as deployments
     deployments: Sequence[Json] = ()
+    other_daemonsets: Sequence[Json] = ()  # of all other namespaces: what they say is what a tenant may have written
+    other_deployments: Sequence[Json] = ()
     mutating: Sequence[Json] = ()
     validating: Sequence[Json] = ()
     policies: Sequence[Json] = ()
@@ -65,7 +71,9 @@ class Facts:
 
 PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # of the names of doctor's own pods
 
-KINDS = len(fields(Facts)) - len(("installed", "version", "now", "absent", "unread"))  # of objects that are read
+_SEPARATED: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}
+_NOT_READ: Final = ("installed", "version", "now", "absent", "unread", *_SEPARATED.values())
+KINDS = len(fields(Facts)) - len(_NOT_READ)  # of objects that are read
 
 
 def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
@@ -125,7 +133,15 @@ def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, M
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
         with _noted(facts, kind):
-            setattr(facts, kind, list(client.objects(path, query)))
+            objects = list(client.objects(path, query))
+            if kind in _SEPARATED:
+                setattr(facts, _SEPARATED[kind], [obj for obj in objects if not _is_in(facts.installed, obj)])
+                objects = [obj for obj in objects if _is_in(facts.installed, obj)]
+            setattr(facts, kind, objects)
+
+
+def _is_in(namespace: str, obj: Json) -> bool:
+    return bool(obj["metadata"]["namespace"] == namespace)
 
 
 @contextmanager
@@ -141,6 +157,14 @@ def _noted(facts: Facts, kind: str) -> Iterator[None]:
         facts.unread[kind] = ""
     except errors.KubeError as error:
         facts.unread[kind] = error.message
+
+
+def is_infrastructure(facts: Facts, obj: Json) -> bool:
+    """Whether the object is in a namespace of Cardwise or of other infrastructure, as the chart names these by default.
+
+    A workload in any other namespace may be a tenant's, whatever it is called.
+    """
+    return obj["metadata"]["namespace"] in (facts.installed, *bypasses.INFRASTRUCTURE)
 
 
 def name_of(obj: Json) -> str:

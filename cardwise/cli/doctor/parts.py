@@ -42,25 +42,38 @@ def is_installed(facts: Facts) -> bool | None:
 
 
 def in_another_namespace(facts: Facts) -> Iterator[Finding]:
-    """Whether the namespace that was given as that of Cardwise is another, or does not exist: by the namespaces of the
-    chart's workloads and of the webhook's Service.
+    """Whether the namespace that was given as that of Cardwise is another, or does not exist.
+
+    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Where that
+    names none, workloads with the chart's label are a hint, and no command: each tenant can give a workload this label.
     """
-    hooks = (hook for obj in facts.mutating if _is_ours(obj) for hook in obj.get("webhooks") or ())
-    services = ((hook.get("clientConfig") or {}).get("service") or {} for hook in hooks)
-    workloads = (obj for obj in (*facts.daemonsets, *facts.deployments) if is_of_chart(obj))
-    namespaces = {
-        *(service["namespace"] for service in services if "namespace" in service),
-        *(workload["metadata"]["namespace"] for workload in workloads),
-    }
     given = facts.installed
+    namespaces = service_namespaces(facts)
+    others = (obj for obj in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(obj))
+    hints = sorted({workload["metadata"]["namespace"] for workload in others})
+    is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
     if namespaces and given not in namespaces:
         text = f"Cardwise is not in namespace {given}, but in {wording.few(sorted(namespaces), _FEW_REASONS)}"
         remedy = f"cardwise doctor --cardwise-namespace {min(namespaces)} (or $CARDWISE_NAMESPACE)"
+        yield Finding("installation", Severity.PROBLEM, text, remedy)
+    elif not namespaces and hints and not is_here:
+        text = (
+            f"no workload in namespace {given} has Cardwise's label, but some have in "
+            f"{wording.few(hints, _FEW_REASONS)}"
+        )
+        remedy = "name that of Cardwise, if it is another: cardwise doctor --cardwise-namespace NAMESPACE"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif "namespace" in facts.absent:
         text = f"there is no namespace {given}, in which Cardwise was to be looked for"
         remedy = "name that of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get namespaces)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
+
+
+def service_namespaces(facts: Facts) -> set[str]:
+    """The namespaces of the webhook's Service, by its configurations: that of Cardwise. Empty where they name none."""
+    hooks = (hook for obj in facts.mutating if _is_ours(obj) for hook in obj.get("webhooks") or ())
+    services = ((hook.get("clientConfig") or {}).get("service") or {} for hook in hooks)
+    return {service["namespace"] for service in services if "namespace" in service}
 
 
 def _is_ours(configuration: Json) -> bool:

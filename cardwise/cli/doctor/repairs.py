@@ -112,7 +112,7 @@ def _release(facts: Facts) -> tuple[str, str] | None:
     ours = [
         annotations_of(workload)
         for workload in (*facts.deployments, *facts.daemonsets)
-        if workload["metadata"]["namespace"] == facts.installed and workload["metadata"]["name"].startswith("cardwise-")
+        if workload["metadata"]["name"].startswith("cardwise-")
     ]
     for annotations in ours:
         if _RELEASE in annotations:

@@ -72,8 +72,6 @@ def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:
     """Whether the controller has fewer pods than it wants now; of a Job that is not known."""
     for workload in facts.daemonsets if kind == "DaemonSet" else facts.deployments if kind == "ReplicaSet" else ():
         metadata, status = workload["metadata"], workload.get("status") or {}
-        if metadata["namespace"] != facts.installed:
-            continue
         if kind == "DaemonSet" and metadata["name"] == name:
             return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
         if kind == "ReplicaSet" and metadata["name"] == name.rpartition("-")[0]:
@@ -104,7 +102,7 @@ def scaled_down(facts: Facts) -> Iterator[Finding]:
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_PREFIX)
-        if metadata["namespace"] == facts.installed and part in ("webhook", "scheduler") and not replicas(workload):
+        if part in ("webhook", "scheduler") and not replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
             remedy = f"kubectl scale deployment {metadata['name']} -n {facts.installed} --replicas 2"
             yield Finding(CHECK, Severity.PROBLEM, text, remedy)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -29,7 +29,11 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
             text = f"namespace {name}: its label {names.GPU_MEM_UNIT} says {said!r}, no unit, which counts for nothing"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _ours(facts.mutating)
-    theirs = {name_of(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
+    theirs = {
+        name_of(daemonset): _of_gpushare(daemonset)
+        for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
+        if _PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
+    }
     if ours is None and "mutating" in facts.unread:
         return
     if ours is None:

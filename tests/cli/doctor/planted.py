@@ -38,8 +38,8 @@ def part(name: str, kind: str = "", *, replicas: int = 2, release: str = "cardwi
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
-def workload(name: str) -> Json:
-    return {"metadata": {"namespace": "gpu", "name": name}}
+def workload(name: str, namespace: str = "gpu") -> Json:
+    return {"metadata": {"namespace": namespace, "name": name}}
 
 
 def controlled(pod: Json) -> Json:

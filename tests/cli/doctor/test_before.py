@@ -211,12 +211,12 @@ def plant_nvidia_plugin(seen: Preview) -> None:
 
 
 def plant_hami(seen: Preview) -> None:
-    seen.daemonsets = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin"}}]
+    seen.other_daemonsets = [{"metadata": {"namespace": "kube-system", "name": "hami-device-plugin"}}]
 
 
 def plant_gpushare(seen: Preview) -> None:
     metadata = {"namespace": "kube-system", "name": "gpushare-schd-extender"}
-    seen.deployments = [{"metadata": metadata}]
+    seen.other_deployments = [{"metadata": metadata}]
 
 
 def plant_old_kubernetes(seen: Preview) -> None:
@@ -256,7 +256,7 @@ def plant_no_rights(seen: Preview) -> None:
         (plant_unlabelled_namespace, "namespace", Severity.NOTE, "has no label of Pod", "enforce=privileged"),
         (plant_baseline, "namespace", Severity.PROBLEM, "enforces baseline", "enforce=privileged --overwrite"),
         (plant_nvidia_plugin, "other-plugins", Severity.WARNING, "node n1, 2 cards: NVIDIA's", "devicePlugin.enabled"),
-        (plant_hami, "other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet hami/hami-", "nodeSelector"),
+        (plant_hami, "other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-", "nodeSelector"),
         (plant_gpushare, "gpushare", Severity.WARNING, "gpushare-schd-extender", "node by node"),
         (plant_installed, "installation", Severity.NOTE, "installed here already", "without --before-install"),
         (plant_no_rights, "rights", Severity.NOTE, "could not look at 2 of 27 things", "administrator"),
@@ -298,7 +298,7 @@ ALL = {"containers": [container(env=[{"name": names.ENV_VISIBLE_DEVICES, "value"
 
 
 def test_workloads_that_the_policies_would_refuse_are_named_once_each(seen):
-    seen.deployments = [made(ALL, "trainer"), made(ALL, "gfd", "gpu-operator")]
+    seen.other_deployments = [made(ALL, "trainer"), made(ALL, "gfd", "gpu-operator")]
     seen.cronjobs = [{"metadata": {"namespace": "team", "name": "nightly"}, "spec": {"jobTemplate": made(ALL)}}]
     seen.replicasets = [
         made(ALL, "of-trainer") | {"metadata": {"namespace": "team", "name": "r"} | owned("Deployment")}
@@ -340,9 +340,12 @@ def test_pods_that_our_own_webhook_has_rewritten_are_not_accused(seen, mps):
 def test_parts_of_an_installation_in_another_namespace_are_not_accused(seen):
     spec = {"volumes": [{"name": "cdi", "hostPath": {"path": "/var/run/cdi"}}], "containers": [container()]}
     plugin = made(spec, "cardwise-deviceplugin", "gpu")
-    seen.daemonsets = [plugin]
+    seen.other_daemonsets = [plugin]
     assert [one.check for one in troubles(seen) if "refused when" in one.text] == ["policies"]
     plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "cardwise"}
+    assert [one.check for one in troubles(seen) if "refused when" in one.text] == ["policies"], "a label alone"
+    hook = {"clientConfig": {"service": {"namespace": "gpu", "name": "cardwise-webhook"}}}
+    seen.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}]
     assert not any("refused when" in one.text for one in troubles(seen))
 
 

@@ -190,7 +190,7 @@ def test_on_the_nodes_network_no_policy_closes_the_webhook_and_a_certificate_doe
     ],
 )  # fmt: skip
 def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, unit):
-    sound.daemonsets = [of_gpushare(*words)]
+    sound.other_daemonsets = [of_gpushare(*words)]
     found = said_of_units(sound)
     assert (found.level is Severity.OK) == (unit == "MiB")
     if unit == "GiB":
@@ -205,7 +205,7 @@ def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, uni
 @pytest.mark.parametrize("kinds", [False, True], ids=["new cluster", "kinds are left"])
 def test_before_the_installation_the_unit_to_install_with_is_named(sound, kinds):
     (plant_uninstalled if kinds else plant_nothing_installed)(sound)
-    sound.daemonsets = [of_gpushare()]
+    sound.other_daemonsets = [of_gpushare()]
     found = said_of_units(sound)
     assert (found.level, found.remedy) == (Severity.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
 
@@ -286,13 +286,13 @@ def plant_no_cards(seen: Facts) -> None:
 
 def plant_no_labels(seen: Facts) -> None:
     plant_no_cards(seen)
-    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}, "status": {}}]
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}, "status": {}}]
 
 
 def plant_no_runtime_class(seen: Facts) -> None:
     plant_no_cards(seen)
     plugin = {"spec": {"template": {"spec": {}}}, "status": {"desiredNumberScheduled": 2}}
-    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
     seen.runtimeclasses = [{"metadata": {"name": "nvidia"}, "handler": "nvidia"}]
 
 
@@ -351,7 +351,7 @@ def plant_unregistered_plugin(seen: Facts) -> None:
 def plant_label_taken_away(seen: Facts) -> None:
     plant_unregistered_plugin(seen)
     plugin = {"spec": {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.present": "true"}}}}}
-    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
 
 
 def plant_driver_upgrade(seen: Facts) -> None:
@@ -361,13 +361,13 @@ def plant_driver_upgrade(seen: Facts) -> None:
     affinity = {"nodeAffinity": {nodeconstraints.REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [paused]}]}}}
     seen.nodes[0]["metadata"]["labels"] = {key: value}
     plugin = {"spec": {"template": {"spec": {"affinity": affinity}}}}
-    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}} | plugin]
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
 
 
 def plant_deleted_webhook(seen: Facts) -> None:
     """Of a chart that is installed: Helm does not install it again under its name."""
     plant_no_webhook(seen)
-    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}, "status": {}}]
+    seen.daemonsets = [part("deviceplugin", "DaemonSet")]
 
 
 def plant_deleted_node(seen: Facts) -> None:
@@ -413,15 +413,15 @@ def plant_nvidia_plugin(seen: Facts) -> None:
 
 
 def plant_hami(seen: Facts) -> None:
-    seen.daemonsets = [workload("hami-device-plugin")]
+    seen.other_daemonsets = [workload("hami-device-plugin", facts.SYSTEM)]
 
 
 def plant_dra_driver(seen: Facts) -> None:
-    seen.daemonsets = [workload("nvidia-dra-driver-gpu-kubelet-plugin")]
+    seen.other_daemonsets = [workload("nvidia-dra-driver-gpu-kubelet-plugin", "nvidia-dra-driver-gpu")]
 
 
 def plant_gpushare(seen: Facts) -> None:
-    seen.deployments = [workload("gpushare-schd-extender")]
+    seen.other_deployments = [workload("gpushare-schd-extender", facts.SYSTEM)]
     seen.nodes = [*seen.nodes, node("n2")]
     seen.nodes[0]["metadata"]["labels"] = {"gpushare": "true"}
 
@@ -441,7 +441,7 @@ def plant_left_scheduler(seen: Facts) -> None:
 
 def plant_renamed_scheduler(seen: Facts) -> None:
     plant_left_scheduler(seen)
-    metadata = {"namespace": "x", "name": names.SCHEDULER, "annotations": {names.SCHEDULER_NAME: "gpus"}}
+    metadata = {"namespace": names.NAMESPACE, "name": names.SCHEDULER, "annotations": {names.SCHEDULER_NAME: "gpus"}}
     seen.deployments = [{"metadata": metadata}]
 
 
@@ -564,12 +564,17 @@ def plant_no_rights(seen: Facts) -> None:
         ),
         (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the card is closed", "until the pods"),
         (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
-        (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
-        (plant_dra_driver, Severity.NOTE, "NVIDIA's DRA driver is installed: DaemonSet gpu/nvidia-dra", "nodeSelector"),
+        (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector"),
+        (
+            plant_dra_driver,
+            Severity.NOTE,
+            "NVIDIA's DRA driver is installed: DaemonSet nvidia-dra-driver-gpu/n",
+            "nodeSelector",
+        ),
         (
             plant_gpushare,
             Severity.WARNING,
-            "Deployment gpu/gpushare-schd-extender, label gpushare of node n1, ",
+            "Deployment kube-system/gpushare-schd-extender, label gpushare of node n1, ",
             "node by node",
         ),
         (plant_skew, Severity.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP"),
@@ -639,7 +644,7 @@ def test_waiting_pods_that_nobody_makes_again_are_not_just_deleted(sound):
 
 def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):
     plant_left_scheduler(sound)
-    sound.deployments = [workload(names.SCHEDULER)]
+    sound.deployments = [workload(names.SCHEDULER, names.NAMESPACE)]
     assert troubles(sound) == []
     sound.deployments, sound.unread = [], {"deployments": ""}
     assert [one.level for one in troubles(sound)] == [Severity.NOTE]
@@ -898,7 +903,7 @@ def test_what_could_not_be_looked_at_is_told(sound):
     (found,) = Looked({}).look(sound, image="")
     assert (found.level, "--probe-image" in found.remedy) == (Severity.NOTE, True)
     plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}
-    sound.daemonsets = [workload("cardwise-deviceplugin") | plugin]
+    sound.daemonsets = [workload("cardwise-deviceplugin", names.NAMESPACE) | plugin]
     looked = Looked({("n1", ""): "looked\n"})
     assert [one.level for one in looked.look(sound, image="")] == [Severity.OK]
     assert looked.asked[0]["spec"]["containers"][0]["image"] == "registry.example/cardwise:1"
@@ -930,18 +935,30 @@ def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(mo
 
 
 def test_a_namespace_where_cardwise_is_not_is_the_only_finding(sound):
-    plugin = part("deviceplugin", "DaemonSet")
-    plugin["metadata"] |= {"namespace": "gpu", "labels": {"app.kubernetes.io/name": "cardwise"}}
-    sound.daemonsets, sound.leases = [plugin], []
+    sound.leases = []
+    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
     (found,) = troubles(sound)
     assert (found.check, found.level) == ("installation", Severity.PROBLEM)
-    assert found.text == "Cardwise is not in namespace cardwise-system, but in gpu"
-    assert "cardwise doctor --cardwise-namespace gpu" in found.remedy
-    sound.daemonsets = []
-    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
-    assert [one.text for one in troubles(sound)] == ["Cardwise is not in namespace cardwise-system, but in cards"]
+    assert found.text == "Cardwise is not in namespace cardwise-system, but in cards"
+    assert "cardwise doctor --cardwise-namespace cards" in found.remedy
     sound.installed = "cards"
     assert [one.check for one in troubles(sound)] == ["extender"]
+
+
+def test_a_label_of_the_chart_on_somebodys_workload_is_a_hint_and_no_command(sound):
+    theirs = part("deviceplugin", "DaemonSet")
+    theirs["metadata"] |= {"namespace": "a-team", "labels": {"app.kubernetes.io/name": "cardwise"}}
+    sound.other_daemonsets = [theirs]
+    (found,) = troubles(sound)
+    assert "a-team" in found.text
+    assert found.remedy.endswith("cardwise doctor --cardwise-namespace NAMESPACE")
+    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": names.NAMESPACE}
+    assert troubles(sound) == [], "the webhook's configuration says where Cardwise is"
+    del sound.mutating[0]["webhooks"][0]["clientConfig"]["service"]  # webhook.url
+    ours = part("deviceplugin", "DaemonSet")
+    ours["metadata"]["labels"] = theirs["metadata"]["labels"]
+    sound.daemonsets = [ours]
+    assert troubles(sound) == []
 
 
 def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_sent(monkeypatch):
@@ -954,10 +971,10 @@ def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_se
 
 def test_without_the_right_to_read_webhooks_it_proposes_no_installation(sound):
     plant_uninstalled(sound)
-    sound.daemonsets, sound.unread = [of_gpushare()], {"mutating": "", "validating": ""}
+    sound.other_daemonsets, sound.unread = [of_gpushare()], {"mutating": "", "validating": ""}
     assert not any("install Cardwise" in one.remedy for one in troubles(sound))
     sound.unread = {"daemonsets": ""}
-    sound.daemonsets, sound.validating = [], [configuration()]
+    sound.other_daemonsets, sound.validating = [], [configuration()]
     remedies = {one.remedy for one in troubles(sound) if "there is no Mutating" in one.text}
     assert remedies
     assert all("helm upgrade cardwise" in remedy for remedy in remedies)
