@@ -1,11 +1,17 @@
-"""Recent events about pods and what makes them. The API server keeps events for an hour."""
+"""Recent events about pods, nodes and what makes pods. The API server keeps events for an hour.
+
+Everybody with the role `edit` writes Events into a namespace, with any text and any writer in them: what an Event says
+is shown as what somebody says. `read` is the only reader of Events.
+"""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from cardwise.core.api import names
+from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -14,6 +20,9 @@ REFUSED: Final = "FailedCreate"  # reason by which controllers say that they cou
 _OF_A_TRY: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
+_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
+_MOST_WORD: Final = 128  # bytes of a reason or of a writer: what the API server takes in an Event of events.k8s.io
+_OF_CLUSTER_OBJECTS: Final = "default"
 _OVER: Final = ("FailedScheduling", "Failed", "BackOff")
 _DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
 
@@ -23,8 +32,10 @@ class Event:
     """An event.
 
     at: its last time, as Kubernetes writes times.
-    kind, name, uid: of its object.
+    reason, message: of one line each, and at most 128 and 1024 bytes.
+    kind, namespace, name, uid: of its object; the namespace is "" for an object of the whole cluster.
     warns: whether its type is Warning.
+    writer: what its writer calls itself, "" where it does not tell.
     """
 
     at: str
@@ -34,6 +45,44 @@ class Event:
     name: str
     uid: str
     warns: bool = False
+    namespace: str = ""
+    writer: str = ""
+
+    @property
+    def time(self) -> datetime:
+        """Its last time."""
+        return datetime.fromisoformat(self.at).astimezone(UTC)
+
+
+def read(obj: Json) -> Event | None:
+    """The event; None where it is not about an object as Kubernetes names them, of its own namespace, or has no time.
+
+    Events about objects of the whole cluster, such as nodes, are in the namespace `default`.
+    """
+    about, metadata, source = obj.get("involvedObject") or {}, obj.get("metadata") or {}, obj.get("source") or {}
+    kind, name, namespace = (str(about.get(key) or "") for key in ("kind", "name", "namespace"))
+    if metadata.get("namespace") != (namespace or _OF_CLUSTER_OBJECTS):
+        return None
+    if not _KIND.fullmatch(kind) or not objectnames.is_subdomain(name) or not _is_time(at := last_time(obj)):
+        return None
+    return Event(
+        at=at,
+        reason=wording.message(str(obj.get("reason") or ""), _MOST_WORD),
+        message=wording.message(str(obj.get("message") or "")),
+        kind=kind,
+        name=name,
+        uid=str(about.get("uid") or ""),
+        warns=obj.get("type") == "Warning",
+        namespace=namespace,
+        writer=wording.message(str(obj.get("reportingComponent") or source.get("component") or ""), _MOST_WORD),
+    )
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
@@ -56,7 +105,8 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
 
 def bound_past(client: KubeClient, namespace: str) -> list[Event]:
     """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
-    return list(_events(client, namespace, "reason", names.BOUND_PAST_CARDWISE))
+    events = _events(client, namespace, "reason", names.BOUND_PAST_CARDWISE)
+    return [event for event in events if event.kind == "Pod"]
 
 
 def refused(client: KubeClient, namespace: str) -> list[Event]:
@@ -67,7 +117,8 @@ def refused(client: KubeClient, namespace: str) -> list[Event]:
 def _events(client: KubeClient, namespace: str, field: str, value: str) -> Iterator[Event]:
     """None where they may not be read."""
     try:
-        yield from map(_event, client.objects(paths.events(namespace), paths.with_field(field, value)))
+        events = map(read, client.objects(paths.events(namespace), paths.with_field(field, value)))
+        yield from (event for event in events if event is not None)
     except errors.Forbidden:
         return
 
@@ -89,16 +140,3 @@ def last_time(event: Json) -> str:
 def cause(refusal: str) -> str:
     """What a controller that could not create a pod says, without the name of the pod: each try has another."""
     return _OF_A_TRY.sub("", refusal, count=1)
-
-
-def _event(obj: Json) -> Event:
-    about = obj.get("involvedObject") or {}
-    return Event(
-        at=last_time(obj),
-        reason=str(obj.get("reason") or ""),
-        message=str(obj.get("message") or ""),
-        kind=str(about.get("kind") or ""),
-        name=str(about.get("name") or ""),
-        uid=str(about.get("uid") or ""),
-        warns=obj.get("type") == "Warning",
-    )

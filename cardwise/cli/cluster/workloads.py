@@ -200,9 +200,10 @@ def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Jso
     """
     kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
+    called = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
     events = [event for event in podevents.refused(client, namespace) if event.uid in kinds]
     if events:
-        return events[-1].message, f"{kinds[events[-1].uid]} {events[-1].name}"
+        return events[-1].message, f"{kinds[events[-1].uid]} {called[events[-1].uid]}"
     for owner in owners:
         for condition in (owner.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":

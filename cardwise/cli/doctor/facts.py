@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cardwise.cli.cluster import podevents
+from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.doctor import bypasses
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json, labels_of
@@ -52,13 +53,13 @@ class Facts:
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
     waiting_pods: Sequence[Json] = ()  # of all namespaces, those without a node
     own_pods: Sequence[Json] = ()  # of Cardwise's parts
-    own_events: Sequence[Json] = ()  # warnings of Cardwise's namespace
-    pod_events: Sequence[Json] = ()  # of pods that the extender deleted, since something else had bound them
+    own_events: Sequence[Event] = ()  # warnings of Cardwise's namespace
+    pod_events: Sequence[Event] = ()  # of pods that were deleted, since something else had bound them; from tenants too
     runtimeclasses: Sequence[Json] = ()
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
     networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
-    node_events: Sequence[Json] = ()  # of nodes whose card is another node's by its ExtendedResource
+    node_events: Sequence[Event] = ()  # of nodes whose card is another node's by its ExtendedResource
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     namespace: Json | None = None  # that of Cardwise; None where it does not exist or may not be read
     absent: set[str] = field(default_factory=set)
@@ -71,6 +72,7 @@ class Facts:
 
 PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # of the names of doctor's own pods
 
+_EVENTS: Final = ("own_events", "pod_events", "node_events")
 _SEPARATED: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}
 _NOT_READ: Final = ("installed", "version", "now", "absent", "unread", *_SEPARATED.values())
 KINDS = len(fields(Facts)) - len(_NOT_READ)  # of objects that are read
@@ -110,7 +112,8 @@ def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
     queries["waiting_pods"] = (paths.pods(), {"fieldSelector": WAITING})
     queries["own_events"] = (paths.namespaced("/api/v1", "events", namespace), {"fieldSelector": "type=Warning"})
     queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_PAST_CARDWISE}"})
-    queries["node_events"] = (paths.events(), {"fieldSelector": f"reason={names.CARD_OF_ANOTHER_NODE}"})
+    about_nodes = f"reason={names.CARD_OF_ANOTHER_NODE},involvedObject.kind=Node"
+    queries["node_events"] = (paths.events("default"), {"fieldSelector": about_nodes})
     facts.version, facts.now = client.get("/version"), client.clock()
     collect(facts, client, queries)
     # Those of another doctor, or of the chart's test, which delete them themselves.
@@ -137,7 +140,7 @@ def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, M
             if kind in _SEPARATED:
                 setattr(facts, _SEPARATED[kind], [obj for obj in objects if not _is_in(facts.installed, obj)])
                 objects = [obj for obj in objects if _is_in(facts.installed, obj)]
-            setattr(facts, kind, objects)
+            setattr(facts, kind, [*filter(None, map(podevents.read, objects))] if kind in _EVENTS else objects)
 
 
 def _is_in(namespace: str, obj: Json) -> bool:
@@ -177,10 +180,9 @@ def is_of_chart(obj: Json) -> bool:
     return labels_of(obj).get(_NAME_LABEL) == "cardwise"
 
 
-def is_recent(facts: Facts, event: Json, most: timedelta) -> bool:
-    """Whether the event was repeated in that time; also where it does not tell."""
-    last = podevents.last_time(event)
-    return not last or facts.now is None or facts.now - time(last) < most
+def is_recent(facts: Facts, event: Event, most: timedelta) -> bool:
+    """Whether the event was repeated in that time. A time that is as far ahead was not written by a true clock."""
+    return facts.now is None or abs(facts.now - event.time) < most
 
 
 def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:

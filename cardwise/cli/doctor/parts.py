@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import timedelta
 from typing import Final
 
-from cardwise.cli.cluster import installation, podevents
+from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs, startup
 from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -24,7 +24,7 @@ _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
 _USABLE: Final = ("Ready", "Off")
 _FEW_REASONS: Final = 3
-_OTHER_NODE: Final = re.compile(r"a card of node ([a-z0-9.-]+),")  # in an event of the device plugin
+_CARD: Final = re.compile(r"ExtendedResource (\S+) belongs to a card of node ")  # in an event of the device plugin
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
 
 
@@ -280,18 +280,33 @@ def cards(facts: Facts) -> Iterator[Finding]:
 
 
 def _conflicts(facts: Facts) -> Iterator[Finding]:
-    """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately."""
-    recent = [event for event in facts.node_events if is_recent(facts, event, _RECENT)]
-    latest = {event["involvedObject"]["name"]: event for event in sorted(recent, key=podevents.last_time)}
-    for node, event in sorted(latest.items()):
-        message = str(event.get("message", ""))
-        other = _OTHER_NODE.search(message)
-        former = f"if it was called {other[1]} before: kubectl delete node {other[1]}. " if other else ""
-        remedy = (
-            f"{former}If both nodes are alive, they report the same UUID (clones of a machine?), and only one of them "
-            "can offer the card"
-        )
-        yield Finding("cards", Severity.WARNING, f"node {node}: {message}", remedy)
+    """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately.
+
+    Of the event counts which ExtendedResource it names. That object says whose the card is, and the other node's state
+    whether deleting that node is a remedy: who writes Events into `default` gets no healthy node deleted.
+    """
+    owners = {card["metadata"]["name"]: card["spec"]["node"] for card in facts.cards}
+    nodes = {node["metadata"]["name"]: node for node in facts.nodes}
+    latest: dict[str, str] = {}
+    for event in sorted(facts.node_events, key=lambda event: event.time):
+        named = _CARD.search(event.message)
+        is_there = event.name in nodes or "nodes" in facts.unread
+        if named and event.kind == "Node" and is_there and is_recent(facts, event, _RECENT):
+            latest[event.name] = named[1]
+    for node, card in sorted(latest.items()):
+        other = owners.get(card, node)
+        if other == node:
+            continue
+        text = f"node {node}: ExtendedResource {card} belongs to a card of node {other}, so this node cannot publish it"
+        state = nodestates.closed(nodes[other]) if other in nodes else "gone"
+        if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
+            remedy = f"node {other} is {state}; if {node} was called {other} before: kubectl delete node {other}"
+        else:
+            remedy = (
+                "compare what nvidia-smi -L prints on both nodes: where they report the same UUID (clones of a "
+                "machine?), only one of them can offer the card"
+            )
+        yield Finding("cards", Severity.WARNING, text, remedy)
 
 
 def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:

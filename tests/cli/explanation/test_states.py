@@ -161,7 +161,7 @@ def is_admitted(cell: PodCell) -> bool:
 def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name: str = "p") -> Json:
     return {
         "metadata": {"namespace": "team-a", "name": f"{name}.{reason}"},
-        "involvedObject": {"kind": kind, "name": name, "uid": name},
+        "involvedObject": {"kind": kind, "namespace": "team-a", "name": name, "uid": name},
         "reason": reason,
         "message": message,
         "lastTimestamp": at,

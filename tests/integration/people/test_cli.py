@@ -68,7 +68,8 @@ def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(clust
         space.wait(lambda: "deletionTimestamp" in space.get("web")["metadata"], "the extender deletes it")
         disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a card, and deleted"
         doctor_says(space, 1, f"the probe pod was bound to {node} without a card", disappeared)
-        said = cardwise(cluster, "doctor", "--no-probe").stdout
+        assert "see whether kube-scheduler asks the extender" in cardwise(cluster, "doctor", "--no-probe").stdout
+        said = cardwise(cluster, "doctor").stdout
         # No kube-scheduler is seen in pods, as in managed control planes.
         assert (
             "--reset-then-reuse-values --set scheduler.mode=own,scheduler.image=registry.k8s.io/kube-scheduler:v1."
