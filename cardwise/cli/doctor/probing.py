@@ -1,9 +1,9 @@
 """Probe pods: a try tells whether the webhook is asked, and whether kube-scheduler asks the extender.
 
 The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
-by a dry run in that namespace; what it has made of the pod is created in Cardwise's own, where no team's quota counts
-it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by force: after a normal deletion its
-card is free at once, after a forced one only half a minute later.
+by a dry run in that namespace; what it has made of the pod, and nothing that others have, is created in Cardwise's own,
+where no team's quota counts it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by
+force: after a normal deletion its card is free at once, after a forced one only half a minute later.
 """
 
 import secrets
@@ -25,6 +25,7 @@ from cardwise.kube.pods import eligible
 _RENEW: Final = "give it those of now, and restart it (docs/operations.md#certificates)"
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
+_NAME: Final = "probe"  # of its container
 _NOBODY: Final = 65534
 _TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
@@ -72,7 +73,7 @@ def probe(
 
 def _pod() -> Json:
     container = {
-        "name": "probe",
+        "name": _NAME,
         "image": "cardwise-doctor-probe",
         "imagePullPolicy": "Never",
         "resources": {"limits": {names.GPU_MEM: "1Mi"}},
@@ -105,13 +106,36 @@ def delete(client: KubeClient, namespace: str, name: str, options: Json | None =
 
 
 def _moved(pod: Json, namespace: str) -> Json:
-    """The pod as it was admitted, to be created in another namespace."""
-    kept = {key: pod["metadata"][key] for key in ("name", "labels", "annotations") if key in pod["metadata"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": kept | {"namespace": namespace}, "spec": pod["spec"]}
+    """The probe with what Cardwise's webhook has made of it, to be created in another namespace.
+
+    Whatever else was added in the user's namespace stays behind: containers, volumes, a priority or a node of other
+    webhooks would get the rights of Cardwise's namespace.
+    """
+    own, spec = _pod(), pod["spec"]
+    annotations = {key: value for key, value in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
+    metadata = {"name": pod["metadata"]["name"], "namespace": namespace, "annotations": annotations}
+    (container,) = own["spec"]["containers"]
+    resources = _container(pod).get("resources") or {}
+    asked = {
+        group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_ours(name)}
+        for group in ("limits", "requests")
+    }
+    containers = [container | {"resources": asked}]
+    placing = {key: spec[key] for key in ("schedulerName", "tolerations") if key in spec}
+    return own | {"metadata": metadata, "spec": own["spec"] | placing | {"containers": containers}}
+
+
+def _is_ours(resource: str) -> bool:
+    return resource in (*names.REQUESTED, *names.OWN_RESOURCES) or resource.startswith(names.CLASS_PREFIX)
+
+
+def _container(pod: Json) -> Json:
+    """The probe's own container; an empty one where somebody has taken it away."""
+    return next((one for one in pod["spec"]["containers"] if one.get("name") == _NAME), {})
 
 
 def _limits(pod: Json) -> Mapping[str, str]:
-    return pod["spec"]["containers"][0]["resources"].get("limits") or {}
+    return (_container(pod).get("resources") or {}).get("limits") or {}
 
 
 def _admitted(pod: Json) -> Iterator[Finding]:

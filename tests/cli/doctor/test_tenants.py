@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from cardwise.cli.cluster import podevents, schedulers
-from cardwise.cli.doctor import before, checks, exposure, facts, repairs
+from cardwise.cli.doctor import before, checks, exposure, facts, probing, repairs
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
@@ -15,6 +15,7 @@ from cardwise.core.values.decoded import Json
 from tests.cli.doctor import planted
 from tests.cli.doctor.planted import part
 from tests.cli.worlds import Cluster
+from tests.fakes.apiserver import Request
 
 TENANT: Final = "a-team"  # the API server lists its objects before those of cardwise-system
 EVIL: Final = "registry.evil.example/sh:1"
@@ -201,3 +202,45 @@ def test_what_is_no_event_about_an_object_of_its_namespace_is_none(change):
     assert read is not None
     assert (len(read.reason), len(read.message)) == (128, 1024)
     assert podevents.read(event | change) is None
+
+
+def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwise():
+    api = installed()
+
+    def inject(request: Request) -> None:
+        if not request.query.get("dryRun"):
+            return
+        spec, metadata = request.body["spec"], request.body["metadata"]
+        sidecar = {"name": "sidecar", "image": EVIL, "resources": {"limits": {names.SHARE: "1"}}}
+        spec["containers"][0]["resources"]["limits"][names.SHARE] = "1"
+        spec["containers"][0]["resources"] |= {"claims": [{"name": "device"}], "requests": {"cpu": "64"}}
+        spec["containers"][0] |= {"image": EVIL, "command": ["sh"], "env": [{"name": "a", "value": "b"}]}
+        spec["containers"].insert(0, sidecar)
+        spec |= {
+            "initContainers": [sidecar], "volumes": [{"name": "v", "hostPath": {"path": "/"}}], "nodeName": "n1",
+            "priorityClassName": "high", "hostNetwork": True, "serviceAccountName": "cardwise-extender",
+            "schedulerName": names.SCHEDULER,
+        }  # fmt: skip
+        metadata["annotations"] |= {"theirs.example/inject": "yes", "cardwise.dev/x": "1"}
+        metadata["labels"] = {"app.kubernetes.io/component": "webhook"}
+
+    api.before(inject, "create", times=math.inf)
+    list(probing.probe(api.kube, "fair", names.NAMESPACE, api.clock))
+    (created,) = (request.body for request in api.sent("create") if not request.query.get("dryRun"))
+    spec = created["spec"]
+    (container,) = spec["containers"]
+    assert (container["image"], container["resources"]["limits"][names.SHARE]) == ("cardwise-doctor-probe", "1")
+    assert not {"command", "env"} & container.keys()
+    assert container["resources"] == {"limits": {names.GPU_MEM: "1Mi", names.SHARE: "1"}, "requests": {}}
+    added_fields = {"initContainers", "volumes", "nodeName", "priorityClassName", "hostNetwork", "serviceAccountName"}
+    assert not added_fields & spec.keys()
+    assert spec["schedulerName"] == names.SCHEDULER
+    assert set(created["metadata"]) <= {
+        "name",
+        "namespace",
+        "annotations",
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+    }
+    assert set(created["metadata"]["annotations"]) == {names.SHARE_AGENT, "cardwise.dev/x"}
