@@ -1,11 +1,11 @@
 """Turns a Forbidden error into the right that is missing, the role that has it, and the command that gives it."""
 
 import re
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cardwise.core.api import names
+from cardwise.core.values import shellcommand
 
 if TYPE_CHECKING:
     from cardwise.kube import errors
@@ -76,10 +76,11 @@ def refusal(error: "errors.Forbidden", command: str = "") -> str:
     role = denial.role(command)
     # A name of its own for each user: kubectl makes no binding whose name is there.
     name = _IN_NO_NAME.sub("-", f"{role}-{denial.user}")
-    binding = f"clusterrolebinding {name}"
+    binding = "clusterrolebinding {name:text}"
     if denial.is_in_namespace(command):
-        binding = f"rolebinding {name} -n {denial.namespace}"
-    given = f"kubectl create {binding} --clusterrole={role} --user={shlex.quote(denial.user)}"
+        binding = "rolebinding {name:text} -n {namespace}"
+    bind = f"kubectl create {binding} --clusterrole={{role:text}} --user={{user:text}}"
+    given = shellcommand.command(bind, name=name, namespace=denial.namespace, role=role, user=denial.user)
     return f"{denial}; an administrator gives it by: {given}"
 
 

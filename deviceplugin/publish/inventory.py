@@ -17,6 +17,7 @@ from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.shellcommand import command
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
@@ -311,7 +312,7 @@ class NodePublisher:
         """Report that another node owns the object of a card: one that reports the same UUID, or this machine under its
         former name. This node may not write it then.
         """
-        remedy = f"if the card is not there, kubectl delete extendedresource {name}"
+        remedy = command("if the card is not there, kubectl delete extendedresource {name}", name=name)
         text = (
             f"ExtendedResource {name} belongs to a card of node {node}, so this node cannot publish its own; {remedy}"
         )

@@ -14,6 +14,7 @@ from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.shellcommand import command
 from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
@@ -115,8 +116,8 @@ def _used(standing: QuotaStanding, entry: Entry) -> Charge:
 
 def _where_to_look(namespace: str) -> str:
     """Whoever may read the quotas of the namespace finds there what a stranger is not told: used and hard."""
-    command = f"kubectl get gpuquotas -n {namespace}"
-    return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {command}"
+    show = command("kubectl get gpuquotas -n {namespace}", namespace=namespace)
+    return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {show}"
 
 
 def _what(entry: Entry) -> str:

@@ -15,6 +15,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
@@ -62,11 +63,8 @@ class Carrying:
                 return
             cordons.unmark(self.client, card)
         except errors.KubeError as error:
-            place = f"{card.spec.node}/{card.spec.index}"
-            console.say(
-                f"{cordons.title(card)} is still cordoned ({error}); give it back with: cardwise uncordon {place}",
-                err=True,
-            )
+            again = command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
+            console.say(f"{cordons.title(card)} is still cordoned ({error}); give it back with: {again}", err=True)
         else:
             console.say(f"{cordons.title(card)} uncordoned", err=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.nodeconstraints import HARD
@@ -83,5 +84,5 @@ def notes(states: Mapping[str, str]) -> list[str]:
 def remedy(state: str, node: str) -> str:
     """What to do about a state, for an administrator."""
     if state == CORDONED:
-        return f"`kubectl uncordon {node}`"
-    return f"`kubectl describe node {node}` says why"
+        return command("`kubectl uncordon {node}`", node=node)
+    return command("`kubectl describe node {node}` says why", node=node)

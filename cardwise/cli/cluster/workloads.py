@@ -8,6 +8,7 @@ from typing import Final
 from cardwise.cli.cluster import podevents
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -141,11 +142,12 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[
     `dropping`: fields of the spec that the new pod must not have, such as the node; only of a single pod, since kubectl
     indents the pods of a list.
     """
-    file = f"{pods[0] if len(pods) == 1 else f'pods-of-{namespace}'}.yaml"
+    file = pods[0] if len(pods) == 1 else f"pods-of-{namespace}"
     fields = "|".join(dropping)
     without = f" | grep -vE '^  ({fields}):'" if fields else ""
-    get = f"kubectl get pod -n {namespace} {' '.join(pods)} -o yaml"
-    return f"{get}{without} > {file} && kubectl replace --force -f {file}"
+    save = f"kubectl get pod -n {{namespace}} {{pods}} -o yaml{without} > {{file}}.yaml"
+    recreate = f"{save} && kubectl replace --force -f {{file}}.yaml"
+    return command(recreate, namespace=namespace, pods=pods, file=file)
 
 
 def recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
@@ -155,11 +157,12 @@ def recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):
-        return f"`kubectl delete pod -n {namespace} {name}` deletes it; {successor(pod)}"
+        delete = command("kubectl delete pod -n {namespace} {pod}", namespace=namespace, pod=name)
+        return f"`{delete}` deletes it; {successor(pod)}"
     if (pod.get("spec") or {}).get("nodeName"):
         dropping = ("nodeName", *dropping)
-    command = recreate_command(namespace, [name], dropping=dropping)
-    return f"no controller makes another, so `{command}` saves it to {name}.yaml, deletes it and creates it again"
+    recreate = recreate_command(namespace, [name], dropping=dropping)
+    return f"no controller makes another, so `{recreate}` saves it to {name}.yaml, deletes it and creates it again"
 
 
 def retry_command(namespace: str, maker: str) -> str:
@@ -167,7 +170,9 @@ def retry_command(namespace: str, maker: str) -> str:
 
     `maker`: kind and name of the object, as kubectl takes them.
     """
-    return f"kubectl annotate -n {namespace} {maker} retried-at=$(date +%s) --overwrite"
+    kind, _, name = maker.partition(" ")
+    retry = "kubectl annotate -n {namespace} {kind} {name} retried-at=$(date +%s) --overwrite"
+    return command(retry, namespace=namespace, kind=kind, name=name)
 
 
 def successor(pod: Json) -> str:

@@ -13,7 +13,7 @@ from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, repair
 from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
-from cardwise.core.values import wording
+from cardwise.core.values import shellcommand, wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -111,8 +111,9 @@ def command(findings: Iterable[Finding], namespace: str) -> str:
     first = [finding.remedy for finding in found if finding.check == _NAMESPACE and finding.remedy]
     values = dict.fromkeys(shlex.quote(value) for proposal in found for value in proposal.values)
     flags = [f"--set {value}" for value in ("image.repository=$REGISTRY/cardwise", *values)]
-    install = " \\\n  ".join([f"helm install cardwise helm/cardwise --namespace {namespace}", *flags, "--wait"])
-    return "\n".join([*first, install, f"helm test cardwise --namespace {namespace}", ""])
+    helm = shellcommand.command("helm install cardwise helm/cardwise --namespace {namespace}", namespace=namespace)
+    test = shellcommand.command("helm test cardwise --namespace {namespace}", namespace=namespace)
+    return "\n".join([*first, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
 
 
 def control_plane(seen: Preview) -> Iterator[Finding]:
@@ -157,7 +158,8 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
     if labelled:
         text = f"{finding.nodes(labelled)} with the label of a GPU: the parts on nodes would run there"
         yield Finding("nodes", Severity.OK, text)
-    label = f"kubectl label node NODE {gpunodes.PRESENT}=true, or nodes.selector with a label that they have"
+    put = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
+    label = f"{put}, or nodes.selector with a label that they have"
     if offering:
         offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
         text = f"{finding.nodes(offering)} {offer} {names.NVIDIA_GPU}, but {have} no label of a GPU that Cardwise knows"
@@ -244,10 +246,11 @@ def runtime_classes(seen: Preview) -> Iterator[Finding]:
 
 def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
     """Whether the namespace admits pods that mount folders of their node."""
-    label = f"kubectl label namespace {namespace} {_ENFORCE}=privileged --overwrite"
+    label = repairs.label_namespace(namespace)
     if "namespace" in seen.absent:
         text = f"there is no namespace {namespace} yet"
-        yield Finding(_NAMESPACE, Severity.NOTE, text, f"kubectl create namespace {namespace} && {label}")
+        create = shellcommand.command("kubectl create namespace {namespace}", namespace=namespace)
+        yield Finding(_NAMESPACE, Severity.NOTE, text, f"{create} && {label}")
     elif seen.namespace is not None:
         enforced = labels_of(seen.namespace).get(_ENFORCE)
         if enforced == "privileged":
@@ -266,8 +269,7 @@ def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     if plain is not None:
         text = f"{namespace} refuses a pod like those on nodes: {wording.message(plain.message)}"
         if isinstance(plain, errors.Forbidden) and "violates PodSecurity" in plain.message:
-            remedy = f"kubectl label namespace {namespace} {_ENFORCE}=privileged --overwrite"
-            yield Finding("admission", Severity.PROBLEM, text, remedy)
+            yield Finding("admission", Severity.PROBLEM, text, repairs.label_namespace(namespace))
         else:
             remedy = "ask as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
             yield Finding("admission", Severity.WARNING, text, remedy)

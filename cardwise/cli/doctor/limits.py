@@ -9,6 +9,7 @@ from cardwise.core.api import lookalikes, names, quotas
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.shellcommand import command
 
 _FEW: Final = 5
 
@@ -23,7 +24,8 @@ def classes_without_cards(facts: Facts) -> Iterator[Finding]:
     if empty:
         it = "it" if len(empty) == 1 else "them"
         text = f"there is no card of {wording.few(empty, _FEW)}: pods that ask for {it} wait until a node brings one"
-        remedy = f"remove a type that does not come back: kubectl delete resourceclass {empty[0]}"
+        delete = command("kubectl delete resourceclass {name}", name=empty[0])
+        remedy = f"remove a type that does not come back: {delete}"
         yield Finding("classes", Severity.NOTE, text, remedy)
 
 

@@ -13,6 +13,7 @@ from cardwise.core.api import gpunodes, names
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.shellcommand import command
 from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
@@ -54,7 +55,8 @@ def in_another_namespace(facts: Facts) -> Iterator[Finding]:
     is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
     if namespaces and given not in namespaces:
         text = f"Cardwise is not in namespace {given}, but in {wording.few(sorted(namespaces), _FEW_REASONS)}"
-        remedy = f"cardwise doctor --cardwise-namespace {min(namespaces)} (or $CARDWISE_NAMESPACE)"
+        again = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
+        remedy = f"{again} (or $CARDWISE_NAMESPACE)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif not namespaces and hints and not is_here:
         text = (
@@ -220,14 +222,14 @@ def _start_extender(facts: Facts, deployment: Json | None) -> str:
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
     if not startup.replicas(deployment):
-        return f"kubectl scale deployment {_EXTENDER} -n {facts.installed} --replicas 2"
+        return repairs.scale(facts, _EXTENDER)
     if startup.is_troubled(facts, "extender"):
         return "first mend what `parts` says of its pods"
     return f"see whether one runs: {_see_extender(facts)}"
 
 
 def _see_extender(facts: Facts) -> str:
-    return f"kubectl get pods -n {facts.installed} -l app.kubernetes.io/component=extender"
+    return repairs.get_pods(facts.installed, "extender")
 
 
 def cards(facts: Facts) -> Iterator[Finding]:
@@ -267,7 +269,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
         )
     if cordoned and not usable:
         text = f"{_many(cordoned)} cordoned, and no other is well"
-        yield Finding("cards", Severity.PROBLEM, text, f"give some back: cardwise uncordon {_position(cordoned[0])}")
+        yield Finding("cards", Severity.PROBLEM, text, f"give some back: {_uncordon(cordoned[0])}")
     yield from _conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
@@ -300,7 +302,8 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
         text = f"node {node}: ExtendedResource {card} belongs to a card of node {other}, so this node cannot publish it"
         state = nodestates.closed(nodes[other]) if other in nodes else "gone"
         if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
-            remedy = f"node {other} is {state}; if {node} was called {other} before: kubectl delete node {other}"
+            delete = command("kubectl delete node {node}", node=other)
+            remedy = f"node {other} is {state}; if {node} was called {other} before: {delete}"
         else:
             remedy = (
                 "compare what nvidia-smi -L prints on both nodes: where they report the same UUID (clones of a "
@@ -312,10 +315,8 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
 def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
-        remedy = (
-            "they go by themselves within minutes, or: kubectl delete extendedresources -l "
-            f"{names.NODE_LABEL}={gone[0]}"
-        )
+        delete = command(f"kubectl delete extendedresources -l {names.NODE_LABEL}={{node}}", node=gone[0])
+        remedy = f"they go by themselves within minutes, or: {delete}"
         text = f"{finding.nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
         yield Finding("cards", Severity.NOTE, text, remedy)
     deaf = {
@@ -335,14 +336,15 @@ def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Jso
     left = [name for name in left if name not in upgrading]
     if left:
         text = f"{finding.nodes(left)}: the device plugin does not run there: nodes.selector does not choose it"
-        remedy = f"kubectl label node {left[0]} nvidia.com/gpu.present=true, or write nodes.selector"
+        label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=left[0])
+        remedy = f"{label}, or write nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
     rest = [name for name in deaf if name not in (*left, *upgrading)]
     if rest:
         text = f"{finding.nodes(rest)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = (
-            "see that the device plugin runs there, and its folder (nodes.kubeletDir): kubectl get pods -n "
-            f"{facts.installed} -l app.kubernetes.io/component=deviceplugin -o wide"
+            "see that the device plugin runs there, and its folder (nodes.kubeletDir): "
+            f"{repairs.get_pods(facts.installed, 'deviceplugin')} -o wide"
         )
         if startup.is_troubled(facts, "deviceplugin"):
             remedy = "first mend what `parts` says of the device plugin"
@@ -413,9 +415,9 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
     return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
 
 
-def _position(card: Json) -> str:
-    """As `cardwise cordon` takes it."""
-    return f"{card['spec']['node']}/{card['spec']['index']}"
+def _uncordon(card: Json) -> str:
+    """The command that gives the card back."""
+    return command("cardwise uncordon {node}/{index}", node=card["spec"]["node"], index=card["spec"]["index"])
 
 
 def _why(card: Json) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cardwise.cli.cluster import workloads
+from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import PROBE_POD_PREFIX
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
@@ -63,7 +64,7 @@ def probe(
             "with -n, or leave the probe out with --no-probe",
         )
     except errors.KubeError as error:
-        pods = f"kubectl get pods -n {installed} -l app.kubernetes.io/component=webhook"
+        pods = repairs.get_pods(installed, "webhook")
         remedy = f"see that the webhook runs ({pods}), and that the API server reaches its Service or URL"
         yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:

@@ -9,6 +9,7 @@ from cardwise.cli.doctor.facts import Facts
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.shellcommand import command
 
 _CHART: Final = "helm/cardwise"
 _RELEASE: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
@@ -19,8 +20,9 @@ _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v
 
 def install(facts: Facts) -> str:
     """Installs the chart: by the command that doctor proposes for this cluster."""
-    where = "" if facts.installed == names.NAMESPACE else f" --cardwise-namespace {facts.installed}"
-    return f"install the chart; cardwise doctor --before-install{where} prints the command (docs/admin.md#install)"
+    where = "" if facts.installed == names.NAMESPACE else " --cardwise-namespace {namespace}"
+    propose = command("cardwise doctor --before-install" + where, namespace=facts.installed)
+    return f"install the chart; {propose} prints the command (docs/admin.md#install)"
 
 
 def upgrade(facts: Facts, **settings: str) -> str:
@@ -34,8 +36,9 @@ def upgrade(facts: Facts, **settings: str) -> str:
         with_values = f" with {values}" if values else ""
         return f"render and apply the chart again{with_values}"
     name, namespace = release
-    set_ = f" --set {values}" if values else ""
-    return f"helm upgrade {name} {_CHART} -n {namespace} --reset-then-reuse-values{set_}"
+    change = "helm upgrade {name} {chart:text} -n {namespace} --reset-then-reuse-values"
+    set_ = " --set {values:text}" if values else ""
+    return command(change + set_, name=name, chart=_CHART, namespace=namespace, values=values)
 
 
 def wire_scheduler(facts: Facts) -> str:
@@ -52,11 +55,14 @@ def wire_scheduler(facts: Facts) -> str:
 def renew_certificates(facts: Facts) -> str:
     """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
     if any(one["metadata"]["name"] == names.SCHEDULER for one in facts.deployments):
-        return f"kubectl rollout restart deployment/{names.SCHEDULER} -n {facts.installed}"
+        restart = "kubectl rollout restart deployment/{name} -n {namespace}"
+        return command(restart, name=names.SCHEDULER, namespace=facts.installed)
     if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
         return f"let the chart do it: {upgrade(facts)}"
     release = _release(facts)
-    steps = "helm get notes {} -n {}".format(*release) if release else "the notes of the chart"
+    steps = "the notes of the chart"
+    if release:
+        steps = command("helm get notes {name} -n {namespace}", name=release[0], namespace=release[1])
     return f"give it those of now (steps 1 and 3 of: {steps}), or {wire_scheduler(facts)}"
 
 
@@ -76,9 +82,12 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
     bare = [pod for pod in pods if workloads.is_bare(pod)]
     parts = []
     if controlled:
-        commands = [f"kubectl delete pods -n {namespace} {' '.join(some)}" for namespace, some in _named(controlled)]
-        command = delete if delete and not bare else " && ".join(commands) + _and_more(controlled)
-        parts.append(f"delete those of controllers, which make new ones: {command}")
+        commands = [
+            command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=some)
+            for namespace, some in _named(controlled)
+        ]
+        deletion = delete if delete and not bare else " && ".join(commands) + _and_more(controlled)
+        parts.append(f"delete those of controllers, which make new ones: {deletion}")
     if bare:
         one_by_one = [(namespace, [name]) for namespace, some in _named(bare) for name in some]
         commands = [
@@ -103,8 +112,28 @@ def _and_more(pods: Sequence[Json]) -> str:
 
 
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:
-    """Shows the log of a pod of Cardwise's."""
-    return f"kubectl logs -n {facts.installed} {pod}{' --previous' * previous}"
+    """Shows the log of a pod of Cardwise's; `pod` may also be KIND/NAME of what makes it."""
+    kind, slash, name = pod.rpartition("/")
+    show = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
+    return command(show + " --previous" * previous, namespace=facts.installed, kind=kind, name=name)
+
+
+def get_pods(installed: str, component: str) -> str:
+    """Shows the pods of a part. `installed`: the namespace of Cardwise."""
+    show = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
+    return command(show, namespace=installed, component=component)
+
+
+def scale(facts: Facts, deployment: str) -> str:
+    """Gives a Deployment of Cardwise's its pods."""
+    up = "kubectl scale deployment {deployment} -n {namespace} --replicas 2"
+    return command(up, deployment=deployment, namespace=facts.installed)
+
+
+def label_namespace(namespace: str) -> str:
+    """Lets Pod Security admit the parts on nodes in Cardwise's namespace."""
+    label = "kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
+    return command(label, namespace=namespace)
 
 
 def _release(facts: Facts) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.shellcommand import command
 
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _SLOW: Final = (names.SHARE, names.BIND_MARKER)
@@ -33,7 +34,7 @@ def stranded(facts: Facts) -> Iterator[Finding]:
         f"{wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) wait{'s' * alone} for the scheduler "
         f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
     )
-    delete = f"kubectl delete pods -A --field-selector={_LEFT}"
+    delete = command("kubectl delete pods -A --field-selector={selector:text}", selector=_LEFT)
     remedy = repairs.recreate(waiting, delete=delete, dropping=["schedulerName"])
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 

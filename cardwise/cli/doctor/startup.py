@@ -18,6 +18,7 @@ from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.shellcommand import command
 
 CHECK: Final = "parts"
 _CREATORS: Final = ("DaemonSet", "ReplicaSet", "Job")
@@ -81,9 +82,10 @@ def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:
 def _admission_remedy(facts: Facts, name: str, message: str) -> str:
     part = name.removeprefix(_PREFIX).partition("-")[0]
     if "violates PodSecurity" in message:
-        return f"kubectl label namespace {facts.installed} pod-security.kubernetes.io/enforce=privileged --overwrite"
+        return repairs.label_namespace(facts.installed)
     if found := re.search(r"exceeded quota: ([^,\s]+)", message):
-        return f"raise that quota: kubectl edit resourcequota {found[1]} -n {facts.installed}"
+        edit = command("kubectl edit resourcequota {quota} -n {namespace}", quota=found[1], namespace=facts.installed)
+        return f"raise that quota: {edit}"
     if "insufficient quota to match these scopes" in message:
         return (
             f"a ResourceQuota of {facts.installed} has to name the PriorityClass, as the chart's does for "
@@ -103,8 +105,7 @@ def scaled_down(facts: Facts) -> Iterator[Finding]:
         part = metadata["name"].removeprefix(_PREFIX)
         if part in ("webhook", "scheduler") and not replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
-            remedy = f"kubectl scale deployment {metadata['name']} -n {facts.installed} --replicas 2"
-            yield Finding(CHECK, Severity.PROBLEM, text, remedy)
+            yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale(facts, metadata["name"]))
 
 
 def replicas(deployment: Json) -> int:
@@ -275,15 +276,16 @@ def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
         return f"raise its memory in {part}.resources of the chart"
     match trouble.hint:
         case "readyz":
-            path = f"/api/v1/namespaces/{facts.installed}/pods/{name}:{_metrics_port(pod)}/proxy/readyz"
-            return f"what it lacks: kubectl get --raw {path}"
+            ready = "kubectl get --raw /api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/readyz"
+            return f"what it lacks: {command(ready, namespace=facts.installed, pod=name, port=_metrics_port(pod))}"
         case "node":
             return nodestates.remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
         case "log":
             return f"all of it: {repairs.log(facts, name)}"
         case "previous log":
             return f"more of it: {repairs.log(facts, name, previous=True)}"
-    return f"more of it: kubectl describe pod -n {facts.installed} {name}"
+    describe = command("kubectl describe pod -n {namespace} {pod}", namespace=facts.installed, pod=name)
+    return f"more of it: {describe}"
 
 
 def _metrics_port(pod: Json) -> int:

@@ -9,6 +9,7 @@ from cardwise.cli.cluster.workloads import Made
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.shellcommand import command
 
 _FEW: Final = 5
 _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
@@ -35,10 +36,11 @@ def of_workload(made: Made) -> list[str]:
         which = wording.few(made.bound_past, _FEW, "pod")
         lines.append(f"The extender has deleted pods of it within the hour ({which}): {_UNWIRED.format(them='them')}.")
     if not made.pods and not lines:
-        namespace, name = made.obj["metadata"]["namespace"], made.obj["metadata"]["name"]
+        metadata = made.obj["metadata"]
+        fields = {"kind": made.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
         lines.append(
             "Its controller has not made one yet, or the reason is older than an hour, which is how long events are "
-            f"kept: `kubectl describe {made.kind} -n {namespace} {name}`"
+            f"kept: `{command('kubectl describe {kind} -n {namespace} {name}', **fields)}`"
         )
     return lines
 
@@ -71,16 +73,18 @@ def _wanted(made: Made) -> int | None:
 def _stopped(made: Made) -> Iterator[str]:
     """What its own fields say of why there are none, or no new ones."""
     spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
-    namespace, name = made.obj["metadata"]["namespace"], made.obj["metadata"]["name"]
+    metadata = made.obj["metadata"]
+    fields = {"kind": made.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
     match made.kind:
         case "deployment" | "statefulset" | "replicaset":
             if spec.get("replicas") == 0:
-                scale = f"kubectl scale {made.kind} -n {namespace} {name} --replicas=1"
+                scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
                 whose = workloads.controller(made.obj)
                 of = f"{whose['kind']} {whose['name']} has another one now, or wants no pod" if whose else ""
                 yield f"It is to have none (spec.replicas is 0): {of or f'`{scale}` asks for one'}."
             if spec.get("paused"):
-                yield f"It is paused (spec.paused): `kubectl rollout resume {made.kind} -n {namespace} {name}`."
+                resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
+                yield f"It is paused (spec.paused): `{resume}`."
         case "daemonset":
             if status.get("desiredNumberScheduled") == 0:
                 yield "No node is right for it: its nodeSelector, node affinity and tolerations leave none."
@@ -95,7 +99,8 @@ def _of_job(job: Json) -> Iterator[str]:
     if spec.get("suspend"):
         namespace = job["metadata"]["namespace"]
         if _KUEUE in labels_of(job):
-            yield f"It is suspended until Kueue admits it: `kubectl get workloads -n {namespace}` says why it waits."
+            workloads_of = command("kubectl get workloads -n {namespace}", namespace=namespace)
+            yield f"It is suspended until Kueue admits it: `{workloads_of}` says why it waits."
         else:
             yield "It is suspended (spec.suspend): whoever has suspended it sets that to false."
     if spec.get("parallelism") == 0:
@@ -144,7 +149,8 @@ def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:
         if word := workloads.kind_of(kind):
-            lines.append(f"What its {kind} does now: cardwise explain -n {namespace} {word}/{owner}")
+            again = command("cardwise explain -n {namespace} {kind}/{name}", namespace=namespace, kind=word, name=owner)
+            lines.append(f"What its {kind} does now: {again}")
     return lines
 
 

@@ -19,6 +19,7 @@ from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
+from cardwise.core.values.shellcommand import command
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
@@ -204,8 +205,8 @@ def nobody_places(pod: Json, around: Around) -> list[str]:
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
         if name.startswith(_KUEUE):
             lines.append(
-                f"Kueue has not admitted it yet (scheduling gate {name}): `kubectl get workloads -n "
-                f"{metadata['namespace']}` says why."
+                f"Kueue has not admitted it yet (scheduling gate {name}): "
+                f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` says why."
             )
         elif name != names.GANG:
             lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
@@ -422,7 +423,7 @@ def _of_class(name: str, survey: Survey) -> str:
     if not cards and survey.classes[name].untouched:
         return f"No card of class {name} is there now: the pod waits until a node brings one."
     if not cards:
-        return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
+        return f"No card is of class {name}: see its selector with `{_show_class(name)}`."
     shown = _listed({node: len(of_node) for node, of_node in nodes.items()})
     sick = sum(not card.healthy for card in cards)
     return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
@@ -435,7 +436,7 @@ def _of_devices(name: str, survey: Survey) -> str:
     nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
     devices = [device for of_node in nodes.values() for device in of_node]
     if not devices:
-        return f"No device is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
+        return f"No device is of class {name}: see its selector with `{_show_class(name)}`."
     there = {node.name: len(of_node) for node, of_node in nodes.items()}
     free = {node.name: sum(node.is_free(one) for one in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
@@ -444,6 +445,10 @@ def _of_devices(name: str, survey: Survey) -> str:
         + (f", {sick} of them unhealthy" if sick else "")
         + f"; free: {_listed(free) or 'none'}."
     )
+
+
+def _show_class(name: str) -> str:
+    return command("kubectl get resourceclass {name} -o yaml", name=name)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

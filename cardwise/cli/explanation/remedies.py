@@ -17,6 +17,7 @@ from cardwise.core.preemption.explanation import CardView, NodeView
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
+from cardwise.core.values.shellcommand import command
 from cardwise.kube.survey import Survey
 
 ENDING = "ending"  # mark of a pod that is deleted and whose containers may still run
@@ -165,7 +166,8 @@ def _withheld(asked: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
                 if not card.healthy:
                     yield f"{where} became healthy: it has {card.free} MiB free"
                 elif card.cordoned:
-                    yield f"{where} were given back (`cardwise uncordon {view.name}/{card.index}`)"
+                    again = command("cardwise uncordon {node}/{index}", node=view.name, index=card.index)
+                    yield f"{where} were given back (`{again}`)"
 
 
 def _would_do(asked: PodRequest, card: CardView) -> bool:

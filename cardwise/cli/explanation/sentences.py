@@ -18,6 +18,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 
@@ -66,7 +67,8 @@ def explain(
     if asked is None and gang:
         at = f"is on node {node}" if node else "is placed together with its gang"
         other = next(iter(around.partners), "")
-        what = f"What keeps those waiting that ask for some: cardwise explain pod {other}\n" if other else ""
+        again = command("cardwise explain pod {pod}", pod=other)
+        what = f"What keeps those waiting that ask for some: {again}\n" if other else ""
         return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}{what}"
     if asked is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
@@ -118,8 +120,9 @@ def _what_it_holds(pod: Json) -> str:
 
 def _not_admitted(pod: Json) -> list[str]:
     """What to do about a pod that the kubelet has refused on its node."""
-    name = f"-n {pod['metadata']['namespace']} {pod['metadata']['name']}"
-    removal = "" if workloads.is_bare(pod) else f"; `kubectl delete pod {name}` removes this one"
+    metadata = pod["metadata"]
+    delete = command("kubectl delete pod -n {namespace} {pod}", namespace=metadata["namespace"], pod=metadata["name"])
+    removal = "" if workloads.is_bare(pod) else f"; `{delete}` removes this one"
     refused = (
         "The node's kubelet refused it, as it does with each pod with a share after a reboot of the node, and with a "
         f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}"

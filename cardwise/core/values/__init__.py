@@ -8,5 +8,6 @@ Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest
     invalid   the error for bad input
     wording   numbers and lists in a sentence
     objectnames  what the API server takes for names of objects
+    shellcommand  commands that people are advised to run, with names and quoted texts in them
     decoded   the type of decoded JSON
 """

@@ -1,0 +1,31 @@
+"""Commands that people are advised to run in a shell: the only place that puts values into one.
+
+Many values come from objects that tenants write: names in Events, labels, annotations. A name with `; curl … | sh` in
+it would be run by the administrator who copies the command.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from cardwise.core.values import objectnames
+
+_FIELD: Final = re.compile(r"\{([a-z_]+)(:text)?\}")
+
+
+def command(template: str, **values: str | int | Sequence[str]) -> str:
+    """The command with values in the place of its fields.
+
+    `{node}` takes the name of a Kubernetes object, or several; what can be no such name is not printed, and the field
+    is left as a placeholder in capitals (NODE) for the reader to fill in. `{user:text}` takes any text and quotes it.
+    """
+
+    def value_of(field: re.Match[str]) -> str:
+        value = values[field[1]]
+        words = [str(value)] if isinstance(value, str | int) else list(value)
+        if field[2]:
+            return " ".join(map(shlex.quote, words))
+        return " ".join(words) if all(map(objectnames.is_subdomain, words)) else field[1].upper()
+
+    return _FIELD.sub(value_of, template)
