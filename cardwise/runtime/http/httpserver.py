@@ -20,7 +20,7 @@ import queue
 import select
 import socket
 import ssl
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -111,10 +111,13 @@ class Limits:
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
     address that have come whole and are not answered yet. If one more comes, the flow (a namespace of an API server's
     calls) that has most loses its last one: so of N flows each may have an Nth, whatever the others send. `body`:
-    bytes of one call. `held`: bytes that connections without a certificate and their calls take. Where they take more,
-    the address that holds most loses its largest call, unless a thread has it. So N addresses may hold an Nth each
-    whatever the others do, and an address that calls for many (an API server) loses nobody's small calls for another's
-    large ones.
+    bytes of one call.
+
+    `held`: bytes that connections without a certificate and their calls take. Where they take more, the address that
+    holds most loses a call that no thread has: of the flow that holds most the largest. So N addresses may hold an Nth
+    each whatever the others do, and an address that calls for many (an API server) loses nobody's calls for another's.
+    Idle connections count for no address but together: where they hold more than any address, the one that has been
+    idle for longest is closed, since no call is lost by it.
     """
 
     handshake: Bound = Bound(2.0, 1000)
@@ -158,7 +161,15 @@ class _Client:
             phase: OrderedDict() for phase in ConnectionPhase
         }
         self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # those that are BUSY, by flow, the oldest first
-        self.held = 0  # bytes
+        self.held = 0  # bytes, without its idle connections
+
+    def by_size(self) -> "list[_Connection]":
+        """Its connections that are not idle: those of the flow that holds most first, of a flow the largest first."""
+        held = Counter[Flow | _Connection]()
+        working = [each for each in self.connections if each.phase is not ConnectionPhase.IDLE]
+        for connection in working:
+            held[connection.holder] += connection.held
+        return sorted(working, key=lambda each: (held[each.holder], each.held), reverse=True)
 
     def largest_flow(self) -> "OrderedDict[_Connection, None]":
         """The calls of the flow that has most. There must be one."""
@@ -199,6 +210,11 @@ class _Connection:
         """Bytes of memory that it takes, an estimate. Not while a thread answers it."""
         own = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
         return own + self.reader.held + len(self.unsent)
+
+    @property
+    def holder(self) -> "Flow | _Connection":
+        """For which the memory of its call is counted. A call that has not come whole belongs to no flow yet."""
+        return self.flow if self.phase is ConnectionPhase.BUSY and self.flow is not None else self
 
     def receive(self) -> bool:
         """Reads what has come, at most until a call is whole. False: the client is gone. Raises BadCall."""
@@ -278,7 +294,7 @@ class HttpServer:
         }
         self._connections: dict[int, _Connection] = {}
         self._clients: dict[str, _Client] = {}  # by address
-        self._held = 0  # bytes, by all of them
+        self._held = self._idle_held = 0  # bytes, by all of them, and by those that are idle
         self._reads = FairQueueing(least=_LEAST_TURN)
         self._handshake_turns = FairQueueing(least=_LEAST_TURN)
         self._poller = select.epoll()
@@ -611,6 +627,7 @@ class HttpServer:
             client.phases[phase][connection] = None
             if phase is ConnectionPhase.BUSY and connection.flow is not None:
                 client.flows.setdefault(connection.flow, OrderedDict())[connection] = None
+            self._hold(connection, client, -connection.held)  # measured anew below, as of its new phase
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -653,20 +670,25 @@ class HttpServer:
 
     def _hold(self, connection: _Connection, client: _Client, more: int) -> None:
         connection.held += more
-        client.held += more
         self._held += more
+        if connection.phase is ConnectionPhase.IDLE:
+            self._idle_held += more
+        else:
+            client.held += more
 
     def _free_memory(self) -> None:
-        """Where connections hold too much, gives up the largest of the address that holds most, until they do not."""
+        """Where connections hold too much, gives up some until they do not; `Limits` says which."""
         while self._held > self._limits.held and self._give_up_largest():
             pass
 
     def _give_up_largest(self) -> bool:
+        idle = self._queues[ConnectionPhase.IDLE, False]
         for client in sorted(self._clients.values(), key=lambda client: client.held, reverse=True):
-            for connection in sorted(client.connections, key=lambda each: each.held, reverse=True):
-                if self._give_up(connection, "memory"):
-                    return True
-        return False
+            if idle and self._idle_held >= client.held:
+                break
+            if any(self._give_up(connection, "memory") for connection in client.by_size()):
+                return True
+        return bool(idle) and self._give_up(next(iter(idle)), "memory")
 
     def _give_up(self, connection: _Connection, reason: str) -> bool:
         """Closes the connection, unless a thread answers it; if its call waits for one, with 503."""

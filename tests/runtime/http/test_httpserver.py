@@ -307,6 +307,51 @@ def is_refused(line: socket.socket) -> bool:
     return line.recv(100).startswith(b"HTTP/1.1 503")
 
 
+def test_of_the_calls_of_one_address_the_largest_of_the_namespace_that_holds_most_is_given_up(serve):
+    """And not the largest of all, which may be another's: many of middling size fill the memory, too."""
+    server = serve(threads=1, held=400_000, whose=lambda environ: environ["QUERY_STRING"])
+    lines = [server.connect() for _ in range(5)]
+    calls = [("many", 90_000), ("fair", 100_000), ("many", 80_000), ("many", 60_000), ("many", 70_000)]
+    for number, (line, (namespace, size)) in enumerate(zip(lines, calls, strict=True), 1):
+        line.sendall(post(f"/wait?{namespace}", size))
+        if number < len(calls):
+            until(lambda number=number: busy_calls(server) == number, "that it waits")
+    assert is_refused(lines[2])  # a thread has the largest of many
+    server.released.set()
+    assert [len(answer(line)) for line in (lines[0], lines[1], *lines[3:])] == [90_000, 100_000, 60_000, 70_000]
+
+
+def test_idle_connections_of_many_push_out_no_call(serve):
+    """Each address has few, but together they fill the memory, and an API server that opens more holds most."""
+    server = serve(threads=1, held=16 * 8_192)
+    idle = [server.connect(source=f"127.0.0.{2 + number}") for number in range(15)]
+    until(lambda: len(server.server._connections) == 15, "that all are there")
+    lines = ask_in_order(server, [("fair", "127.0.0.1")] * 4)
+    server.released.set()
+    assert [answer(line) for line in lines] == [b"ok"] * 4
+    assert closed(idle[0]), "those that have been idle for longest go"
+    assert still_open(idle[-1])
+    for line in server.lines:
+        line.close()
+    until(lambda: not server.server._connections, "that all are gone")
+    assert server.server._held == server.server._idle_held == 0
+
+
+def test_large_calls_push_out_no_idle_connection(serve):
+    """An address that holds most loses its calls, whatever others have that are idle."""
+    server = serve(threads=1, held=16 * 8_192)
+    idle = [server.connect() for _ in range(3)]
+    until(lambda: len(server.server._connections) == 3, "that all are there")
+    large = [server.connect(source="127.0.0.2") for _ in range(2)]
+    for number, line in enumerate(large, 1):
+        line.sendall(post("/wait", 50_000))
+        if number == 1:
+            until(lambda: busy_calls(server) == 1, "that it waits")
+    assert is_refused(large[1])
+    server.released.set()
+    assert all(map(still_open, idle))
+
+
 def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last(serve):
     """The API server calls for all namespaces: one that creates pods in parallel must not take all its calls."""
     server = serve(threads=1, busy=4, whose=lambda environ: environ["QUERY_STRING"])
@@ -323,6 +368,16 @@ def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last
     assert is_refused(more)
     server.released.set()
     assert [answer(line) for line in (*many[:2], *fair[:2])] == [b"ok"] * 4
+
+
+def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
+    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
+    line = server.connect()
+    line.sendall(b"".join(f"GET /{name}?{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for name in ("a", "b", "a")))
+    until(lambda: len(server.paths) == 3, "that all are answered")
+    assert server.get() == b"ok"
+    (client,) = server.server._clients.values()
+    until(lambda: not client.flows, "that no flow is remembered")
 
 
 def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_of_the_largest_loses(
