@@ -1,5 +1,6 @@
 """Creates and connects the parts of the device plugin, and starts and stops them in order."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ class NodeAgent:
         self._devices = devices
         self._access = settings.access
         self._restored = False
+        self._adopting = threading.Lock()
         self._adopted = False
         self._write_problem = ""
         self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
@@ -139,6 +141,8 @@ class NodeAgent:
             health=self._health,
             mps_wait=mps_wait,
             release=self._releaser.free,
+            has_adopted=lambda: self._adopted,
+            adopt=self._adopt_running_containers,
             on_granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,
             clock=clock,
@@ -296,9 +300,7 @@ class NodeAgent:
     def _maintain_grants(self) -> None:
         self.grants.restore_files()
         self._report_unwritable()
-        if self.pods.synced and not self._adopted:
-            self._adopt_running_containers()
-        self._releaser.sweep(complete=self._adopted)
+        self._releaser.sweep(complete=self._adopt_running_containers())
 
     def _report_unwritable(self) -> None:
         cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
@@ -319,18 +321,25 @@ class NodeAgent:
             )
         self._inventory.reconcile_now()
 
-    def _adopt_running_containers(self) -> None:
-        """Once after the start: restore lost grants, and write marks that an earlier process did not write."""
-        try:
-            self._adopt_missing_grants()
-        except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
-            _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
-            return
-        granted = {grant.pod_uid for grant in self.grants.all()}
-        for pod in self.pods.all():
-            if pod.uid in granted:
-                self._marker.mark(pod)
-        self._adopted = True
+    def _adopt_running_containers(self) -> bool:
+        """Once after the start: restore lost grants, and write marks that an earlier process did not write.
+
+        Returns whether each running container has a grant. May take seconds if the runtime is slow.
+        """
+        with self._adopting:
+            if self._adopted or not self.pods.synced:
+                return self._adopted
+            try:
+                self._adopt_missing_grants()
+            except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
+                _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
+                return False
+            granted = {grant.pod_uid for grant in self.grants.all()}
+            for pod in self.pods.all():
+                if pod.uid in granted:
+                    self._marker.mark(pod)
+            self._adopted = True
+            return True
 
     def _adopt_missing_grants(self) -> None:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()

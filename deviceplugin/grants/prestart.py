@@ -5,8 +5,9 @@ bind wrote tell which cards it has. An error is shown in the pod's events and th
 called at every start), so every refusal names the problem and what would end it.
 
 Theory of operation, for one call: `identify` the container by its slots; read its assignment from the pod, or, if the
-API server is away, from the grant it was started with; check hardware and health; wait for MPS; add the grant, waiting
-up to 5 s for shares of pods that have just ended; write the CDI spec.
+API server is away, from the grant it was started with; check hardware and health; wait for MPS; make sure that each
+running container has a grant (once, after the plugin's start); add the grant, waiting up to 5 s for shares of pods that
+have just ended; write the CDI spec.
 
 Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB is refused: 12234 + 4096 exceed
 16276. Its wait asks the runtime about the two holders; if the pod with 4096 MiB has ended, its grant is dropped and the
@@ -174,6 +175,8 @@ class PreStart:
     """Handles PreStartContainer.
 
     release: releases the grants of those of these pods that have ended.
+    has_adopted: whether each running container has a grant.
+    adopt: adds the missing grants of running containers; returns `has_adopted`.
     on_granted: called with the pod of each grant.
     """
 
@@ -189,6 +192,8 @@ class PreStart:
         health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
+        has_adopted: Callable[[], bool],
+        adopt: Callable[[], bool],
         on_granted: Callable[[NodePod], None],
         start_on_sick_cards: bool = False,
         clock: Clock = SYSTEM,
@@ -202,6 +207,8 @@ class PreStart:
         self._health = health
         self._mps = mps_wait
         self._release = release
+        self._has_adopted = has_adopted
+        self._adopt = adopt
         self._on_granted = on_granted
         self._start_on_sick_cards = start_on_sick_cards
         self._clock = clock
@@ -240,6 +247,7 @@ class PreStart:
             grant = self._mps.wait(grant, self._try_reserve_wait, self._waiting.release, is_active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
+            self._check_adopted(grant)
             added = self._add_or_wait(grant, {card.uuid: card.memory for card in hardware.cards.values()}, is_active)
             self._mps.confirm(grant)  # waiting for the card may have taken seconds
             if not is_active():
@@ -300,6 +308,25 @@ class PreStart:
                     f"{name} ({uuid}) is unhealthy: {health[uuid].reason}; the container starts when it has "
                     "recovered, or delete the pod, so that it is placed again"
                 )
+
+    def _check_adopted(self, grant: Grant) -> None:
+        """Raises StartRefused where a running container may have no grant yet, so that its card would count as free.
+
+        A pod that has a grant takes nothing more: its containers restart also while the API server is away.
+        """
+        if self._has_adopted() or self._grants.grants_of_pod(grant.pod_uid):
+            return
+        adopted = False
+        if self._try_reserve_wait():
+            try:
+                adopted = self._adopt()
+            finally:
+                self._waiting.release()
+        if not adopted:
+            raise StartRefused(
+                f"pod {grant.pod}: the device plugin has just started, and does not know yet which cards the running "
+                "containers use; the kubelet tries again"
+            )
 
     def _add_or_wait(self, grant: Grant, totals: dict[str, int], is_active: IsActive) -> AddedGrant:
         outcome = self._try_add(grant, totals, is_active)

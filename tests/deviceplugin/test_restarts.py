@@ -68,6 +68,49 @@ def test_a_running_container_without_a_grant_is_adopted(rig):
     assert rig.agent.grants.owner(slot).pod_uid == uid
 
 
+def _restarted_without_state(rig, monkeypatch) -> tuple[dict, dict]:
+    """The state folder was lost, and a start comes before the first pass over the grants. Returns the force-deleted pod
+    whose container still runs with the whole card, and the pod to which the card was given since.
+    """
+    first = rig.bind("a", [(0, P100)])
+    rig.run(first)
+    rig.force_delete(first)
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    second = rig.bind("b", [(0, P100)])
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(rig, "settle", lambda: None)
+        rig.start()
+    return first, second
+
+
+def test_a_start_before_the_first_pass_does_not_take_the_card_of_a_running_container(rig, monkeypatch):
+    """It was granted, and the card given twice, since the running container was adopted only after that."""
+    first, second = _restarted_without_state(rig, monkeypatch)
+    assert "are still held by default/a" in refusal(lambda: rig.run(second))[1]
+    rig.settle()
+    assert rig.held_on_disk(0) == P100
+    rig.runtime.kill(first["metadata"]["uid"])
+    rig.settle()
+    rig.run(second)
+
+
+def test_while_the_runtime_does_not_answer_no_pod_starts_that_has_no_grant_yet(rig, monkeypatch):
+    kept = rig.bind("kept", [(1, 1000)], containers=["main", "other"])
+    rig.run(kept)
+    rig.stop()
+    rig.runtime.silent = True
+    rig.access = Access.CDI
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(rig, "settle", lambda: None)
+        rig.start()
+    rig.run(kept, "other")
+    _, problem = refusal(lambda: rig.run(rig.bind("new", [(1, 1000)])))
+    assert "default/new: the device plugin has just started, and does not know yet" in problem
+    rig.runtime.silent = False
+    rig.run(rig.bind("later", [(1, 1000)]))
+
+
 def test_running_containers_are_compared_with_the_grants_once_the_runtime_answers(rig):
     pod = rig.bind("a", [(1, 8138)])
     rig.run(pod)
