@@ -22,6 +22,7 @@ _log = structlog.get_logger(__name__)
 
 _FAILED = "failed to mark a pod as assigned"
 _TIMEOUT = 2.0  # seconds: a slow write delays the marks of the other pods no longer than this
+_MAX_FAILURES = 3  # in a row before a pause: the cause of one may be its pod alone, such as a webhook that fails on it
 _MAX_QUEUED = 10_000  # pods that wait for the API server to come back
 
 
@@ -32,6 +33,7 @@ class Marker:
         self._client = client
         self._lock = threading.Lock()
         self._queue: OrderedDict[str, NodePod] = OrderedDict()
+        self._failures = 0  # of the API server, in a row
         self._loop = Loop(
             "marking",
             self._mark_next,
@@ -64,6 +66,7 @@ class Marker:
                 return
             _, pod = self._queue.popitem(last=False)
         self._loop.wake()
+        failures, self._failures = self._failures, 0
         try:
             self._patch(pod)
         except (errors.NotFound, errors.Invalid):
@@ -71,6 +74,12 @@ class Marker:
         except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
             with self._lock:
                 self._queue.setdefault(pod.uid, pod)  # after the others
+                queued = len(self._queue)
+            if isinstance(error, errors.ServerError):
+                self._failures = failures + 1
+                if self._failures < min(_MAX_FAILURES, queued):
+                    return
+                self._failures = 0
             if not isinstance(error, errors.TimedOut):
                 raise
         except errors.KubeError as error:

@@ -4,7 +4,7 @@ Only the Lease decides which extender binds: a label that comes late costs kube-
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import structlog
@@ -22,6 +22,15 @@ _FAILED = "the label of the leader could not be written"
 _LOOK_SECONDS = 0.2
 _COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
 _PAUSE_SECONDS = 2.0  # at most, after a write that failed
+
+
+@contextlib.contextmanager
+def _collecting(failures: list[errors.KubeError]) -> Iterator[None]:
+    """Context: a KubeError is appended to `failures`, and not raised."""
+    try:
+        yield
+    except errors.KubeError as error:
+        failures.append(error)
 
 
 class LeaderMark:
@@ -71,30 +80,39 @@ class LeaderMark:
             _log.warning(_FAILED, error=str(error))
 
     def step(self) -> None:
-        """Writes the labels if they may be wrong. Raises KubeError."""
+        """Write the labels if they may be wrong. Raises the first KubeError, once all of them were tried: a label that
+        cannot be written, such as of a pod that a policy protects, does not keep the others wrong.
+        """
         term = self._term()
+        failures: list[errors.KubeError] = []
         # At each term, also when no time without one was seen: another leader may have removed the label meanwhile.
         if term != self._written:
-            self._write(term)
+            with _collecting(failures):
+                self._write(term)
             self._compare_at = self._clock.now()
         if term is not None and self._clock.now() >= self._compare_at:
-            self._repair(term)
-            self._compare_at = self._clock.now() + _COMPARE_SECONDS
+            self._repair(term, failures)
+            if not failures:
+                self._compare_at = self._clock.now() + _COMPARE_SECONDS
+        if failures:
+            raise failures[0]
 
     def _write(self, term: int | None) -> None:
         """Write the label of our own pod."""
         self._label(self._pod, None if term is None else "true")
         self._written = term
 
-    def _repair(self, term: int) -> None:
-        """Label our own pod and no other, unless `term` is over."""
+    def _repair(self, term: int, failures: list[errors.KubeError]) -> None:
+        """Label our own pod and no other, unless `term` is over. `failures`: gets those of single pods."""
         leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
-        if self._pod not in versions and self._term() == term:
-            self._label(self._pod, "true")
+        if self._pod not in versions and self._written == term and self._term() == term:
+            with _collecting(failures):
+                self._label(self._pod, "true")
         for pod, version in versions.items():
             if pod != self._pod and self._term() == term:
-                self._label(pod, None, version)
+                with _collecting(failures):
+                    self._label(pod, None, version)
 
     def _label(self, pod: str, value: str | None, version: str | None = None) -> None:
         """Set or remove the label. `version`: the pod's resourceVersion; a pod that has changed since is left alone."""

@@ -31,3 +31,30 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
     clock.until_waiting()
     assert marked("p0"), "it is tried again"
     marker.stop()
+
+
+def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
+    """A webhook that fails on one pod is a 500 of the API server: all marks paused for up to 5 s each time."""
+    clock = FakeClock()
+    api = ApiServer(clock)
+    marker = Marker(api.client(), clock)
+    api.fault(Fault(status=500), path=paths.pods("default", "p0"), times=1_000_000)
+    for name in [f"p{i}" for i in range(20)]:
+        pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
+        api.put(paths.pods(), pod)
+        marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
+    for _ in range(20):
+        assert marker._loop.turn() is None
+    marked = [pod["metadata"]["annotations"][names.ASSIGNED] for pod in api.all(paths.pods())]
+    assert sorted(marked) == ["false", *["true"] * 19]
+    assert marker._loop.turn() is not None, "it alone is left: now it pauses"
+
+
+def test_while_the_api_server_fails_the_marks_pause():
+    clock = FakeClock()
+    api = ApiServer(clock)
+    marker = Marker(api.client(), clock)
+    api.fault(Fault(status=500), times=1_000_000)
+    for name in [f"p{i}" for i in range(20)]:
+        marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations={names.ASSIGNED: "false"}))
+    assert [marker._loop.turn() is None for _ in range(6)] == [True, True, False] * 2

@@ -1,6 +1,7 @@
 """Which extender's pod a Service finds."""
 
 import contextlib
+import math
 from functools import partial
 
 import pytest
@@ -192,3 +193,25 @@ def test_a_label_that_somebody_removed_comes_back_within_seconds_at_one_call_in_
     before = len(two.api.requests)
     two.step(60.0)
     assert len(two.api.requests) - before <= 13
+
+
+@pytest.mark.parametrize("status", [403, 422, 500])
+def test_a_label_that_cannot_be_removed_does_not_keep_those_of_other_pods(scene: Scene, status: int) -> None:
+    """A policy of another vendor protects one former leader's pod. The labels were removed in the same order always."""
+    protected, *others = (other(scene, f"extender-0{i}", **{names.LEADER: "true"}) for i in range(3))
+    scene.api.fault(Fault(status=status), "patch", protected, times=math.inf)
+    scene.term = 1
+    with pytest.raises(errors.KubeError):
+        scene.mark.step()
+    assert scene.marked
+    labels = [scene.api.get(pod)["metadata"]["labels"].get(names.LEADER) for pod in others]
+    assert labels == [None, None]
+
+
+def test_our_own_label_that_cannot_be_written_does_not_keep_those_of_others(scene: Scene) -> None:
+    still = other(scene, "extender-0", **{names.LEADER: "true"})
+    scene.api.fault(Fault(status=403), "patch", POD, times=math.inf)
+    scene.term = 1
+    with pytest.raises(errors.Forbidden):
+        scene.mark.step()
+    assert names.LEADER not in scene.api.get(still)["metadata"]["labels"]
