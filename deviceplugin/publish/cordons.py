@@ -4,7 +4,6 @@ The ExtendedResource is authoritative while it exists. But it is deleted with it
 moment, and the next object must not offer a card that an administrator has taken out of use.
 """
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,12 @@ class Cordons:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._by_uuid: dict[str, Cordon] = {}
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                self._load(path.read_bytes())
-            except (OSError, msgspec.DecodeError) as error:
-                _log.error("failed to read the saved cordons", path=str(path), error=str(error))
+        try:
+            self._load(path.read_bytes())
+        except FileNotFoundError:
+            pass  # nothing was ever cordoned here
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            _log.error("failed to read the saved cordons", path=str(path), error=str(error))
         self._saved = dict(self._by_uuid)
 
     def update(self, resources: Iterable[ExtendedResource]) -> None:
@@ -57,13 +57,13 @@ class Cordons:
         """Raises OSError, msgspec.DecodeError."""
         try:
             entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             replace(self._path.with_name(f"{self._path.name}.unreadable"), text)
             raise
         for uuid, raw in entries.items():
             try:
                 self._by_uuid[uuid] = msgspec.json.decode(raw, type=Cordon)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 _log.error("failed to read why a card was cordoned", uuid=uuid, path=str(self._path), error=str(error))
                 self._by_uuid[uuid] = Cordon(reason=_UNKNOWN)
 
