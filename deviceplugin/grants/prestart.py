@@ -295,6 +295,11 @@ class PreStart:
                 ) from error
             return msgspec.structs.replace(previous, slots=tuple(slots)), None
         if pod is None or (pod.namespace, pod.name) != (container.namespace, container.pod):
+            if self._pods.is_static(uid):
+                raise StartRefused(
+                    f"pod {container.namespace}/{container.pod} is a static pod, and a static pod cannot get a share, "
+                    "since kube-scheduler does not place it; create it as an ordinary pod"
+                )
             raise StartRefused(f"pod {container.namespace}/{container.pod} (uid {uid}) does not exist any more")
         return grant_of(pod, container.container, slots), pod
 

@@ -26,6 +26,7 @@ _READ_ANNOTATIONS = frozenset(
         names.POD_MEM,
         names.DEV_MEM,
         names.GPUSHARE_ALLOCATION,
+        names.MIRROR,
         mps.MODE,
         mps.SM_PERCENT,
     )
@@ -140,3 +141,7 @@ class Pods(NodePods[NodePod]):
         except errors.NotFound:
             return None
         return pod if pod.uid == uid else None
+
+    def is_static(self, uid: str) -> bool:
+        """Whether the kubelet has this UID from a manifest on the node: the API server knows its mirror pod only."""
+        return any(pod.annotations.get(names.MIRROR) == uid for pod in self.all())

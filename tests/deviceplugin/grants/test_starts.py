@@ -219,6 +219,18 @@ def test_a_pod_replaced_under_its_name_does_not_get_the_new_ones_card(rig):
     assert "does not exist any more" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
 
 
+def test_a_static_pod_is_told_that_it_cannot_get_a_share(rig):
+    """The kubelet knows it by the UID of its manifest, the API server only its mirror: it "did not exist any more"."""
+    uid = "0123456789abcdef0123456789abcdef"
+    mirror = rig.bind("static-n1", [(0, 100)])
+    rig.api.edit(f"{PODS_HERE}/static-n1", metadata={"annotations": {names.MIRROR: uid}})
+    mirror["metadata"]["uid"] = uid
+    code, message = refusal(lambda: rig.run(mirror))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "default/static-n1 is a static pod, and a static pod cannot get a share" in message
+    assert "create it as an ordinary pod" in message
+
+
 def test_an_entry_of_another_pod_that_the_kubelet_has_not_cleaned_up_yet_does_not_matter(rig):
     slot = rig.kubelet.admit(rig.bind("other", [(0, 100)]), "main")
     rig.see()
