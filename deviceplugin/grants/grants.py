@@ -28,7 +28,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import message, quoted
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +36,8 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _SUFFIX = ".json"
 _STRIPES = 64
 _PROBE_BYTES = 4096  # a full disk cannot take a block
+_MOST_NAME_BYTES = 200  # of the name of what is moved aside, which gets a time; a file name has 255 bytes at most
+_MOST = 2**63 - 1  # of each number in a grant
 _VERSION = 1
 _WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
 _KNOWN = (_VERSION, _WITH_DEVICES)
@@ -278,7 +280,10 @@ class GrantStore:
             folder = self._folder / pod_uid
             if folder.is_dir():
                 for path in list(folder.iterdir()):
-                    path.unlink(missing_ok=True)
+                    if _is_folder(path):
+                        self._move_aside(path, "is a folder, not a grant")
+                    else:
+                        path.unlink(missing_ok=True)
                 folder.rmdir()
                 _sync(self._folder)
             with self._lock:
@@ -411,11 +416,14 @@ class GrantStore:
                 self._move_aside(folder, "is not a folder of a pod")
                 continue
             for path in sorted(folder.iterdir()):
-                if path.name.startswith("."):
+                if path.name.startswith(".") and not _is_folder(path):
                     path.unlink()  # unfinished, so its container never started
                     continue
                 try:
                     grant = _read(path)
+                except RecursionError:
+                    self._move_aside(path, "is nested too deep")
+                    continue
                 except (OSError, ValueError, UnsafeName) as error:
                     self._move_aside(path, str(error))
                     continue
@@ -425,10 +433,19 @@ class GrantStore:
                 folder.rmdir()
 
     def _move_aside(self, path: Path, reason: str) -> None:
-        self._unreadable_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        target = self._unreadable_folder / f"{path.parent.name}.{path.name}.{self._clock.wall_ns()}"
-        path.rename(target)
-        self.unreadable.append(f"{path}: {reason}; moved to {target}")
+        """Move what is no readable grant out of the way. What cannot be moved stays: it must not keep the plugin from
+        starting, and the next grant of its container replaces it.
+        """
+        name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MOST_NAME_BYTES])
+        target = self._unreadable_folder / f"{name}.{self._clock.wall_ns()}.{len(self.unreadable)}"
+        try:
+            self._unreadable_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.rename(target)
+        except OSError as error:
+            self.unreadable.append(message(f"{path}: {reason}; failed to move it to {target}: {error.strerror}"))
+            _log.error("failed to move an unreadable grant aside", path=str(path), to=str(target), error=str(error))
+            return
+        self.unreadable.append(message(f"{path}: {reason}; moved to {target}"))
         _log.error("moved an unreadable grant aside", path=str(path), to=str(target), error=reason)
 
 
@@ -445,7 +462,26 @@ def _read(path: Path) -> Grant:
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
         raise ValueError("its pod UID or container is not that of its path")
     _check_names(grant)
+    _check_amounts(grant)
     return grant
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _check_amounts(grant: Grant) -> None:
+    """Raises ValueError for a grant that this program has never written, since what reads it relies on these."""
+    if len(grant.pod_device_keys) != len(grant.pod_devices):
+        raise ValueError(f"podDeviceKeys has {len(grant.pod_device_keys)} keys for {len(grant.pod_devices)} podDevices")
+    if len(grant.pod_keys) not in (0, len(grant.pod_shares)):
+        raise ValueError(f"podKeys has {len(grant.pod_keys)} keys for {len(grant.pod_shares)} podShares")
+    numbers = [("grantedNs", grant.granted_ns)]
+    for share in (*grant.shares, *grant.pod_shares):
+        numbers += [("index", share.index), ("mem", share.mem), ("core", share.core), ("total", share.total)]
+    for name, number in numbers:
+        if not 0 <= number <= _MOST:
+            raise ValueError(f"{name} is {number}, not a number from 0 to {_MOST}")
 
 
 def _check_names(grant: Grant) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from cardwise.core.api import mps
@@ -100,6 +101,73 @@ def test_what_is_unreadable_unfinished_or_in_the_way_costs_no_other_grant(tmp_pa
     assert len(again.unreadable) == 2
     assert {path.name for path in folder.iterdir()} == {"u1", "u2"}
     assert {path.name for path in (folder / "u1").iterdir()} == {"b.json", "c.json"}
+
+
+def _hide_folder(folder):
+    (folder / "u1" / ".hidden").mkdir()
+
+
+def _nest(folder):
+    path = folder / "u1" / "main.json"
+    path.write_text(path.read_text()[:-1] + ',"y":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def _give_long_name(folder):
+    (folder / ("u" * 250)).mkdir()
+    (folder / ("u" * 250) / ("é" * 120)).write_text("{")
+
+
+def _block_unreadable(folder):
+    folder.with_name("grants-unreadable").write_text("")
+    (folder / "u1" / "main.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [_hide_folder, _nest, _give_long_name, _block_unreadable])
+def test_nothing_in_the_folder_keeps_the_plugin_from_starting(tmp_path, damage):
+    folder = tmp_path / "grants"
+    store = GrantStore(folder)
+    for new_grant in (grant("u1"), grant("u2")):
+        assert isinstance(store.add(new_grant, {"GPU-1": 3 * P100}), AddedGrant)
+    damage(folder)
+    again = GrantStore(folder)
+    assert "u2" in {each.pod_uid for each in again.all()}
+    assert len(again.unreadable) == 1
+    assert isinstance(again.add(grant("u1"), {"GPU-1": 3 * P100}), AddedGrant)
+    assert {each.pod_uid for each in GrantStore(folder).all()} == {"u1", "u2"}
+    assert again.drop("u1", again.epoch())
+    assert not (folder / "u1").exists()
+
+
+def test_a_folder_among_the_grants_of_a_pod_does_not_keep_its_share(tmp_path):
+    store = GrantStore(tmp_path / "grants")
+    assert isinstance(store.add(grant(), {"GPU-1": P100}), AddedGrant)
+    (tmp_path / "grants" / "u1" / "lost+found").mkdir()
+    assert store.drop("u1", store.epoch())
+    assert store.all() == []
+
+
+DEVICES = (GrantedDevice("rdma", "RDMA-0"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pod_devices": DEVICES}, "podDeviceKeys has 0 keys for 1 podDevices"),
+        ({"pod_devices": DEVICES, "pod_device_keys": ("0", "1")}, "podDeviceKeys has 2 keys for 1 podDevices"),
+        ({"pod_keys": ("0", "1")}, "podKeys has 2 keys for 1 podShares"),
+        ({"granted_ns": 2**63}, "grantedNs is 9223372036854775808, not a number from 0 to"),
+        ({"pod_shares": (CardShare(1, "GPU-1", -1, 0, P100),)}, "mem is -1, not a number from 0 to"),
+    ],
+)
+def test_a_grant_that_nobody_has_written_so_is_unreadable(tmp_path, changes, problem):
+    """It was read, and each pass over the grants failed on it: no share was freed any more."""
+    folder = tmp_path / "grants" / "u1"
+    folder.mkdir(parents=True)
+    written = grant(**{"pod_keys": ("0",)} | changes)
+    (folder / "main.json").write_bytes(msgspec.json.encode(written))
+    store = GrantStore(tmp_path / "grants")
+    assert store.all() == []
+    assert problem in store.unreadable[0]
 
 
 def test_the_folder_that_comes_back_is_closed_to_others(tmp_path):
