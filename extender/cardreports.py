@@ -35,16 +35,6 @@ _SHARES_PER_SECOND: Final = 200.0
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A card whose newest object waits. `handed`: the object that the handler has, None if it has none; `newest`: None
-    if the card was deleted.
-    """
-
-    handed: CardRecord | None
-    newest: CardRecord | None
-
-
-@dataclass(slots=True)
 class _Credit:
     """In shares, at a time; below 0 while a node pays for a report that cost more than it had."""
 
@@ -63,16 +53,21 @@ class CardReports:
         self._synced = False
         self._credits: dict[str, _Credit] = {}  # of the nodes that have less than all
         self._shares: Counter[str] = Counter()  # of all cards of a node, as handed over
-        self._waiting: dict[str, dict[str, _Waiting]] = {}  # by node and card
+        # What the handler has, by card. It is not always what the reflector has handed over last: that may wait still.
+        self._handed: dict[str, CardRecord] = {}
+        # Of cards that the handler does not have, objects that it failed on: it may have taken the half of one.
+        self._half_taken: dict[str, CardRecord] = {}
+        # By node and card, the newest object of cards that wait; None if the card was deleted.
+        self._waiting: dict[str, dict[str, CardRecord | None]] = {}
         self._node_of: dict[str, str] = {}  # of the cards that wait
 
-    def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
+    def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:  # noqa: ARG002 - see `_handed`
         with self._lock:
-            self._receive(key, old, new)
+            self._receive(key, new.node, new)
 
     def on_delete(self, key: str, old: CardRecord) -> None:
         with self._lock:
-            self._receive(key, old, None)
+            self._receive(key, old.node, None)
 
     def on_synced(self) -> None:
         self._synced = True
@@ -92,64 +87,73 @@ class CardReports:
             for node in list(self._credits):
                 self._credit(node)  # forgets those that have all
 
-    def _receive(self, key: str, old: CardRecord | None, new: CardRecord | None) -> None:
-        current = new or old
-        if current is None:
-            return
-        node, handed = current.node, old
+    def _receive(self, key: str, node: str, new: CardRecord | None) -> None:
+        """`node`: of the newest object, or of the last one if the card was deleted."""
         if key in self._node_of:
             if node == self._node_of[key]:
-                waiting = self._waiting[node][key]
-                waiting.newest = new
-                self._cordon(key, waiting)
+                self._waiting[node][key] = new
+                self._cordon(key, new)
                 return
-            handed = self._stop_waiting(key).handed  # the card has moved to another node
+            self._stop_waiting(key)  # the card has moved to another node
         if not self._synced or (node not in self._waiting and self._credit(node) > 0):
-            self._hand_over(key, handed, new)
+            self._hand_over(key, new)
             return
         if node not in self._waiting:
             _log.warning("the node's reports are too many; the newest of each card is read as time permits", node=node)
-        waiting = self._waiting.setdefault(node, {})[key] = _Waiting(handed, new)
-        self._node_of[key] = node
-        self._cordon(key, waiting)
+        self._keep_waiting(node, key, new)
+        self._cordon(key, new)
 
-    def _cordon(self, key: str, waiting: _Waiting) -> None:
+    def _cordon(self, key: str, newest: CardRecord | None) -> None:
         """Hand over that the card is cordoned now, and nothing else of what waits."""
-        handed, newest = waiting.handed, waiting.newest
+        handed = self._handed.get(key)
         if handed is None or newest is None or handed.card.cordoned or not newest.card.cordoned:
             return
-        cordoned = handed._replace(card=replace(handed.card, cordoned=True))
-        self._hand_over(key, handed, cordoned)
-        waiting.handed = cordoned
+        self._hand_over(key, handed._replace(card=replace(handed.card, cordoned=True)))
 
     def _hand_over_next(self, node: str) -> None:
-        key, waiting = next(iter(self._waiting[node].items()))
+        key, newest = next(iter(self._waiting[node].items()))
         self._stop_waiting(key)
         try:
-            self._hand_over(key, waiting.handed, waiting.newest)
+            self._hand_over(key, newest)
         except Exception:
             # As the reflector does with what a handler failed on: it is tried again, after the node's other cards.
-            self._waiting.setdefault(node, {})[key] = waiting
-            self._node_of[key] = node
+            self._keep_waiting(node, key, newest)
             raise
 
-    def _stop_waiting(self, key: str) -> _Waiting:
+    def _keep_waiting(self, node: str, key: str, newest: CardRecord | None) -> None:
+        self._waiting.setdefault(node, {})[key] = newest
+        self._node_of[key] = node
+
+    def _stop_waiting(self, key: str) -> None:
         node = self._node_of.pop(key)
-        waiting = self._waiting[node].pop(key)
+        del self._waiting[node][key]
         if not self._waiting[node]:
             del self._waiting[node]
-        return waiting
 
-    def _hand_over(self, key: str, handed: CardRecord | None, new: CardRecord | None) -> None:
+    def _hand_over(self, key: str, new: CardRecord | None) -> None:
+        """Hand over the object, None if the card was deleted. Raises what the handler raises; the handler counts as
+        having what it had before.
+        """
+        handed = self._handed.get(key)
         if handed is None and new is None:
-            return  # it came and went while it waited
-        node = new.node if new is not None else handed.node if handed is not None else ""
-        self._charge(node, self._cost(handed, new))
+            half_taken = self._half_taken.get(key)
+            if half_taken is not None:
+                self._handler.on_delete(key, half_taken)
+                del self._half_taken[key]
+            return  # else it came and went while it waited
+        self._charge(
+            new.node if new is not None else handed.node if handed is not None else "", self._cost(handed, new)
+        )
         if new is not None:
+            if handed is None:
+                self._half_taken[key] = new
             self._handler.on_change(key, handed, new)
+            self._half_taken.pop(key, None)
+            self._handed[key] = new
             self._count_shares(new, 1)
         elif handed is not None:
             self._handler.on_delete(key, handed)
+            del self._handed[key]
         if handed is not None:
             self._count_shares(handed, -1)
 

@@ -149,6 +149,39 @@ def test_what_the_handler_fails_on_is_tried_again(world):
     assert world.heard.cards == world.known
 
 
+@pytest.mark.parametrize("then", ["stays", "is deleted"])
+def test_a_card_that_moves_while_it_waits_and_the_handler_fails_on_is_not_forgotten(world, then):
+    """What the handler had of it was forgotten: the card stayed there for ever, after it was gone."""
+    flood(world, 5)
+    key = next(key for key, card in world.known.items() if card.node == "evil")
+    world.known[key] = world.known[key]._replace(node="other")
+    world.heard.fails = 1
+    with pytest.raises(OSError, match="no"):
+        world.reports.on_change(key, None, world.known[key])
+    if then == "is deleted":
+        world.remove(key)
+    else:
+        world.reports.on_change(key, None, world.known[key])  # as the reflector does
+    world.pass_time(60)
+    assert world.heard.cards == world.known
+    counts = {
+        node: sum(len(card.held) for card in world.known.values() if card.node == node) for node in ("evil", "other")
+    }
+    assert {node: count for node, count in counts.items() if count} == dict(world.reports._shares)
+
+
+def test_a_new_card_that_the_handler_fails_on_leaves_nothing_when_it_is_deleted(world):
+    """The handler may have taken the half of it, and its shares counted below 0."""
+    world.heard.fails = 1
+    with pytest.raises(OSError, match="no"):
+        world.put(20, "evil", 5)
+    key = next(reversed(world.known))
+    world.heard.cards[key] = world.known[key]
+    world.remove(key)
+    assert world.heard.cards == world.known
+    assert dict(world.reports._shares) == {}
+
+
 def test_before_the_first_list_is_complete_nothing_waits():
     world = World()
     for index in range(20):
