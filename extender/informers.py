@@ -72,7 +72,15 @@ class Informers:
         )
         self._reports = CardReports(_cards(state, seen.cards), clock)
         limited = MostCards(objects.card, self._reports)
-        cards = Reflector(client, paths.extendedresources(), limited.project, limited, named=_by_key, **pace)
+        cards = Reflector(
+            client,
+            paths.extendedresources(),
+            limited.project,
+            limited,
+            named=_by_key,
+            on_list_failed=limited.on_list_failed,
+            **pace,
+        )
         disruption_budgets = Reflector(
             client,
             paths.poddisruptionbudgets(),

@@ -27,6 +27,9 @@ T = TypeVar("T", bound=OfNode)
 class MostCards(Generic[T]):
     """Projection and handler of one reflector: the first `MOST_CARDS` of each node are kept, the others ignored until
     their next event after one of these is gone.
+
+    An object is admitted when it is projected. In a list that is before the store has it, and if the list ends early
+    the store never gets it: then `on_list_failed` takes back what was admitted.
     """
 
     def __init__(self, project: Project[T], handler: Handler[T]) -> None:
@@ -35,6 +38,8 @@ class MostCards(Generic[T]):
         self._node_of: dict[str, str] = {}  # by key, of those that are kept
         self._keys: dict[str, set[str]] = {}  # the same, by node
         self._warned: set[str] = set()
+        # Admissions that the store does not have yet: by key, the node for which it was kept before, "" for none.
+        self._pending: dict[str, str] = {}
 
     def project(self, content: bytes) -> tuple[str, T] | None:
         """As a reflector's projection."""
@@ -42,28 +47,45 @@ class MostCards(Generic[T]):
         return projected if projected is not None and self._admit(projected[0], projected[1].node) else None
 
     def on_change(self, key: str, old: T | None, new: T) -> None:
+        self._pending.pop(key, None)
         self._handler.on_change(key, old, new)
 
     def on_delete(self, key: str, old: T) -> None:
+        self._pending.pop(key, None)
         self._forget(key)
         self._handler.on_delete(key, old)
 
     def on_synced(self) -> None:
+        self._pending.clear()
         self._handler.on_synced()
+
+    def on_list_failed(self) -> None:
+        """As a reflector's hook."""
+        for key, node in self._pending.items():
+            self._forget(key)
+            if node:
+                self._keep(key, node)
+        self._pending.clear()
 
     def _admit(self, key: str, node: str) -> bool:
         if self._node_of.get(key) == node:
             return True
+        former_node = self._node_of.get(key, "")
         self._forget(key)
-        keys = self._keys.setdefault(node, set())
-        if len(keys) >= MOST_CARDS:
+        is_full = len(self._keys.get(node, ())) >= MOST_CARDS
+        if former_node or not is_full:
+            self._pending.setdefault(key, former_node)
+        if is_full:
             if node not in self._warned:
                 self._warned.add(node)
                 _log.warning("too many ExtendedResources of a node; the others are ignored", node=node, most=MOST_CARDS)
             return False
-        self._node_of[key] = node
-        keys.add(key)
+        self._keep(key, node)
         return True
+
+    def _keep(self, key: str, node: str) -> None:
+        self._node_of[key] = node
+        self._keys.setdefault(node, set()).add(key)
 
     def _forget(self, key: str) -> None:
         node = self._node_of.pop(key, None)

@@ -1,11 +1,17 @@
 """The memory that the cards of one node take is limited."""
 
+import json
 from dataclasses import dataclass
 
+import pytest
+
+from cardwise.kube import errors, paths
 from cardwise.kube.mostcards import MostCards
 from cardwise.kube.survey import MOST_CARDS
-from cardwise.kube.watch.reflector import Woken
+from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.kube.watch.store import Store
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,47 @@ def test_no_more_cards_of_a_node_are_kept_than_count():
     assert not world.put("honest-0", "evil"), "it has moved to a node that is full"
     assert world.put("evil-900", "honest")
     assert world.put("honest-0", "evil")
+
+
+def test_a_list_that_ends_early_takes_no_places_away():
+    """Each object that had gone before the next list took a place for ever: cards of the node were ignored."""
+    clock = FakeClock()
+    api = ApiServer(clock)
+
+    def project(content):
+        head = json.loads(content)
+        return head["metadata"]["name"], Card(head["spec"]["nodeName"])
+
+    def put(name, node="n1"):
+        api.put(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
+
+    limited = MostCards(project, Woken())
+    reflector = Reflector(
+        api.client(clock=clock),
+        paths.extendedresources(),
+        limited.project,
+        limited,
+        on_list_failed=limited.on_list_failed,
+        list_limit=MOST_CARDS,
+        clock=clock,
+    )
+    put("a-moves")
+    put("z-stays")
+    reflector._relist()
+    put("a-moves", "n2")
+    for index in range(MOST_CARDS):
+        put(f"b-{index:03}")
+    api.fault(Fault(), "list")  # the first page comes, the second one fails
+    api.fault(Fault(status=500), "list")
+    with pytest.raises(errors.ServerError):
+        reflector._relist()
+    assert limited._node_of == {"a-moves": "n1", "z-stays": "n1"}
+    for index in range(MOST_CARDS):
+        api.remove(paths.extendedresources(f"b-{index:03}"))
+    for index in range(MOST_CARDS - 1):
+        put(f"c-{index:03}")
+    reflector._relist()
+    assert reflector.store.snapshot().keys() == {
+        each["metadata"]["name"] for each in api.all(paths.extendedresources())
+    }
+    assert limited._pending == {}

@@ -76,7 +76,13 @@ class ClusterView:
         )
         limited = MostCards(_project_card, self._sums)
         self._cards_known: Reflector[CardFacts] = Reflector(
-            client, paths.extendedresources(), limited.project, limited, pace=CENTRAL_PACE, clock=clock
+            client,
+            paths.extendedresources(),
+            limited.project,
+            limited,
+            on_list_failed=limited.on_list_failed,
+            pace=CENTRAL_PACE,
+            clock=clock,
         )
         self._classes_known: Reflector[ResourceClass] = Reflector(
             client,

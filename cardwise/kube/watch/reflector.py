@@ -94,6 +94,7 @@ CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 class Reflector(Generic[T]):
     """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
     `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
+    `on_list_failed` is called when a list ended early: objects of it were projected, and most of them are in no store.
 
     Plain counters say how it goes: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
     handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
@@ -109,6 +110,7 @@ class Reflector(Generic[T]):
         query: Query | None = None,
         name: str = "",
         named: Callable[[str, T], str] | None = None,
+        on_list_failed: Callable[[], None] = lambda: None,
         list_limit: int = 1000,
         pace: WatchPace | None = None,
         clock: Clock = SYSTEM,
@@ -125,6 +127,7 @@ class Reflector(Generic[T]):
         self._query = dict(query or {})
         self._project = bounded(project)
         self._named = named
+        self._on_list_failed = on_list_failed
         self._handler = handler
         self._limit = list_limit
         self._pace = pace or WatchPace()
@@ -298,8 +301,9 @@ class Reflector(Generic[T]):
                 if first:
                     self._hand_over(self.store.add(fresh))
                     fresh.clear()
-        except errors.Gone:
-            self._expired_before = True
+        except Exception as error:
+            self._expired_before |= isinstance(error, errors.Gone)
+            self._on_list_failed()
             raise
         self._expired_before = False
         self._outage.mark_succeeded()
