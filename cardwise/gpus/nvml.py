@@ -25,6 +25,7 @@ from cardwise.gpus.calls import Call
 from cardwise.gpus.faults import Faults, ResetIndicators
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
+    CardAbsent,
     CardError,
     ComputeMode,
     DevicePath,
@@ -159,7 +160,7 @@ class NvmlGpus:
         """
         handle = self._handles_by_uuid().get(uuid)
         if handle is None:
-            raise CardError(f"card {uuid} is not on this machine")
+            raise CardAbsent(f"card {uuid} is not on this machine")
         with self._lock:
             previous = self._hung_calls.get(uuid)
         call = (

@@ -86,6 +86,10 @@ class CardError(Exception):
     """A call on a card failed or did not return in time; the message says why."""
 
 
+class CardAbsent(CardError):
+    """The card is not on this machine (any more)."""
+
+
 class CardUse(Protocol):
     """The processes on a card and its compute mode: what the MPS manager needs besides `Gpus`. Thread-safe.
 

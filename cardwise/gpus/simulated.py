@@ -34,6 +34,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
+    CardAbsent,
     CardError,
     ComputeMode,
     DevicePath,
@@ -198,7 +199,7 @@ class SimulatedGpus:
 
     def _check_present(self, uuid: str) -> None:
         if all(card.uuid != uuid for card in self._reload()[0]):
-            raise CardError(f"card {uuid} is not in {self._path}")
+            raise CardAbsent(f"card {uuid} is not in {self._path}")
 
     def _modes(self) -> dict[str, ComputeMode]:
         try:

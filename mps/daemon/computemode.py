@@ -20,7 +20,7 @@ import structlog
 from cardwise.core.api import mps
 from cardwise.core.values.wording import message
 from cardwise.gpus import mpsfiles
-from cardwise.gpus.protocol import CardError, CardUse, ComputeMode
+from cardwise.gpus.protocol import CardAbsent, CardError, CardUse, ComputeMode
 from cardwise.runtime import replacing
 
 _log = structlog.get_logger(__name__)
@@ -55,13 +55,14 @@ def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
     `uuids`: the cards of the daemon, which are opened if their former modes cannot be read. A card that was closed
-    before MPS served it stays closed. One that does not answer keeps its saved mode for the next call.
+    before MPS served it stays closed. One that does not answer keeps its saved mode for the next call, and one that has
+    left the machine until it comes back; that is no problem.
     """
     saved = _saved_modes(home)
     try:
         if saved is None:
-            saved = _assumed_modes(home, _modes(use, uuids))
-        answering = _modes(use, saved)
+            saved = _assumed_modes(home, _modes(use, uuids, skips_absent=True))
+        answering = _modes(use, saved, skips_absent=True)
     except CardError as error:
         return [f"cards stay closed: {error}"]
     remaining = {uuid: mode for uuid, mode in saved.items() if uuid not in answering}
@@ -81,15 +82,19 @@ def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     return problems
 
 
-def _modes(use: CardUse, uuids: Iterable[str]) -> dict[str, ComputeMode]:
-    """Compute modes by UUID, of the cards that answer. Raises CardError if none answers."""
+def _modes(use: CardUse, uuids: Iterable[str], *, skips_absent: bool = False) -> dict[str, ComputeMode]:
+    """Compute modes by UUID, of the cards that answer. Raises CardError if none answers.
+
+    skips_absent: cards that are not on the machine need not answer.
+    """
     modes: dict[str, ComputeMode] = {}
     failures = []
     for uuid in uuids:
         try:
             modes[uuid] = use.compute_mode(uuid)
         except CardError as error:
-            failures.append(str(error))
+            if not (skips_absent and isinstance(error, CardAbsent)):
+                failures.append(str(error))
     if failures and not modes:
         raise CardError("; ".join(failures))
     return modes
@@ -106,7 +111,7 @@ def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
             return {}
         _log.error("the former compute modes have been deleted", path=str(home / mps.MODES))
         return None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         _log.error("cannot read the former compute modes", path=str(home / mps.MODES), error=message(str(error)))
         return None
 

@@ -38,7 +38,7 @@ def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
 
 
-@pytest.mark.parametrize("content", [b"", b'{"GPU', b"[]", b"\xff\x00", b'{"GPU-x": "other"}', None])
+@pytest.mark.parametrize("content", [b"", b'{"GPU', b"[]", b"\xff\x00", b'{"GPU-x": "other"}', b"[" * 100_000, None])
 @pytest.mark.parametrize("closed_again", [False, True])
 def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_path, content, closed_again):
     use, home = SimulatedGpus(node.cards_file), tmp_path
@@ -74,6 +74,27 @@ def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     assert computemode.reopen(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
     assert not (home / mps.MODES).exists()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_card_that_has_left_the_machine_is_nothing_to_reopen(node, tmp_path, deleted):
+    """The release of its daemon failed for ever."""
+    use = SimulatedGpus(node.cards_file)
+    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home.mkdir()
+    computemode.close(home, use, [uuid_of(0)])
+    publish(home, enforced=True)
+    if deleted:
+        (home / mps.MODES).unlink()
+    kept = node.cards_file.read_text()
+    node.cards_file.write_text("cards: []")
+    use = SimulatedGpus(node.cards_file)
+    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    node.cards_file.write_text(kept)
+    use = SimulatedGpus(node.cards_file)
+    assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
+    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT, "its former mode was kept"
 
 
 def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
