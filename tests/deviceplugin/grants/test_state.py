@@ -130,10 +130,10 @@ def test_nothing_in_the_folder_keeps_the_plugin_from_starting(tmp_path, damage):
         assert isinstance(store.add(new_grant, {"GPU-1": 3 * P100}), AddedGrant)
     damage(folder)
     again = GrantStore(folder)
-    assert "u2" in {each.pod_uid for each in again.all()}
+    assert "u2" in {kept.pod_uid for kept in again.all()}
     assert len(again.unreadable) == 1
     assert isinstance(again.add(grant("u1"), {"GPU-1": 3 * P100}), AddedGrant)
-    assert {each.pod_uid for each in GrantStore(folder).all()} == {"u1", "u2"}
+    assert {kept.pod_uid for kept in GrantStore(folder).all()} == {"u1", "u2"}
     assert again.drop("u1", again.epoch())
     assert not (folder / "u1").exists()
 
