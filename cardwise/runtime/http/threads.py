@@ -124,8 +124,7 @@ class Threads:
         while True:
             with self._some:
                 self._free += 1
-                while not self._waiting:
-                    self._some.wait()
+                self._clock.wait_for(self._some, lambda: self._waiting > 0, None)
                 self._free -= 1
                 work = self._begin_next()
             before = self._clock.cpu()
