@@ -10,6 +10,7 @@ import yaml
 from cardwise.cli import console, main
 from cardwise.cli.commands import completion
 from cardwise.cli.render import tables
+from cardwise.core.api import names
 from cardwise.kube.client import KubeClient
 from tests.cli.worlds import Cluster, card, lists, run, waiting
 from tests.fakes.apiserver import Fault
@@ -39,7 +40,8 @@ def api() -> Cluster:
     pod = waiting("team-a", "p", limits)
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": EVIL}]}
     pod["metadata"]["annotations"] = {"cardwise.dev/class": EVIL}
-    made = lists(extendedresources=[sick], pods=[pod])
+    own = {"metadata": {"name": names.NAMESPACE}}
+    made = lists(extendedresources=[sick], pods=[pod], namespaces=[own])
     made.kube.namespace = "team-a"
     return made
 

@@ -85,7 +85,9 @@ KINDS: dict[str, Kind] = {
     "/api/v1/services": Kind("Service", status=True),
     "/api/v1/secrets": Kind("Secret"),
     "/api/v1/configmaps": Kind("ConfigMap"),
-    "/api/v1/events": Kind("Event", fields=("involvedObject.name", "involvedObject.uid", "reason", "type")),
+    "/api/v1/events": Kind(
+        "Event", fields=("involvedObject.kind", "involvedObject.name", "involvedObject.uid", "reason", "type")
+    ),
     "/api/v1/serviceaccounts": Kind("ServiceAccount"),
     "/api/v1/limitranges": Kind("LimitRange"),
     "/api/v1/resourcequotas": Kind("ResourceQuota", status=True),

@@ -385,32 +385,36 @@ class TestStatuses:
 
 
 class TestManagers:
-    def managers(self, obj: Json) -> dict[tuple[str, str], str]:
+    def managers(self, client, path) -> dict[tuple[str, str], str]:
         return {
             (entry["manager"], entry.get("subresource", "")): json.dumps(entry["fieldsV1"]).replace('".": {}, ', "")
-            for entry in obj["metadata"]["managedFields"]
+            for entry in client.get(path, managed_fields=True)["metadata"]["managedFields"]
         }
 
     def test_who_wrote_a_field_last_has_it(self, server, client, ns):
         pod(server, ns)
         path = paths.pods(ns, "p", "status")
         named = '{"f:status": {"f:nominatedNodeName": {}}}'
-        now = client.patch(path, {"status": {"nominatedNodeName": "n1"}}, "merge", "one")
-        assert self.managers(now)["one", "status"] == named
-        assert now["metadata"]["managedFields"][-1]["operation"] == "Update"
-        now = client.patch(path, {"status": {"nominatedNodeName": "n1"}}, "merge", "two")
-        assert ("two", "status") not in self.managers(now)  # it has changed nothing
-        now = client.patch(path, {"status": {"nominatedNodeName": "n2"}}, "merge", "two")
-        assert self.managers(now)["two", "status"] == named
-        assert ("one", "status") not in self.managers(now)
-        now = client.patch(path, {"status": {"nominatedNodeName": None}}, "merge", "one")
-        assert not {("one", "status"), ("two", "status")} & self.managers(now).keys()
+
+        def nominate(node: str | None, manager: str) -> dict[tuple[str, str], str]:
+            client.patch(path, {"status": {"nominatedNodeName": node}}, "merge", manager)
+            return self.managers(client, paths.pods(ns, "p"))
+
+        assert nominate("n1", "one")["one", "status"] == named
+        whole = client.get(paths.pods(ns, "p"), managed_fields=True)
+        assert whole["metadata"]["managedFields"][-1]["operation"] == "Update"
+        assert ("two", "status") not in nominate("n1", "two")  # it has changed nothing
+        managers = nominate("n2", "two")
+        assert managers["two", "status"] == named
+        assert ("one", "status") not in managers
+        assert not {("one", "status"), ("two", "status")} & nominate(None, "one").keys()
 
     def test_without_a_name_it_is_the_program(self, server, client, ns):
-        made = server.make(paths.configmaps(ns), "a", data={"x": "1"})
-        assert self.managers(made) == {("cardwise", ""): '{"f:data": {"f:x": {}}}'}
-        now = client.patch(paths.configmaps(ns, "a"), {"data": {"y": "1"}}, "merge", "other")
-        assert self.managers(now)["other", ""] == '{"f:data": {"f:y": {}}}'
+        path = paths.configmaps(ns, "a")
+        server.make(paths.configmaps(ns), "a", data={"x": "1"})
+        assert self.managers(client, path) == {("cardwise", ""): '{"f:data": {"f:x": {}}}'}
+        client.patch(path, {"data": {"y": "1"}}, "merge", "other")
+        assert self.managers(client, path)["other", ""] == '{"f:data": {"f:y": {}}}'
 
 
 class TestLists:
@@ -472,6 +476,8 @@ class TestLists:
         server.make(paths.events(ns), "e", **event)
         assert found("involvedObject.name=a", paths.events(ns)) == "e"
         assert found("involvedObject.name=b", paths.events(ns)) == ""
+        assert found("involvedObject.kind=Pod", paths.events(ns)) == "e"
+        assert found("involvedObject.kind=Node", paths.events(ns)) == ""
 
 
 class TestWatches:

@@ -62,7 +62,8 @@ def test_a_device_plugin_that_crashes_is_the_cause() -> None:
 def refusal() -> dict[str, Any]:
     return {
         "metadata": {"namespace": names.NAMESPACE, "name": "e"},
-        "involvedObject": {"kind": "DaemonSet", "name": "cardwise-deviceplugin"},
+        "involvedObject": {"kind": "DaemonSet", "namespace": names.NAMESPACE, "name": "cardwise-deviceplugin"},
+        "lastTimestamp": FakeClock().wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
         "reason": "FailedCreate",
         "type": "Warning",
         "message": 'Error creating: pods "cardwise-deviceplugin-x" is forbidden: violates PodSecurity "baseline"',
