@@ -319,7 +319,7 @@ PAST_THE_SCHEDULER = (
             changed(
                 lambda tenant: paths.podgroups(tenant.space.name, "held"),
                 By.PODGROUPS,
-                "for 300 seconds at most",
+                "for at most 300 seconds",
                 spec={"timeoutSeconds": 3600},
             ),
         ],
