@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -249,8 +250,12 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
     assert len(first.splitlines()) <= 12
 
 
+PATIENCE = 60.0  # seconds: only decides how late a broken test fails
+
+# A shell starts what it runs in the background with SIGINT ignored, and this would be inherited.
 LIVE = """
-import fcntl, termios
+import fcntl, signal, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 from cardwise.cli.commands import top
 from tests.cli.worlds import Cluster, card
@@ -289,6 +294,7 @@ def typing(stdin: int | None = None) -> Iterator[tuple[int, "subprocess.Popen[by
 def read_until(person: int, text: bytes) -> None:
     shown = b""
     while text not in shown:
+        assert select.select([person], [], [], PATIENCE)[0], f"no {text!r} after {shown!r}"
         shown += os.read(person, 65536)
 
 
