@@ -136,7 +136,6 @@ class Reflector(Generic[T]):
         self._heard: float | None = None
         self._confirmed = -math.inf  # when a list or a line of a watch last showed that the API server has our version
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
-        self._mute = False  # the last watch was accepted, and never sent anything
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._wake = threading.Event()  # ends a pause before the next try
@@ -193,10 +192,9 @@ class Reflector(Generic[T]):
     def disconnected_seconds(self) -> float:
         """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
 
-        After a watch that went silent, seconds since the API server last sent something. If that watch had sent
-        nothing at all, the next one counts as open when it sends something, and until then these are seconds since the
-        list that came between: to be accepted proves nothing then (a proxy or an API server that accepts each watch and
-        hangs). A healthy one sends a bookmark within `silence`.
+        After a watch that went silent, seconds since the API server last sent something. A watch that never sent
+        anything proves nothing: kube-apiserver sends no bookmarks of a kind that has had no event since it started, so
+        it may be as well as before, or hang. It is followed by a list, and counts as interrupted from its end.
         """
         since = self._disconnected_at  # read once: the thread changes it
         return 0.0 if since is None else self._clock.now() - since
@@ -312,8 +310,6 @@ class Reflector(Generic[T]):
         if not first:
             self._hand_over(self.store.replace(fresh, keep=unreadable))
         self._heard = self._confirmed = self._clock.now()
-        if self._mute:
-            self._disconnected_at = self._heard
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
@@ -336,8 +332,7 @@ class Reflector(Generic[T]):
         if settle_at is not None:
             seconds = max(1.0, min(seconds, settle_at - started))
         watch = self._client.watch(self._path, self._query, self._version, seconds, read_timeout=self._pace.silence)
-        if not self._mute:
-            self._disconnected_at = None
+        self._disconnected_at = None
         self._outage.mark_succeeded()
         with self._lock:
             self._watch = watch
@@ -355,7 +350,7 @@ class Reflector(Generic[T]):
             self._check_confirmed(before)
         except errors.WatchSilent:
             if self._disconnected_at is None:
-                self._disconnected_at = self._confirmed
+                self._disconnected_at = self._clock.now() if self.events == before else self._confirmed
             self._check_confirmed(before)
             raise
         finally:
@@ -367,15 +362,13 @@ class Reflector(Generic[T]):
         return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
     def _check_confirmed(self, before: int) -> None:
-        """List again if the watch that has ended sent nothing, and nothing came for `silence` seconds: no API server
-        that has our version is so quiet. Short watches that end by themselves count together.
+        """List again if the watch that has ended sent nothing, and nothing came for `silence` seconds: the API server
+        may wait for our version (see `WatchPace`). Short watches that end by themselves count together.
 
         before: the number of events when the watch was opened.
         """
         if self.events == before and self._clock.now() - self._confirmed >= self._pace.silence:
-            self._mute, self._version = True, ""
-            if self._disconnected_at is None:
-                self._disconnected_at = self._confirmed
+            self._version = ""
 
     def _take(self, line: bytes) -> None:
         event = _decode_event(line)
@@ -384,7 +377,7 @@ class Reflector(Generic[T]):
         head = _decode_head(event.object).metadata
         self.events += 1
         self._heard = self._confirmed = self._clock.now()
-        self._disconnected_at, self._mute = None, False
+        self._disconnected_at = None
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
             try:

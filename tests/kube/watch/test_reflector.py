@@ -357,25 +357,32 @@ def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, cloc
     assert reflector.disconnected_seconds() >= 100
 
 
-def test_watches_that_are_accepted_and_send_nothing_are_no_connection(api: ApiServer, clock, following):
-    """A proxy before an API server that hangs: each new watch would count as open for 100 seconds."""
+def test_watches_that_send_nothing_are_followed_by_lists_and_interrupt_nothing(api: ApiServer, clock, following):
+    """kube-apiserver sends no bookmarks of a kind that has had no event since it started, such as GPUQuotas in a
+    cluster without any: an extender that took this for an outage gave its Lease away every two minutes.
+    """
     silence = api.fault(Fault(then="silence"), "watch", times=math.inf)
     reflector, handler = following()
     put(api, "a", size=1)
     for silent in range(1, 4):
-        clock.step_until(lambda silent=silent: reflector.errors == silent and api.watches() == 1)
+        clock.step_until(lambda silent=silent: reflector.relists == 1 + silent and api.watches() == 1)
         clock.until_waiting()
-        assert reflector.relists == 1 + silent
         assert handler.values == truth(api)
         put(api, "a", size=1 + silent)
-        assert reflector.disconnected_seconds() == pytest.approx(clock.now() - 1000 - 100 * silent), "since the list"
+        assert reflector.disconnected_seconds() == 0
         clock.advance(40)
         clock.until_waiting()
-        assert reflector.disconnected_seconds() == pytest.approx(clock.now() - 1000 - 100 * silent)
-        assert reflector.disconnected_seconds() >= 40
+        assert reflector.disconnected_seconds() == 0
     silence.end()
-    clock.step_until(lambda: reflector.errors == 4 and handler.values == truth(api))
-    assert reflector.disconnected_seconds() == 0
+    clock.step_until(lambda: reflector.relists == 5 and handler.values == truth(api))
+
+
+def test_a_watch_that_sent_nothing_counts_from_its_end_if_no_list_follows(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch")
+    reflector, _ = following()
+    api.fault(Fault(refused=True), "list", times=math.inf)
+    clock.step_until(lambda: reflector.errors > 2)
+    assert reflector.disconnected_seconds() == pytest.approx(clock.now() - 1100)
 
 
 @pytest.mark.parametrize("handler_fails", [False, True], ids=["", "short watches"])
