@@ -83,7 +83,7 @@ def silent_seconds(client: KubeClient, namespace: str) -> float | None:
     Cardwise.
     """
     try:
-        lease = client.get(paths.leases(namespace, names.LEASE))
+        lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)
     except errors.NotFound:
         return math.inf
     except errors.Forbidden:

@@ -73,7 +73,7 @@ class WatchPace:
     """How long a reflector watches and pauses, in seconds.
 
     watch_min, watch_max: a watch lasts a random time between them.
-    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark about once a minute. If
+    silence: a watch that sends nothing for so long is lost. The API server mostly sends a bookmark each minute. If
         nothing came since it was opened, the reflector lists again: an API server whose etcd was restored from a backup
         accepts a watch from a version that it does not have yet, and waits (kubernetes#107457).
     backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents, of

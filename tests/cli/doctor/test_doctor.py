@@ -710,6 +710,16 @@ def test_explain_reads_the_age_of_the_lease_by_the_same_clock(ahead):
     assert installation.lease_age(renewed, NOW) is None
 
 
+def test_explain_reads_the_lease_with_the_times_at_which_the_api_server_took_it():
+    clock = FakeClock()
+    renewed = lease(names.LEASE, namespace=names.NAMESPACE)
+    written = clock.wall() - timedelta(seconds=1)
+    renewed["metadata"]["managedFields"] = [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]
+    renewed["spec"]["renewTime"] = f"{written - timedelta(hours=1):%Y-%m-%dT%H:%M:%S.%fZ}"
+    api = Cluster({"leases": [renewed]}, clock)
+    assert installation.silent_seconds(api.kube, names.NAMESPACE) is None, "whatever the holder's clock says"
+
+
 def test_the_wiring_of_kube_scheduler_is_judged():
     def said(stanzas: list[Json], **more: Any) -> list[tuple[Severity, str]]:
         return [(one.level, one.text) for one in scheduler.wiring({"extenders": stanzas} | more, "sched", "do so")]
