@@ -94,7 +94,7 @@ class Unreachable(KubeError):
 
 
 class WatchSilent(Unreachable):
-    """A watch sent nothing for longer than the API server's bookmarks allow; its connection is lost."""
+    """A watch sent nothing for longer than an API server that is well: its connection may be lost."""
 
 
 class TimedOut(Unreachable):
