@@ -27,7 +27,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
-_MOST_QUEUED = 64  # writes of a namespace; what they rest on must not be older than it takes to do so many
+_MOST_QUEUED = 64  # writes of a namespace and kind: what they rest on must not be much older than their turn
 _REMEMBERED = 200  # pods, above which those are forgotten that may be written again
 _SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
@@ -59,7 +59,8 @@ class GangController:
         self._active = active
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by pod
-        self._writing: dict[str, str] = {}  # namespaces of pods that are written or queued for it, by UID
+        # Of pods that are written or queued for it, by UID: the namespace, and what is done.
+        self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # of `_writing`
         self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is looked at again
         self._looked_at: dict[str, float] = {}  # when one of the namespace was
@@ -72,19 +73,19 @@ class GangController:
             return
         self._look_at_foreign()
         work = self._state.gangs.step()
-        self._write([(pod, partial(self._free, pod)) for pod in work.free], _SHOWN_SECONDS)
-        self._write([(pod, partial(self._evict, pod, why)) for pod, why in work.evict], _EVICT_SECONDS)
+        self._write("evict", [(pod, partial(self._evict, pod, why)) for pod, why in work.evict], _EVICT_SECONDS)
+        self._write("free", [(pod, partial(self._free, pod)) for pod in work.free], _SHOWN_SECONDS)
 
     def stop(self) -> None:
         """Drops the writes that have not begun."""
         self._stopping = True
 
-    def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
+    def _write(self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
         """Begins the writes that are due, of each namespace the oldest members first.
 
         No pod is written again within `again` seconds. A tenant can have gangs of thousands of pods, and can make each
         write to its pods take seconds (`metadata.managedFields`). So namespaces get the same time of the threads, and
-        a step, which plans gangs as well, waits for no write.
+        within a namespace each kind of write; and a step, which plans gangs as well, waits for no write.
         """
         now = self._clock.now()
         if len(self._not_before) > _REMEMBERED:
@@ -93,15 +94,16 @@ class GangController:
             writing = dict(self._writing)
         queued = Counter(writing.values())
         for pod, write in writes:
-            if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[pod.namespace] >= _MOST_QUEUED:
+            flow = pod.namespace, kind
+            if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[flow] >= _MOST_QUEUED:
                 continue
-            queued[pod.namespace] += 1
+            queued[flow] += 1
             self._not_before[pod.uid] = now + again
             with self._lock:
-                self._writing[pod.uid] = pod.namespace
+                self._writing[pod.uid] = flow
             if self._threads is None:  # made late, in the process that serves
                 self._threads = Threads("gangs", _AT_ONCE, self._clock)
-            self._threads.submit(partial(self._do, pod, write), pod.namespace)
+            self._threads.submit(partial(self._do, pod, write), *flow)
 
     def _do(self, pod: PodRef, write: Callable[[], None]) -> None:
         try:

@@ -12,6 +12,7 @@ from cardwise.kube import paths
 from extender.controllers import gangcontroller
 from extender.controllers.gangcontroller import GangController
 from extender.gangs import podgroups
+from extender.records.podref import PodRef
 from extender.reporting.listers import Lister
 from extender.reporting.podgroupwriter import PodGroupWriter
 from tests.extender.gangworlds import P100, World, member
@@ -148,6 +149,27 @@ def test_of_one_namespaces_many_gangs_few_writes_wait_for_a_thread(scene):
     for _ in range(4):
         scene.step()
     assert gated(scene) == []
+
+
+def test_gates_of_a_namespace_keep_none_of_its_evictions_waiting(scene):
+    """However many there are and however long they take: a gang that is bound in part keeps its cards meanwhile."""
+    begun, released = threading.Event(), threading.Event()
+    gates = [PodRef(namespace="n", name=f"p{i}", uid=f"u{i}") for i in range(100)]
+
+    def takes_long():
+        begun.set()
+        assert released.wait(60)
+
+    evicted = threading.Event()
+    scene.controller._write("free", [(pod, takes_long) for pod in gates], 3.0)
+    assert begun.wait(60)
+    scene.controller._write("evict", [(PodRef(namespace="n", name="e", uid="e"), evicted.set)], 5.0)
+    assert len(scene.controller._writing) == 64 + 1
+    scene.world.clock.advance(1.0)
+    scene.controller._write("free", [(pod, takes_long) for pod in gates], 3.0)
+    released.set()
+    assert evicted.wait(60)
+    until(lambda: not scene.controller._writing, "that all is written")
 
 
 def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
