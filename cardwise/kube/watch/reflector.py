@@ -349,8 +349,8 @@ class Reflector(Generic[T]):
                         return True  # the handler failed: watch on, but only until it is to be asked again
             self._check_confirmed(before)
         except errors.WatchSilent:
-            if self._disconnected_at is None:
-                self._disconnected_at = self._clock.now() if self.events == before else self._confirmed
+            if self.events > before:
+                self._disconnected_at = self._confirmed
             self._check_confirmed(before)
             raise
         finally:
