@@ -299,6 +299,13 @@ class Crowd(Scene):
         for pod in pods:
             assert self.world.filter(pod) == []
 
+    def search(self, steps: int, every: float) -> None:
+        """From when refused pods are searched for, so many steps, with `every` seconds after each."""
+        self.world.clock.advance(4.0)
+        for _ in range(steps):
+            self.evictions.step()
+            self.world.clock.advance(every)
+
 
 def test_the_search_takes_a_tenth_of_the_time_at_most():
     scene = Crowd(1)
@@ -319,10 +326,7 @@ def test_equal_pods_are_searched_for_once_and_then_those_of_lower_priority_have_
     scene = Crowd(20)
     lower = scene.world.tell(scene.world.wants("lower", priority=MIDDLE, **WHOLE))
     scene.refuses(*scene.pods, lower)
-    scene.world.clock.advance(4.0)
-    for _ in range(2):
-        scene.evictions.step()
-        scene.world.clock.advance(2.5)
+    scene.search(steps=2, every=2.5)
     assert len(scene.searched) == 2
     assert scene.searched[-1] == "lower"
 
@@ -349,10 +353,7 @@ def test_the_pods_of_one_namespace_hold_up_those_of_another_for_few_searches(pri
     evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(30)]
     fair = scene.world.tell(scene.world.wants("fair", mem=16_000, priority=priority, namespace="fair"))
     scene.refuses(*evil, fair)
-    scene.world.clock.advance(4.0)
-    for _ in range(4):
-        scene.evictions.step()
-        scene.world.clock.advance(2.5)
+    scene.search(steps=4, every=2.5)
     assert "fair" in scene.searched
 
 
@@ -367,10 +368,7 @@ def test_namespaces_that_are_passed_over_for_a_higher_priority_keep_their_turn()
     ]
     fair = scene.world.tell(scene.world.wants("fair", mem=16_100, priority=MIDDLE, namespace="fair"))
     scene.refuses(*pods, fair)
-    scene.world.clock.advance(4.0)
-    for _ in range(8):
-        scene.evictions.step()
-        scene.world.clock.advance(0.2)
+    scene.search(steps=8, every=0.2)
     assert "fair" in scene.searched[:8]
 
 
@@ -408,10 +406,7 @@ def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
         scene.world.tell(scene.world.wants(f"q{i}", priority=HIGH if i else MIDDLE, mem=16_000 + i)) for i in range(4)
     ]
     scene.refuses(*pods)
-    scene.world.clock.advance(4.0)
-    for _ in range(4):
-        scene.evictions.step()
-        scene.world.clock.advance(2.5)
+    scene.search(steps=4, every=2.5)
     assert scene.searched == ["q1", "q2"]
     scene.refuses(pods[3])
     scene.world.clock.advance(4.0)
