@@ -17,7 +17,7 @@ from cardwise.kube.client import KubeClient
 
 _NOT_EXEMPT: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
 _EXEMPT_OPTION: Final = "--exempt-namespaces="  # of the webhook's command line: the chart writes it from one setting
-_WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
+WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
 _NAME: Final = re.compile("'([^']*)'")
 _SILENT_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
 
@@ -59,7 +59,7 @@ def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> fr
     Without a Deployment of it among these, the chart's default. `namespace`: of Cardwise.
     """
     for deployment in deployments:
-        if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, _WEBHOOK):
+        if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, WEBHOOK):
             containers = deployment["spec"]["template"]["spec"]["containers"]
             arguments = (str(argument) for container in containers for argument in container.get("args") or ())
             for argument in arguments:
@@ -112,7 +112,7 @@ def last_write(obj: Json) -> datetime | None:
 
 
 def _renew_time(lease: Json) -> datetime | None:
-    """None if somebody has edited it."""
+    """The time that the holder wrote; None if it is missing or is no time."""
     try:
         return datetime.fromisoformat((lease.get("spec") or {})["renewTime"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):

@@ -34,11 +34,11 @@ def named(deployments: Iterable[Json]) -> frozenset[str]:
 
 def stopped(deployments: Iterable[Json]) -> frozenset[str]:
     """As `named`, of those Deployments that have no ready pod: nothing is placed."""
-    return frozenset(_name(one) for one in _ours(deployments) if not (one.get("status") or {}).get("readyReplicas"))
+    return frozenset(_name(ours) for ours in _ours(deployments) if not (ours.get("status") or {}).get("readyReplicas"))
 
 
 def _ours(deployments: Iterable[Json]) -> Iterator[Json]:
-    return (one for one in deployments if one["metadata"]["name"] == names.SCHEDULER)
+    return (deployment for deployment in deployments if deployment["metadata"]["name"] == names.SCHEDULER)
 
 
 def _name(deployment: Json) -> str:

@@ -19,7 +19,6 @@ from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
 
 _EXTENDER: Final = "cardwise-extender"
-_WEBHOOK: Final = "cardwise-webhook"
 _PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
@@ -119,7 +118,7 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
             remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
             yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
-            remedy = f"its log says why: {repairs.log(facts, f'deployment/{_WEBHOOK}')}"
+            remedy = f"its log says why: {repairs.log(facts, f'deployment/{installation.WEBHOOK}')}"
             yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
     for one in facts.mutating:
         name = one["metadata"]["name"]
@@ -140,7 +139,7 @@ def _changes_new_pods(hook: Json) -> bool:
 
 def open_webhook(facts: Facts) -> Iterator[Finding]:
     """Whether pods can connect to the webhook: it asks for no certificate, and no NetworkPolicy names who may come."""
-    webhook = next((one for one in facts.deployments if one["metadata"]["name"] == _WEBHOOK), None)
+    webhook = next((one for one in facts.deployments if one["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread:
         return
     template = webhook["spec"]["template"]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.cli.cluster import workloads
+from cardwise.cli.cluster import schedulers, workloads
 from cardwise.cli.doctor.facts import Facts
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -43,7 +43,7 @@ def upgrade(facts: Facts, **settings: str) -> str:
 
 def wire_scheduler(facts: Facts) -> str:
     """Makes kube-scheduler ask the extender, by the scheduler.mode that this cluster can have."""
-    if any(one["metadata"]["name"] == names.SCHEDULER for one in facts.deployments):
+    if schedulers.named(facts.deployments):
         return f"let the chart write its scheduler's configuration again: {upgrade(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
         change = upgrade(facts, scheduler_mode="kubeadm")
@@ -54,7 +54,7 @@ def wire_scheduler(facts: Facts) -> str:
 
 def renew_certificates(facts: Facts) -> str:
     """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
-    if any(one["metadata"]["name"] == names.SCHEDULER for one in facts.deployments):
+    if schedulers.named(facts.deployments):
         restart = "kubectl rollout restart deployment/{name} -n {namespace}"
         return command(restart, name=names.SCHEDULER, namespace=facts.installed)
     if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
@@ -73,7 +73,7 @@ def scheduler_image(facts: Facts) -> str:
 
 
 def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] = ()) -> str:
-    """Has pods made anew: those of controllers are deleted, the others are saved and created again by kubectl.
+    """The commands that recreate pods: those of controllers are deleted, the others are saved and replaced by kubectl.
 
     Names ten of each. `delete`: the command that deletes all of them, if each has a controller. `dropping`: fields of
     the spec that the new pods must not have.
