@@ -87,9 +87,9 @@ def _is_time(text: str) -> bool:
 
 def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
-    own = (one for one in _events(client, namespace, "involvedObject.name", name) if one.kind == "Pod")
+    own = (event for event in _events(client, namespace, "involvedObject.name", name) if event.kind == "Pod")
     deletions = _events(client, namespace, "reason", _DELETED)
-    return sorted({*own, *(one for one in deletions if name in one.message.split())}, key=lambda one: one.at)
+    return sorted({*own, *(event for event in deletions if name in event.message.split())}, key=lambda event: event.at)
 
 
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
@@ -111,7 +111,7 @@ def bound_past(client: KubeClient, namespace: str) -> list[Event]:
 
 def refused(client: KubeClient, namespace: str) -> list[Event]:
     """By which controllers say that they could not create a pod, the oldest first."""
-    return sorted(_events(client, namespace, "reason", REFUSED), key=lambda one: one.at)
+    return sorted(_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
 
 
 def _events(client: KubeClient, namespace: str, field: str, value: str) -> Iterator[Event]:

@@ -157,7 +157,7 @@ def of_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tup
         engine = SurveyedEngine(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             console.say(f"note: {note}", err=True)
-    bare = frozenset(str(one["metadata"].get("uid")) for one in pods if workloads.is_bare(one))
+    bare = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
     around = replace(_around(client, pod, seen, gang, installed), bare=bare)
     of_gang = holdups.gang(gang) if gang is not None else ()
     text = sentences.explain(pod, seen, of_gang, told, engine, around=around)
@@ -173,7 +173,7 @@ def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
 
 
 def _mark_ending(seen: Survey, pods: Sequence[Json]) -> None:
-    """Mark what deleted pods still hold: nobody has to end them again."""
+    """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
     ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in seen.ledger.holdings():
         if holding.uid in ending and not holding.mark:
@@ -225,7 +225,7 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: GangView |
         schedulers=schedulers.named(deployments) if deployments is not None else None,
         stopped=schedulers.stopped(deployments or ()),
         silent=installation.silent_seconds(client, installed),
-        bound_past=tuple(dict.fromkeys(one.name for one in podevents.bound_past(client, metadata["namespace"]))),
+        bound_past=tuple(dict.fromkeys(event.name for event in podevents.bound_past(client, metadata["namespace"]))),
         quotas=_quotas(client, metadata["namespace"]) if seen is None else (),
     )
 

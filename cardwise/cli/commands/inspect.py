@@ -33,7 +33,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     if node is not None and node not in {one.name for one in shown}:
         known = ", ".join(one.name for one in shown) or "none"
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
-    closed = nodestates.read(client, [one.name for one in shown if node in (None, one.name)])
+    closed = nodestates.read(client, [state.name for state in shown if node in (None, state.name)])
     for note in nodestates.notes(closed):
         console.say(f"note: {note}", err=True)
     if output != "table":

@@ -131,8 +131,8 @@ def _is_ours(resource: str) -> bool:
 
 
 def _container(pod: Json) -> Json:
-    """The probe's own container; an empty one where somebody has taken it away."""
-    return next((one for one in pod["spec"]["containers"] if one.get("name") == _NAME), {})
+    """The probe's own container; empty if another webhook has removed it."""
+    return next((container for container in pod["spec"]["containers"] if container.get("name") == _NAME), {})
 
 
 def _limits(pod: Json) -> Mapping[str, str]:
