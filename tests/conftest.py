@@ -76,11 +76,11 @@ def clusters(pytestconfig: pytest.Config) -> "Iterator[Clusters]":
 @pytest.fixture(scope="module")
 def plane(clusters: "Clusters") -> "ControlPlane":
     """That of the kind `api`."""
-    made: ControlPlane = clusters.of("api")
+    made: ControlPlane = clusters.cluster_of("api")
     return made
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if shared := item.config.stash.get(_SHARED, None):
         mark = item.get_closest_marker("cluster")
-        shared.leave(str(mark.args[0]) if mark and mark.args else "")
+        shared.stop_unless(str(mark.args[0]) if mark and mark.args else "")

@@ -26,8 +26,8 @@ class Balancer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for each in list(self._open):
-            _end(each)
+        for connection in list(self._open):
+            _end(connection)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it goes on taking connections"
 
@@ -42,28 +42,28 @@ class Balancer:
                 client.close()
                 continue
             self._open |= {client, replica}
-            for one, other in ((client, replica), (replica, client)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+            for source, other in ((client, replica), (replica, client)):
+                threading.Thread(target=self._pump, args=(source, other), daemon=True).start()
 
     def _connect(self) -> socket.socket | None:
         for port in itertools.islice(self._turn, len(self.served)):
             with contextlib.suppress(OSError):
-                made = socket.create_connection(("127.0.0.1", port), 2)
-                made.settimeout(None)
+                connection = socket.create_connection(("127.0.0.1", port), 2)
+                connection.settimeout(None)
                 self.served[port] += 1
-                return made
+                return connection
         return None
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pump(self, source: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(65536):
+            while data := source.recv(65536):
                 other.sendall(data)
-        for each in (one, other):
-            _end(each)
-            self._open.discard(each)
+        for connection in (source, other):
+            _end(connection)
+            self._open.discard(connection)
 
 
-def _end(each: socket.socket) -> None:
+def _end(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
-    each.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

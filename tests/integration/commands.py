@@ -21,15 +21,15 @@ def cardwise(cluster: Cluster, *args: str) -> CompletedProcess[str]:
 
 def typed(environment: Mapping[str, str], *args: str) -> CompletedProcess[str]:
     """Where these variables are set beside the others."""
-    said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
         mock.patch.dict(os.environ, environment),
         mock.patch.object(sys, "argv", ["cardwise", *args]),
-        redirect_stdout(said),
-        redirect_stderr(told),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
     ):
         code = _ended()
-    out, err = (stream.buffer.getvalue().decode() for stream in (said, told))  # type: ignore[attr-defined]
+    out, err = (stream.buffer.getvalue().decode() for stream in (stdout, stderr))  # type: ignore[attr-defined]
     return CompletedProcess(args, code, out, err)
 
 

@@ -49,9 +49,9 @@ class SpecOf:
     def __init__(
         self, *, policy: str = BY_CARDS, part_args: Mapping[str, Sequence[str]] | None = None, **settings: object
     ) -> None:
-        given = dict(part_args or {})
-        given["extender"] = [*given.get("extender", ()), f"--policy={policy}"]
-        self._settings = settings | {"part_args": given}
+        flags = dict(part_args or {})
+        flags["extender"] = [*flags.get("extender", ()), f"--policy={policy}"]
+        self._settings = settings | {"part_args": flags}
 
     def __call__(self, state: Path) -> ClusterSpec:
         return ClusterSpec(state_dir=state, **self._settings)  # type: ignore[arg-type]
@@ -86,24 +86,24 @@ class Clusters:
     def __init__(self) -> None:
         self._kind = ""
         self._running: Iterator[Cluster | ControlPlane] | None = None
-        self._made: Cluster | ControlPlane | None = None
+        self._cluster: Cluster | ControlPlane | None = None
 
-    def of(self, kind: str) -> Any:
-        if kind != self._kind or self._made is None:
+    def cluster_of(self, kind: str) -> Any:
+        if kind != self._kind or self._cluster is None:
             self.stop()
             self._running = KINDS[kind]()
-            self._made = next(self._running)
+            self._cluster = next(self._running)
             self._kind = kind
-        return self._made
+        return self._cluster
 
-    def leave(self, kind: str) -> None:
+    def stop_unless(self, kind: str) -> None:
         """Whoever needs this kind, or none, comes next: what runs beside him takes a tenth of a core."""
         if kind != self._kind:
             self.stop()
 
     def stop(self) -> None:
         """Asserts that nothing is left."""
-        running, self._running, self._made = self._running, None, None
+        running, self._running, self._cluster = self._running, None, None
         if running is not None:
             assert next(running, None) is None
 
@@ -111,10 +111,10 @@ class Clusters:
 @pytest.fixture(scope="module")
 def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The shared one that the file names: `pytestmark = pytest.mark.cluster("sim")`. The file leaves it as it was."""
-    made = clusters.of(kind_of(request.node))
-    found = untouched.state(made)
-    yield made
-    untouched.leaves_as_found(made, found)
+    cluster = clusters.cluster_of(kind_of(request.node))
+    state = untouched.state(cluster)
+    yield cluster
+    untouched.leaves_as_found(cluster, state)
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 def spaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """For fixtures that add something of their own to it."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))
-    with Space(cluster, f"{words[:30].strip('-')}-{next(_spaces)}") as made:
-        yield made
+    with Space(cluster, f"{words[:30].strip('-')}-{next(_spaces)}") as space:
+        yield space
 
 
 def kind_of(node: pytest.Item | pytest.Collector) -> str:
@@ -136,10 +136,10 @@ def kind_of(node: pytest.Item | pytest.Collector) -> str:
     return str(mark.args[0]) if mark and mark.args else ""
 
 
-def _place(item: pytest.Item) -> tuple[int, ...]:
+def _place(test: pytest.Item) -> tuple[int, ...]:
     """Where it stands in its file; of a test with parameters, also which one it is of."""
-    of = getattr(item, "callspec", None)
-    return (item.reportinfo()[1] or 0, *(of.indices.values() if of is not None else ()))
+    of = getattr(test, "callspec", None)
+    return (test.reportinfo()[1] or 0, *(of.indices.values() if of is not None else ()))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -148,24 +148,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cluster follow each other, those that are hardest on it at the end. Files without one fill what time is left.
     A file that tells one story keeps its order where the others are shuffled.
     """
-    for _, tests in itertools.groupby(items[:], lambda item: item.path):
-        if story := [item for item in tests if item.get_closest_marker("in_order")]:
+    for _, tests in itertools.groupby(items[:], lambda test: test.path):
+        if story := [test for test in tests if test.get_closest_marker("in_order")]:
             first = items.index(story[0])
             items[first : first + len(story)] = sorted(story, key=_place)
     ranks = ["", *KINDS]
 
-    def rank(item: pytest.Item) -> tuple[bool, int, bool]:
-        mark = item.get_closest_marker("cluster")
-        return mark is None, ranks.index(kind_of(item)), bool(mark and mark.kwargs.get("last"))
+    def rank(test: pytest.Item) -> tuple[bool, int, bool]:
+        mark = test.get_closest_marker("cluster")
+        return mark is None, ranks.index(kind_of(test)), bool(mark and mark.kwargs.get("last"))
 
     items.sort(key=rank)
-    for item in items:
-        if item.get_closest_marker("node") and os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
-        if item.get_closest_marker("soak") and not SOAK:
-            item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
-        kind = kind_of(item) or item.path.stem if item.get_closest_marker("cluster") else NONE
-        item.add_marker(pytest.mark.xdist_group(group(kind, item.nodeid.partition("::")[0])))
+    for test in items:
+        if test.get_closest_marker("node") and os.geteuid() != 0:
+            test.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
+        if test.get_closest_marker("soak") and not SOAK:
+            test.add_marker(pytest.mark.skip(reason="big counts: make soak"))
+        kind = kind_of(test) or test.path.stem if test.get_closest_marker("cluster") else NONE
+        test.add_marker(pytest.mark.xdist_group(group(kind, test.nodeid.partition("::")[0])))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -178,14 +178,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Who reads only the end of a long output finds there why it failed, and before it what the parts said last."""
     report = yield
     if report.failed and call.when == "call":
-        given = getattr(item, "funcargs", {}).values()
-        for value in {id(each): each for each in (getattr(one, "cluster", one) for one in given)}.values():
-            if isinstance(value, Cluster):
-                pods = value.state_dir.glob(f"nodes/*/pod-logs/{names.NAMESPACE}_*/*/*.log")
-                for log in [*sorted((value.state_dir / "logs").glob("*.log")), *sorted(pods)]:
+        fixtures = getattr(item, "funcargs", {}).values()
+        for cluster in {
+            id(cluster): cluster for cluster in (getattr(fixture, "cluster", fixture) for fixture in fixtures)
+        }.values():
+            if isinstance(cluster, Cluster):
+                pods = cluster.state_dir.glob(f"nodes/*/pod-logs/{names.NAMESPACE}_*/*/*.log")
+                for log in [*sorted((cluster.state_dir / "logs").glob("*.log")), *sorted(pods)]:
                     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
                     report.sections.append(
-                        (f"end of {log.relative_to(value.state_dir)}", "\n".join(line[:_LOG_WIDTH] for line in lines))
+                        (f"end of {log.relative_to(cluster.state_dir)}", "\n".join(line[:_LOG_WIDTH] for line in lines))
                     )
         report.sections.append(("why it failed", str(call.excinfo.value) if call.excinfo else ""))
     return report

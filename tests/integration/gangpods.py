@@ -23,12 +23,12 @@ from tests.integration.sharing import Space, inspect, kill9, outlive_lease, work
 
 def member(name: str, gang: str, minimum: int | None, **settings: Any) -> Json:
     """A pod as users write it."""
-    said = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum else {})
+    annotations = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum else {})
     cpu = settings.pop("cpu", "")
-    made = workload(name, annotations=said | settings.pop("annotations", {}), **settings)
+    pod = workload(name, annotations=annotations | settings.pop("annotations", {}), **settings)
     if cpu:
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
-    return made
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+    return pod
 
 
 def create_at_once(space: Space, pods: list[Json]) -> None:
@@ -38,14 +38,14 @@ def create_at_once(space: Space, pods: list[Json]) -> None:
 
 def bound(space: Space, prefix: str = "") -> dict[str, str]:
     """Node by pod."""
-    found = {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in space.pods()}
-    return {name: node for name, node in found.items() if node and name.startswith(prefix)}
+    pods = {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in space.pods()}
+    return {name: node for name, node in pods.items() if node and name.startswith(prefix)}
 
 
 def groups(space: Space) -> dict[str, Json]:
     """Statuses of the PodGroups."""
-    items = space.cluster.api.get(paths.podgroups(space.name))["items"]
-    return {item["metadata"]["name"]: item.get("status", {}) for item in items}
+    podgroups = space.cluster.api.get(paths.podgroups(space.name))["items"]
+    return {podgroup["metadata"]["name"]: podgroup.get("status", {}) for podgroup in podgroups}
 
 
 def phase(space: Space, gang: str) -> str:
@@ -58,11 +58,11 @@ def waits(space: Space, gang: str) -> None:
     for pod in space.pods():
         if pod["metadata"]["name"].startswith(f"{gang}-"):
             space.refused(pod["metadata"]["name"])
-    space.put(workload("fits", gpu_mem=1))
+    space.create_and_locate(workload("fits", gpu_mem=1))
     assert bound(space, f"{gang}-") == {}
     assert groups(space)[gang]["phase"] in ("Waiting", "Held")
     space.delete("fits")
-    space.gone("fits")
+    space.wait_for_deletion("fits")
     space.wait(lambda: not groups(space)[gang]["held"], f"{gang} holds nothing")
 
 
@@ -114,28 +114,28 @@ class Bindings(RuleOne):
         self._shares: dict[str, dict[str, dict[tuple[str, str], int]]] = {gang: {} for gang in sizes}
         self._began: dict[str, tuple[float, Counter[tuple[str, str]]]] = {}
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """The pod is so now."""
-        name, gang = obj["metadata"]["name"], (obj["metadata"].get("labels") or {}).get(names.GANG, "")
-        ours = obj["metadata"]["namespace"] == self._namespace and gang in self._shares
-        news = ours and obj["spec"].get("nodeName") and name not in self._shares[gang]
+        name, gang = manifest["metadata"]["name"], (manifest["metadata"].get("labels") or {}).get(names.GANG, "")
+        ours = manifest["metadata"]["namespace"] == self._namespace and gang in self._shares
+        news = ours and manifest["spec"].get("nodeName") and name not in self._shares[gang]
         if news and gang not in self._began:
             self._began[gang] = time.monotonic(), self._used()
-        super().take(kind, obj)
+        super().on_event(kind, manifest)
         if news:
             shares = self._shares[gang]
-            shares[name] = self.held.get(obj["metadata"]["uid"], {})
+            shares[name] = self.held.get(manifest["metadata"]["uid"], {})
             if len(shares) == self._sizes[gang]:
                 began, used = self._began[gang]
-                for each in shares.values():
-                    used.update(each)
+                for share in shares.values():
+                    used.update(share)
                 early = [card for card, mib in used.items() if mib > self.totals[card]]
                 self.stories.append(Story(gang, began, time.monotonic(), early))
 
     def _used(self) -> Counter[tuple[str, str]]:
         used: Counter[tuple[str, str]] = Counter()
-        for each in self.held.values():
-            used.update(each)
+        for shares in self.held.values():
+            used.update(shares)
         return used
 
 
@@ -145,11 +145,11 @@ class Holds(Follower):
     def __init__(self, space: Space) -> None:
         super().__init__(space.cluster, paths.podgroups(space.name))
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """The PodGroup is so now."""
-        status = obj.get("status") or {}
+        status = manifest.get("status") or {}
         if kind != "DELETED" and status.get("held") and status["phase"] in ("Pending", "Waiting", "Running"):
-            self.violations.append(f"{obj['metadata']['name']} is {status['phase']} and holds {status['held']}")
+            self.violations.append(f"{manifest['metadata']['name']} is {status['phase']} and holds {status['held']}")
 
 
 @contextmanager
@@ -191,12 +191,12 @@ def _renewal(cluster: Cluster) -> str:
 
 def stretches(story: Story, outages: list[tuple[float, float]]) -> list[float]:
     """The seconds with a leader, one after the other, in which the gang was bound in part."""
-    found, since = [], story.began
+    findings, since = [], story.began
     for start, end in outages:
         if end > since and start < story.whole:
-            found.append(max(0.0, start - since))
+            findings.append(max(0.0, start - since))
             since = end
-    return [*found, max(0.0, story.whole - since)]
+    return [*findings, max(0.0, story.whole - since)]
 
 
 def many_gangs(

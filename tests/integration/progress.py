@@ -49,7 +49,7 @@ class Progress:
         self._running.discard(nodeid)
         outcome, seconds = self._outcomes.get(nodeid, ""), self._seconds[nodeid]
         if outcome or seconds > _LONG or not self._done % _OFTEN:
-            others = "".join(f"; now {_short(each)}" for each in sorted(self._running))
+            others = "".join(f"; now {_short(process)}" for process in sorted(self._running))
             line = f"[{self._done}/{self._total}] {seconds:6.1f} s  {_short(nodeid)} {outcome}{others}"
             self._reporter.write_line(line, red=outcome == "failed")
 

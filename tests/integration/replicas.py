@@ -44,7 +44,7 @@ def extender_replica(
 
 
 def webhook_replica(
-    cluster: Cluster, name: str, *more: str, environment: Mapping[str, str] | None = None
+    cluster: Cluster, name: str, *flags: str, environment: Mapping[str, str] | None = None
 ) -> tuple[Process, int]:
     """With the same identity and Secret as the first; and its port. `more`: settings besides."""
     port, metrics = ports.free(2)
@@ -56,7 +56,7 @@ def webhook_replica(
             f"--bind=127.0.0.1:{port}",
             "--tls-hosts=127.0.0.1",
             f"--metrics-bind=127.0.0.1:{metrics}",
-            *more,
+            *flags,
         ],
         environment,
     )
@@ -66,9 +66,9 @@ def webhook_replica(
 
 def ready(process: Process) -> None:
     """Until it says that it is."""
-    noted = process.noted
-    assert noted is not None
-    (bind,) = [word for word in noted.command if word.startswith("--metrics-bind=")]
+    start_line = process.noted
+    assert start_line is not None
+    (bind,) = [word for word in start_line.command if word.startswith("--metrics-bind=")]
     process.wait_until(lambda: says_ready(int(bind.rpartition(":")[2])), "/readyz")
 
 
@@ -85,14 +85,14 @@ class Pair:
 
     def leader(self) -> Process:
         """The one that answers; waits until there is one."""
-        found: list[str] = []
+        findings: list[str] = []
 
         def anybody() -> bool:
-            found[:] = [name for name in self.ports if self.leads(name)]
-            return bool(found)
+            findings[:] = [name for name in self.ports if self.leads(name)]
+            return bool(findings)
 
         self.cluster.wait(anybody, "an extender leads")
-        return self.cluster.process(found[0])
+        return self.cluster.process(findings[0])
 
     def other(self, process: Process) -> Process:
         (name,) = set(self.ports) - {process.name}
@@ -101,8 +101,8 @@ class Pair:
     def term(self) -> str:
         """The word of who has the Lease now (extender/leadership/leadership.py)."""
         lease = self.cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))
-        said = (lease["metadata"]["uid"], lease["spec"]["leaseTransitions"], lease["spec"]["holderIdentity"])
-        return "/".join(map(str, (names.NAMESPACE, names.LEASE, *said)))
+        lease_state = (lease["metadata"]["uid"], lease["spec"]["leaseTransitions"], lease["spec"]["holderIdentity"])
+        return "/".join(map(str, (names.NAMESPACE, names.LEASE, *lease_state)))
 
     def leads(self, name: str) -> bool:
         """False also for one that is gone or hangs."""
@@ -150,33 +150,33 @@ def two_extenders(
 
 @contextmanager
 def webhooks(
-    cluster: Cluster, count: int, *more: str, alone: bool = False, environment: Mapping[str, str] | None = None
+    cluster: Cluster, count: int, *flags: str, alone: bool = False, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[Process]]:
     """So many besides the first, all behind one balancer, which the API server asks. `alone`: without the first.
     `environment`: of them.
     """
-    made: list[Process] = []
+    started: list[Process] = []
     replicas = [] if alone else [cluster.parts.ports["webhook"]]
     first = cluster.process("webhook")
     try:
         for letter in "bcdefgh"[:count]:
-            process, port = webhook_replica(cluster, f"webhook-{letter}", *more, environment=environment)
-            made.append(process)
+            process, port = webhook_replica(cluster, f"webhook-{letter}", *flags, environment=environment)
+            started.append(process)
             replicas.append(port)
         front = Balancer(replicas)
         point_webhooks_to(cluster, f"https://127.0.0.1:{front.port}")
         if alone:
             first.stop()
             _wait_asked(cluster)
-        yield made
+        yield started
     finally:
         if alone:
-            for process in made:
+            for process in started:
                 process.stop()  # before the first takes over what they have in the Secret
             first.restart()
             cluster.parts.wait_ready("webhook")
         point_webhooks_to(cluster, cluster.parts.url("webhook"))
-        for process in made:
+        for process in started:
             process.stop()
         front.close()
         _wait_asked(cluster)

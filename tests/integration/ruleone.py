@@ -35,7 +35,7 @@ class Follower:
         self._stopping.set()
         self._thread.join(PATIENCE)
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """One event."""
         raise NotImplementedError
 
@@ -45,8 +45,8 @@ class Follower:
             for page in self._cluster.api.list_pages(self._path, limit=0):
                 listed = msgspec.json.decode(page)
                 version = listed["metadata"]["resourceVersion"]
-                for each in listed["items"]:
-                    self._count("ADDED", each)
+                for listed_object in listed["items"]:
+                    self._count("ADDED", listed_object)
             while not self._stopping.is_set():
                 for line in self._cluster.api.watch(
                     self._path, resource_version=version, timeout_seconds=2, read_timeout=PATIENCE
@@ -59,9 +59,9 @@ class Follower:
         except Exception as error:  # noqa: BLE001 - told by the test, which runs in another thread
             self.failed = repr(error)
 
-    def _count(self, kind: str, obj: Json) -> None:
+    def _count(self, kind: str, manifest: Json) -> None:
         self.events += 1
-        self.take(kind, obj)
+        self.on_event(kind, manifest)
 
 
 class RuleOne(Follower):
@@ -73,24 +73,28 @@ class RuleOne(Follower):
         self.totals: dict[tuple[str, str], int] = {}
         self._over: set[str] = set()
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """The pod is so now."""
-        uid, node = obj["metadata"]["uid"], obj["spec"].get("nodeName")
+        uid, node = manifest["metadata"]["uid"], manifest["spec"].get("nodeName")
         self.held.pop(uid, None)
-        over = kind == "DELETED" or obj["status"].get("phase") in FINISHED
+        over = kind == "DELETED" or manifest["status"].get("phase") in FINISHED
         if over:
             self._over.add(uid)
         elif uid in self._over:
-            self.violations.append(f"{obj['metadata']['name']} runs again, though it was over: no kubelet does that")
-        found = assignment.decode(obj["metadata"].get("annotations") or {}) if node and not over else None
-        if found is None:
+            self.violations.append(
+                f"{manifest['metadata']['name']} runs again, though it was over: no kubelet does that"
+            )
+        assigned = assignment.decode(manifest["metadata"].get("annotations") or {}) if node and not over else None
+        if assigned is None:
             return
         held: dict[tuple[str, str], int] = defaultdict(int)
-        for share in found.shares():
+        for share in assigned.shares():
             held[node, share.uuid] += share.mem
             self.totals[node, share.uuid] = share.total
         self.held[uid] = held
         for card in held:
-            total = sum(each.get(card, 0) for each in self.held.values())
+            total = sum(shares.get(card, 0) for shares in self.held.values())
             if total > self.totals[card]:
-                self.violations.append(f"{total} of {self.totals[card]} MiB on {card} with {obj['metadata']['name']}")
+                self.violations.append(
+                    f"{total} of {self.totals[card]} MiB on {card} with {manifest['metadata']['name']}"
+                )

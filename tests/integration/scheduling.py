@@ -28,7 +28,7 @@ def choose(queue: Sequence[str], mine: str, others: Iterable[str]) -> str:
     """Which of these groups a worker takes that has a cluster of the kind `mine`, beside others with theirs; "" where
     they had better do the rest.
     """
-    left, busy = Counter(map(_kind, queue)), Counter(others)
+    remaining, busy = Counter(map(_kind, queue)), Counter(others)
 
     def rank(scope: str) -> int:
         kind = _kind(scope)
@@ -38,8 +38,8 @@ def choose(queue: Sequence[str], mine: str, others: Iterable[str]) -> str:
             return 3
         if not busy[kind]:
             return 1
-        each = left[kind] / (busy[kind] + 1)
-        return 2 if each >= _WORTH else 4 if each >= _WORTH_AT_LAST else _NOT
+        per_worker = remaining[kind] / (busy[kind] + 1)
+        return 2 if per_worker >= _WORTH else 4 if per_worker >= _WORTH_AT_LAST else _NOT
 
     first = min(queue, key=rank)
     return "" if rank(first) == _NOT else first
@@ -59,8 +59,8 @@ class ByCluster(LoadGroupScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         last = {worker: _kind(list(units)[-1]) for worker, units in self.assigned_work.items() if units}
         mine = last.pop(node, "")
-        if taken := choose(list(self.workqueue), mine, last.values()):
-            self.workqueue.move_to_end(taken, last=False)
+        if chosen := choose(list(self.workqueue), mine, last.values()):
+            self.workqueue.move_to_end(chosen, last=False)
             super()._assign_work_unit(node)
         else:
             node.shutdown()

@@ -56,10 +56,10 @@ def workload(name: str, containers: Sequence[Json] | None = None, **settings: An
 
 def deployment(name: str, replicas: int, **settings: Any) -> Json:
     """A Deployment of such pods."""
-    made = workload(name, **settings)
-    template = {"metadata": {"labels": {"app": name}, "annotations": made["metadata"]["annotations"]}}
+    pod = workload(name, **settings)
+    template = {"metadata": {"labels": {"app": name}, "annotations": pod["metadata"]["annotations"]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}}
-    spec["template"] = template | {"spec": made["spec"]}
+    spec["template"] = template | {"spec": pod["spec"]}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
@@ -88,9 +88,9 @@ class Space:
         self.name = name
         self.own_nodes: list[str] = []
         account = f"{paths.namespaces(name)}/serviceaccounts"
-        for path, made in ((paths.namespaces(), name), (account, "default")):  # before its controller makes it
+        for path, created_name in ((paths.namespaces(), name), (account, "default")):  # before its controller makes it
             with suppress(errors.Conflict):
-                cluster.api.create(path, {"metadata": {"name": made}})
+                cluster.api.create(path, {"metadata": {"name": created_name}})
 
     def __enter__(self) -> Self:
         return self
@@ -107,48 +107,48 @@ class Space:
         `sim` there are no others.
         """
         first = len(self.own_nodes)
-        made = [f"{self.name}-{i:02}" for i in range(first, first + count)]
-        self.own_nodes += made
-        self.cluster.simulate(dict.fromkeys(made, cards))
+        nodes = [f"{self.name}-{i:02}" for i in range(first, first + count)]
+        self.own_nodes += nodes
+        self.cluster.simulate(dict.fromkeys(nodes, cards))
         if self.cluster.has_parts:
-            wanted = {(node, index) for node in made for index in range(len(cards))}
+            wanted = {(node, index) for node in nodes for index in range(len(cards))}
             self.wait(lambda: wanted <= inspect(self.cluster).keys(), "the extender knows the cards")
-        return made
+        return nodes
 
-    def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    def wait(self, ready: Callable[[], object], event: str, timeout: float = PATIENCE) -> None:
         try:
-            self.cluster.wait(ready, what, timeout)
+            self.cluster.wait(ready, event, timeout)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *args, **options)
 
-    def ask(self, *args: str, stdin: object = None) -> Json:
+    def kubectl_json(self, *args: str, stdin: object = None) -> Json:
         return self.cluster.ask(*args, f"--namespace={self.name}", stdin=stdin)
 
     def apply(self, *objects: Json) -> None:
         """Server-side: what an earlier one said and these do not goes."""
-        self.ask("apply", "--server-side", "--force-conflicts", stdin=objects)
+        self.kubectl_json("apply", "--server-side", "--force-conflicts", stdin=objects)
 
     def editor(self, name: str, folder: Path) -> Path:
         """The kubeconfig of somebody with the ClusterRole `edit` in this namespace, and no other right."""
-        self.ask("create", stdin=account(name))
-        self.ask("create", stdin=binding(name, "edit", account=f"{self.name}:{name}", of="RoleBinding"))
+        self.kubectl_json("create", stdin=account(name))
+        self.kubectl_json("create", stdin=binding(name, "edit", account=f"{self.name}:{name}", of="RoleBinding"))
         token = self.cluster.api.create(f"{paths.namespaces(self.name)}/serviceaccounts/{name}/token", {"spec": {}})
         config = yaml.safe_load((self.cluster.state_dir / "kubeconfig" / "admin").read_text())
         config["users"][0]["user"] = {"token": token["status"]["token"]}
         config["contexts"][0]["context"]["namespace"] = self.name
-        found = folder / "kubeconfig"
-        found.write_text(yaml.safe_dump(config))
-        with closing(PatientClient.load(found)) as client:
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(config))
+        with closing(PatientClient.load(kubeconfig)) as client:
             self.wait(lambda: allowed(lambda: client.get(paths.pods(self.name))), "the API server knows the right")
-        return found
+        return kubeconfig
 
     def create(self, pod: Json) -> str:
         """Returns the UID."""
-        made = self.cluster.api.create(paths.pods(self.name), pod)
-        return str(made["metadata"]["uid"])
+        created = self.cluster.api.create(paths.pods(self.name), pod)
+        return str(created["metadata"]["uid"])
 
     def put_quota(self, *hard: Json, name: str = "team", **spec: object) -> None:
         """A GPUQuota, and the extender knows it."""
@@ -168,8 +168,8 @@ class Space:
         return self.cluster.api.get(paths.pods(self.name, name))
 
     def pods(self) -> list[Json]:
-        found: list[Json] = self.cluster.api.get(paths.pods(self.name))["items"]
-        return found
+        pods: list[Json] = self.cluster.api.get(paths.pods(self.name))["items"]
+        return pods
 
     def phase(self, name: str) -> str:
         return str(self.get(name)["status"].get("phase", ""))
@@ -177,7 +177,7 @@ class Space:
     def placed(self, name: str) -> tuple[str, str]:
         """Where the pod landed: node, and card indices as its annotation names them."""
         self.wait(lambda: self.get(name)["spec"].get("nodeName"), f"{name} has a node")
-        return where(self.get(name))
+        return node_and_card(self.get(name))
 
     def running(self, *pods: str) -> None:
         """All of them run."""
@@ -193,44 +193,51 @@ class Space:
         """The device plugin has marked the pod, which it does in the background."""
         self.wait(lambda: self.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true", f"{name} is marked")
 
-    def gone(self, *pods: str) -> None:
+    def wait_for_deletion(self, *pods: str) -> None:
         """None of them is there any more."""
         wanted = set(pods)
         self.wait(lambda: not wanted & {pod["metadata"]["name"] for pod in self.pods()}, f"{', '.join(pods)} are gone")
 
-    def refused(self, name: str, why: str = "") -> None:
+    def refused(self, name: str, reason: str = "") -> None:
         """kube-scheduler has tried the pod and says why it does not fit."""
 
-        def said() -> bool:
+        def is_refused() -> bool:
             conditions = self.get(name)["status"].get("conditions") or ()
-            scheduled = [one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"]
+            scheduled = [
+                condition
+                for condition in conditions
+                if condition["type"] == "PodScheduled" and condition["status"] == "False"
+            ]
             # With a gate nobody has tried it: the API server says so by itself.
-            return any(one["reason"] != "SchedulingGated" and why in one.get("message", "") for one in scheduled)
+            return any(
+                condition["reason"] != "SchedulingGated" and reason in condition.get("message", "")
+                for condition in scheduled
+            )
 
-        self.wait(said, f"{name} is refused: {why}")
+        self.wait(is_refused, f"{name} is refused: {reason}")
 
     def rejected(self, pod: Json) -> str:
         """What is said to who would create the pod, once those who refuse it know why: they learn it by watches."""
-        asked = functools.partial(self.cluster.api.create, paths.pods(self.name), pod, query={"dryRun": "All"})
-        return str(self.refusal(asked, f"{pod['metadata']['name']} is refused"))
+        try_creation = functools.partial(self.cluster.api.create, paths.pods(self.name), pod, query={"dryRun": "All"})
+        return str(self.refusal(try_creation, f"{pod['metadata']['name']} is refused"))
 
-    def refusal(self, ask: Callable[[], object], what: str) -> errors.KubeError:
+    def refusal(self, attempt: Callable[[], object], event: str) -> errors.KubeError:
         """The error of who asks by dry run for what is not allowed, once those who refuse it know why."""
-        said: list[errors.KubeError] = []
+        refusals: list[errors.KubeError] = []
 
         def so() -> bool:
             try:
-                ask()
+                attempt()
             except (errors.Unreachable, errors.ServerError):
                 raise  # nobody has judged it: `wait` asks again
             except errors.KubeError as error:
-                said.append(error)
-            return bool(said)
+                refusals.append(error)
+            return bool(refusals)
 
-        self.wait(so, what)
-        return said[0]
+        self.wait(so, event)
+        return refusals[0]
 
-    def put(self, pod: Json) -> tuple[str, str]:
+    def create_and_locate(self, pod: Json) -> tuple[str, str]:
         """Create and see where it lands."""
         self.create(pod)
         return self.placed(pod["metadata"]["name"])
@@ -238,7 +245,7 @@ class Space:
     def inside(self, name: str, script: str, *, main: str = "main") -> str:
         return self.kubectl("exec", name, "-c", main, "--", "sh", "-c", script)
 
-    def told(self, name: str) -> list[str]:
+    def termination_message(self, name: str) -> list[str]:
         """The termination message of the pod's container."""
         state = self.get(name)["status"]["containerStatuses"][0]["state"]
         return str(state.get("terminated", {}).get("message", "")).splitlines()
@@ -266,10 +273,10 @@ class Space:
                 api.delete(path, {"propagationPolicy": "Background"})
 
         def empty() -> bool:
-            found = self.pods()
-            if any("deletionTimestamp" not in pod["metadata"] for pod in found):
+            pods = self.pods()
+            if any("deletionTimestamp" not in pod["metadata"] for pod in pods):
                 api.delete(paths.pods(self.name), {"gracePeriodSeconds": grace}, timeout=PATIENCE)
-            return not found
+            return not pods
 
         self.wait(empty, "the namespace is empty")
 
@@ -278,29 +285,29 @@ class Space:
         lines = []
         for pod in self.pods():
             name, status = pod["metadata"]["name"], pod["status"]
-            lines.append(f"{name}: {status.get('phase')} at {where(pod)}; {self.reasons(name)[-600:]}")
+            lines.append(f"{name}: {status.get('phase')} at {node_and_card(pod)}; {self.reasons(name)[-600:]}")
         return "\n".join(lines)
 
 
-def where(pod: Json) -> tuple[str, str]:
+def node_and_card(pod: Json) -> tuple[str, str]:
     annotations = pod["metadata"].get("annotations") or {}
     return str(pod["spec"].get("nodeName", "")), str(annotations.get(names.IDX, ""))
 
 
 def assigned(pod: Json) -> Assignment:
-    found = assignment.decode(pod["metadata"].get("annotations") or {})
-    assert found is not None, f"{pod['metadata']['name']} has no assignment"
-    return found
+    decoded = assignment.decode(pod["metadata"].get("annotations") or {})
+    assert decoded is not None, f"{pod['metadata']['name']} has no assignment"
+    return decoded
 
 
 def device_numbers(cluster: Cluster, node: str) -> dict[str, str]:
     """ "major:minor" of each card of a real node, by index."""
     cards = yaml.safe_load((cluster.node(node).folder / "cards.yaml").read_text())["cards"]
-    found = {}
+    numbers = {}
     for card in cards:
         number = Path(card["device"]).stat().st_rdev
-        found[str(card["index"])] = f"{os.major(number)}:{os.minor(number)}"
-    return found
+        numbers[str(card["index"])] = f"{os.major(number)}:{os.minor(number)}"
+    return numbers
 
 
 def probe(numbers: dict[str, str]) -> str:
@@ -356,31 +363,31 @@ def scheduler_tls(folder: Path) -> ssl.SSLContext:
 
 
 @contextmanager
-def flags(cluster: Cluster, part: str, *more: str) -> Iterator[None]:
+def flags(cluster: Cluster, part: str, *extra: str) -> Iterator[None]:
     """`extender` or `webhook` runs with these options besides its own; those that come last count."""
     process = cluster.process(part)
-    noted = process.noted
-    assert noted is not None
+    start_line = process.noted
+    assert start_line is not None
     try:
-        _again(cluster, part, [*noted.command, *more])
+        _again(cluster, part, [*start_line.command, *extra])
         yield
     finally:
-        _again(cluster, part, noted.command)
+        _again(cluster, part, start_line.command)
 
 
 def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
     process = cluster.process(part)
-    noted = process.noted
-    assert noted is not None
+    start_line = process.noted
+    assert start_line is not None
     process.stop()
-    process.start(command, noted.environment)
+    process.start(command, start_line.environment)
     cluster.parts.wait_ready(part)
 
 
-def allowed(ask: Callable[[], object]) -> bool:
+def allowed(attempt: Callable[[], object]) -> bool:
     """Not forbidden. The API server learns of roles and of what else it judges by through watches."""
     try:
-        ask()
+        attempt()
     except errors.Forbidden:
         return False
     except errors.NotFound:
@@ -391,10 +398,10 @@ def allowed(ask: Callable[[], object]) -> bool:
 def prioritize(cluster: Cluster, classes: Mapping[str, int], *, preempts: bool = True) -> None:
     """PriorityClasses by name, which stay; `preempts`: pods of lower priority go for theirs."""
     policy = "PreemptLowerPriority" if preempts else "Never"
-    for name, value in classes.items():
-        made = {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy}
+    for name, priority in classes.items():
+        manifest = {"metadata": {"name": name}, "value": priority, "preemptionPolicy": policy}
         with suppress(errors.Conflict):
-            cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", made)
+            cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", manifest)
         probe = workload("probe", spec={"priorityClassName": name})
         ask = functools.partial(cluster.api.create, paths.pods("default"), probe, query={"dryRun": "All"})
         cluster.wait(functools.partial(allowed, ask), f"the API server knows {name}")
@@ -408,8 +415,8 @@ def wait_for_classes(space: Space, *classes: str) -> None:
 
         def taken(pod: Json = pod, key: str = names.CLASS_PREFIX + name) -> bool:
             with suppress(errors.KubeError):
-                made = space.cluster.api.create(paths.pods(space.name), pod, query={"dryRun": "All"})
-                return key in made["spec"]["containers"][0]["resources"]["limits"]
+                stored = space.cluster.api.create(paths.pods(space.name), pod, query={"dryRun": "All"})
+                return key in stored["spec"]["containers"][0]["resources"]["limits"]
             return False
 
         space.wait(taken, f"the webhook knows class {name}")
@@ -432,9 +439,9 @@ def _plug_in(cluster: Cluster, nodes: Mapping[str, Sequence[TestCard]]) -> None:
 
     def known() -> bool:
         seen = {card: total for card, (total, _, _) in inspect(cluster).items() if card[0] in nodes}
-        told = {node: cluster.api.get(paths.nodes(node))["status"]["allocatable"] for node in nodes}
+        allocatable = {node: cluster.api.get(paths.nodes(node))["status"]["allocatable"] for node in nodes}
         return seen == wanted and all(
-            told[node].get(names.GPU_MEM) == str(sum(card.memory_mib for card in cards))
+            allocatable[node].get(names.GPU_MEM) == str(sum(card.memory_mib for card in cards))
             for node, cards in nodes.items()
         )
 
@@ -450,12 +457,12 @@ def cgroups(container: str) -> list[Path]:
 def outlive_lease(cluster: Cluster) -> None:
     """Until the extender that leads, and stands still, does so no more: its lease is over."""
 
-    def over() -> bool:
+    def is_lease_over() -> bool:
         lease = cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))["spec"]
         since = datetime.now(UTC) - datetime.fromisoformat(lease["renewTime"])
         return since > timedelta(seconds=lease["leaseDurationSeconds"])
 
-    cluster.wait(over, "the lease is over")
+    cluster.wait(is_lease_over, "the lease is over")
 
 
 def kill9(process: Process) -> None:

@@ -5,5 +5,5 @@ import pytest
 from tests.cluster import versions
 
 
-def since(minor: int, what: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not versions.at_least(minor), reason=f"{what}: there since Kubernetes 1.{minor}")
+def since(minor: int, feature: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not versions.at_least(minor), reason=f"{feature}: there since Kubernetes 1.{minor}")

@@ -142,13 +142,13 @@ class _Handler(BaseHTTPRequestHandler):
         if error is not None:
             writes = self.command != "GET"
             if writes and storm.is_carried_out():
-                self._ask(body).read()
+                self._request(body).read()
                 storm.answers[f"{int(error)} after the write"] += 1
             else:
                 storm.answers[str(int(error))] += 1
             self._refuse(error)
             return
-        answer = self._ask(body)
+        answer = self._request(body)
         if "watch=true" in self.path:
             self._relay(answer, storm)
             return
@@ -160,9 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on  # noqa: N815 - names of http.server
 
-    def _ask(self, body: bytes) -> http.client.HTTPResponse:
+    def _request(self, body: bytes) -> http.client.HTTPResponse:
         """Once more where the API server has closed a connection that stood idle."""
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+        headers = {name: text for name, text in self.headers.items() if name.lower() not in _HOP}
         for last in (False, True):
             fresh = self._upstream is None
             if self._upstream is None:
@@ -179,9 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, answer: http.client.HTTPResponse) -> None:
         self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        for name, text in answer.getheaders():
             if name.lower() not in _HOP:
-                self.send_header(name, value)
+                self.send_header(name, text)
 
     def _relay(self, answer: http.client.HTTPResponse, storm: Storm) -> None:
         """A watch, as it comes. In a storm it is cut after a while, in the middle of what it sends."""
@@ -191,9 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         until: float | None = None
         while data := answer.read1(_PIECE):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-            left = storm.cut_after()
-            if left is not None:
-                until = time.monotonic() + left if until is None else until
+            remaining = storm.cut_after()
+            if remaining is not None:
+                until = time.monotonic() + remaining if until is None else until
                 if time.monotonic() > until:
                     self._cut()
                     return
@@ -242,19 +242,19 @@ def behind_a_storm(cluster: Cluster, nodes: Sequence[str], seed: int) -> Iterato
 @contextlib.contextmanager
 def _plugin_by_way_of(cluster: Cluster, node: str, kubeconfig: Path) -> Iterator[None]:
     process = cluster.process(f"deviceplugin-{node}")
-    noted = process.noted
-    assert noted is not None
+    start_line = process.noted
+    assert start_line is not None
     try:
-        _restart_plugin(cluster, node, [*noted.command, f"--kubeconfig={kubeconfig}"])
+        _restart_plugin(cluster, node, [*start_line.command, f"--kubeconfig={kubeconfig}"])
         yield
     finally:
-        _restart_plugin(cluster, node, noted.command)
+        _restart_plugin(cluster, node, start_line.command)
 
 
 def _restart_plugin(cluster: Cluster, node: str, command: Sequence[str]) -> None:
     process = cluster.process(f"deviceplugin-{node}")
-    noted = process.noted
-    assert noted is not None
+    start_line = process.noted
+    assert start_line is not None
     process.stop()
     with cluster.node(node).slots_listed():
-        process.start(command, noted.environment)
+        process.start(command, start_line.environment)

@@ -27,10 +27,10 @@ def state_dir() -> Iterator[Path]:
     """A short path of its own: sockets lie in it."""
     folder = Path(tempfile.mkdtemp(prefix="cwt-", dir="/tmp"))
     yield folder
-    left = Cluster.leftovers(folder)
-    if left not in ([], [f"folder {folder}"]):
+    leftovers = Cluster.leftovers(folder)
+    if leftovers not in ([], [f"folder {folder}"]):
         Cluster(folder).stop()  # else it would run on beside all later tests
-        pytest.fail(f"left: {left}")
+        pytest.fail(f"left: {leftovers}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -90,8 +90,8 @@ def outside() -> dict[str, str]:
     fixed += ("/opt/containerd", "/opt/nri", "/run/containerd", "/etc/cni", "/run/crio", "/etc/crio")
     settings = [Path("/proc/sys") / name for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")]
     settings.append(Path("/proc/sys/net/ipv4/ip_forward"))
-    found = {path: str(Path(path).exists()) for path in fixed}
-    return found | {str(path): path.read_text() for path in settings}
+    existing = {path: str(Path(path).exists()) for path in fixed}
+    return existing | {str(path): path.read_text() for path in settings}
 
 
 def links_of(cluster: Cluster) -> list[Path]:
@@ -126,8 +126,8 @@ class TestKilledHarness:
             cluster = Cluster.attach(state_dir)
             assert cluster.kubectl("get", "nodes", "-o", "name").split() == ["node/n1", "node/sim-1"]
             space = Space(cluster, "left")
-            for made in (pod("left", "n1"), pod("sim-left", "sim-1")):
-                space.create(made)
+            for manifest in (pod("left", "n1"), pod("sim-left", "sim-1")):
+                space.create(manifest)
             space.running("left", "sim-left")
             (status,) = space.get("left")["status"]["containerStatuses"]
             container = status["containerID"].rpartition("/")[2]
@@ -194,9 +194,9 @@ def test_a_cards_file_that_cannot_be_read_says_what_to_write(
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as failed:
         main()
-    said = str(failed.value)
-    assert f"tests.cluster: {file}: " in said
-    assert "write `nodes: {n1: [{model: Tesla-P100, memoryMiB: 16276}]}` and `default: [...]`" in said
+    message = str(failed.value)
+    assert f"tests.cluster: {file}: " in message
+    assert "write `nodes: {n1: [{model: Tesla-P100, memoryMiB: 16276}]}` and `default: [...]`" in message
 
 
 def test_env_speaks_shell(cluster: Cluster) -> None:

@@ -38,9 +38,9 @@ class Patient(PatientClient):
 
 @pytest.fixture(scope="module")
 def client(plane):
-    made = Patient.load(plane.kubeconfig("admin"))
-    yield made
-    made.close()
+    client = Patient.load(plane.kubeconfig("admin"))
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -72,25 +72,25 @@ def pod(name: str) -> dict:
 
 class Mirror:
     def __init__(self) -> None:
-        self.values: dict[str, str] = {}
+        self.payloads: dict[str, str] = {}
 
     def on_change(self, key, old, new):
-        assert self.values.get(key) == old
-        self.values[key] = new
+        assert self.payloads.get(key) == old
+        self.payloads[key] = new
 
     def on_delete(self, key, old):
-        assert self.values.pop(key) == old
+        assert self.payloads.pop(key) == old
 
     def on_synced(self): ...
 
 
 def project(raw: bytes) -> tuple[str, str]:
-    obj = json.loads(raw)
-    return obj["metadata"]["name"], obj.get("data", {}).get("x", "")
+    manifest = json.loads(raw)
+    return manifest["metadata"]["name"], manifest.get("data", {}).get("x", "")
 
 
 def truth(client: KubeClient, namespace: str) -> dict[str, str]:
-    return dict(project(json.dumps(each).encode()) for each in client.get(paths.configmaps(namespace))["items"])
+    return dict(project(json.dumps(path).encode()) for path in client.get(paths.configmaps(namespace))["items"])
 
 
 def test_reflector_through_churn_and_a_restart_of_the_api_server(
@@ -99,33 +99,33 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
     watches = []
     watch = client.watch
     monkeypatch.setattr(client, "watch", lambda *args, **options: watches.append(args) or watch(*args, **options))
-    where = paths.configmaps(namespace)
+    path = paths.configmaps(namespace)
     for number in range(60):
-        client.create(where, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
+        client.create(path, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
     handler = Mirror()
     pace = WatchPace(watch_min=1.0, watch_max=2.0, silence=4.0, backoff_initial=0.1, backoff_cap=1.0)
-    reflector = Reflector(client, where, project, handler, list_limit=25, pace=pace)
+    reflector = Reflector(client, path, project, handler, list_limit=25, pace=pace)
     reflector.start()
     try:
         assert reflector.synced.wait(PATIENCE)
-        assert handler.values == truth(client, namespace)
+        assert handler.payloads == truth(client, namespace)
         for number in range(0, 60, 2):
-            client.patch(f"{where}/c{number}", {"data": {"x": "1"}})
+            client.patch(f"{path}/c{number}", {"data": {"x": "1"}})
         for number in range(0, 60, 5):
-            client.delete(f"{where}/c{number}")
-        eventually(lambda: handler.values == truth(client, namespace))
+            client.delete(f"{path}/c{number}")
+        eventually(lambda: handler.payloads == truth(client, namespace))
         # Several watches long: the version is carried over, not listed again.
         relists, events = reflector.relists, reflector.events
         eventually(lambda so_many=len(watches) + 3: len(watches) >= so_many)
-        client.create(where, {"metadata": {"name": "late"}})
-        eventually(lambda: "late" in handler.values)
+        client.create(path, {"metadata": {"name": "late"}})
+        eventually(lambda: "late" in handler.payloads)
         assert reflector.relists == relists == 1
         assert reflector.events > events
         plane.process("kube-apiserver").restart()
         eventually(lambda: answers(client))
-        client.create(where, {"metadata": {"name": "after"}})
-        client.delete(f"{where}/late")
-        eventually(lambda: handler.values == truth(client, namespace))
+        client.create(path, {"metadata": {"name": "after"}})
+        client.delete(f"{path}/late")
+        eventually(lambda: handler.payloads == truth(client, namespace))
         assert reflector.handler_errors == 0
     finally:
         reflector.stop(PATIENCE)
@@ -133,10 +133,10 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(
 
 
 def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str):
-    where = paths.configmaps(namespace)
+    path = paths.configmaps(namespace)
     handler = Mirror()
     pace = WatchPace(watch_min=1.0, watch_max=1.5, silence=2.0, backoff_initial=0.1, backoff_cap=0.5)
-    reflector = Reflector(client, where, project, handler, pace=pace)
+    reflector = Reflector(client, path, project, handler, pace=pace)
     reflector.start()
     try:
         assert reflector.synced.wait(PATIENCE)
@@ -148,16 +148,16 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
             assert reflector.staleness_seconds() > 1.0
         finally:
             process.resume()
-        client.create(where, {"metadata": {"name": "after"}})
-        eventually(lambda: "after" in handler.values)
+        client.create(path, {"metadata": {"name": "after"}})
+        eventually(lambda: "after" in handler.payloads)
     finally:
         reflector.stop()
 
 
 def test_events_are_accepted(client: KubeClient, namespace: str):
-    made = client.create(paths.pods(namespace), pod("p"))
+    stored = client.create(paths.pods(namespace), pod("p"))
     recorder = EventRecorder(client, "cardwise-extender")
-    about = ObjectRef.pod(namespace, "p", made["metadata"]["uid"])
+    about = ObjectRef.pod(namespace, "p", stored["metadata"]["uid"])
     for _ in range(3):
         recorder.record(about, "GpuMemoryExhausted", "no card has 8138 MiB free", "Warning")
     recorder.record(ObjectRef.node("n1"), "CardUnhealthy", "card 1", "Warning")
@@ -178,14 +178,14 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         if seed is not None:
             client.delete(paths.secrets(namespace, "certs"))
             SecretStore(client, namespace, "certs").save(certificates.made(past, hosts), "")
-        threads = [threading.Thread(target=each.ensure) for each in rotators]
+        threads = [threading.Thread(target=rotator.ensure) for rotator in rotators]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
         sets = [filesets.read(tmp_path / str(number)) for number in range(4)]
         assert sets[0]
-        assert all(each == sets[0] for each in sets)
+        assert all(rotator == sets[0] for rotator in sets)
 
     pem = rotators[0].ensure()
     name = f"hooks-{namespace}"
@@ -196,27 +196,31 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
-    where = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
-    bundle = CaBundle(client, where, interval=600)
+    configurations = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
+    bundle = CaBundle(client, configurations, interval=600)
     bundle.set(pem)
     bundle.start()
     try:
         # The chart's objects come later than we do.
-        for path in where:
+        for path in configurations:
             client.create(
                 path.rpartition("/")[0], {"metadata": {"name": name}, "webhooks": [hook, {**hook, "name": "b.x.dev"}]}
             )
 
         def carried() -> set[str]:
-            return {each["clientConfig"].get("caBundle", "") for path in where for each in client.get(path)["webhooks"]}
+            return {
+                rotator["clientConfig"].get("caBundle", "")
+                for path in configurations
+                for rotator in client.get(path)["webhooks"]
+            }
 
         expected = {base64.b64encode(pem).decode()}
         eventually(lambda: carried() == expected)
         assert bundle.asserted.wait(PATIENCE)
         # An upgrade drops it: the watch brings it back, long before the interval.
-        client.patch(where[0], [{"op": "remove", "path": "/webhooks/1/clientConfig/caBundle"}], "json")
+        client.patch(configurations[0], [{"op": "remove", "path": "/webhooks/1/clientConfig/caBundle"}], "json")
         eventually(lambda: carried() == expected)
     finally:
         bundle.stop()
-        for path in where:
+        for path in configurations:
             client.delete(path)

@@ -27,18 +27,18 @@ def state(cluster: Cluster) -> set[str]:
     return set(_lines(cluster))
 
 
-def leaves_as_found(cluster: Cluster, found: set[str]) -> None:
+def leaves_as_found(cluster: Cluster, before: set[str]) -> None:
     """Asserts it, once what a test has deleted is gone. More processes may run: simulated kubelets stay."""
     gone: set[str] = set()
-    more: set[str] = set()
+    added: set[str] = set()
 
     def so() -> bool:
-        nonlocal gone, more
-        left = state(cluster)
-        gone, more = found - left, {line for line in left - found if not line.startswith(RUNS)}
-        return not gone and not more
+        nonlocal gone, added
+        after = state(cluster)
+        gone, added = before - after, {line for line in after - before if not line.startswith(RUNS)}
+        return not gone and not added
 
-    assert wait_for(so), f"a test left behind {sorted(more)}, and did away with {sorted(gone)}"
+    assert wait_for(so), f"a test left behind {sorted(added)}, and did away with {sorted(gone)}"
 
 
 def _lines(cluster: Cluster) -> Iterator[str]:
@@ -46,17 +46,21 @@ def _lines(cluster: Cluster) -> Iterator[str]:
         if cluster.process(name).alive():
             yield f"{RUNS}{name}"
     for path in KINDS:
-        for one in cluster.api.get(path)["items"]:
-            yield f"{path} {one['metadata']['name']}"
+        for listed_object in cluster.api.get(path)["items"]:
+            yield f"{path} {listed_object['metadata']['name']}"
     for node in cluster.api.get(paths.nodes())["items"]:
         spec = node["spec"]
-        taints = [one for one in spec.get("taints", ()) if not one["key"].startswith("node.kubernetes.io/")]
+        taints = [
+            listed_object
+            for listed_object in spec.get("taints", ())
+            if not listed_object["key"].startswith("node.kubernetes.io/")
+        ]
         yield f"node {node['metadata']['name']}: unschedulable={spec.get('unschedulable', False)} taints={taints}"
     for pod in cluster.api.get(paths.pods())["items"]:
         yield f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
     if cluster.has_parts:
         for device in cluster.api.get(paths.extendedresources())["items"]:
-            marked = {key: value for key, value in device["spec"].items() if key in ("unschedulable", "cordon")}
+            marked = {key: setting for key, setting in device["spec"].items() if key in ("unschedulable", "cordon")}
             yield f"device {device['metadata']['name']} {marked}"
         for resource_class in cluster.api.get(paths.resourceclasses())["items"]:
             if names.AUTO_LABEL not in resource_class["metadata"].get("labels", {}):

@@ -57,13 +57,13 @@ class Api:
         assert done.returncode != 0, f"was not refused: {done.stdout}"
         return done.stderr
 
-    def create(self, obj: dict[str, Any], *flags: str) -> dict[str, Any]:
-        made: dict[str, Any] = json.loads(self.ok("create", "-o", "json", "-f", "-", *flags, stdin=obj))
-        return made
+    def create(self, manifest: dict[str, Any], *flags: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.ok("create", "-o", "json", "-f", "-", *flags, stdin=manifest))
+        return document
 
     def get(self, *args: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.ok("get", "-o", "json", *args))
-        return found
+        document: dict[str, Any] = json.loads(self.ok("get", "-o", "json", *args))
+        return document
 
     def bind(
         self,
@@ -110,7 +110,9 @@ def cards_without_node(cluster: Cluster) -> Iterator[Api]:
     for index in range(2):
         client.create(paths.extendedresources(), _card("n1", index))
     # It hears of cards one after the other.
-    cluster.wait(lambda: "any node has (2)" in _told(api, build.pod("probe", gpu_count=3)), "the webhook knows both")
+    cluster.wait(
+        lambda: "any node has (2)" in _warnings(api, build.pod("probe", gpu_count=3)), "the webhook knows both"
+    )
     try:
         yield api
     finally:
@@ -140,10 +142,10 @@ def _wait_for_policies(api: Api) -> None:
 
 
 def _denies(api: Api, pod: dict[str, Any]) -> bool:
-    return "denied" in _told(api, pod)
+    return "denied" in _warnings(api, pod)
 
 
-def _told(api: Api, pod: dict[str, Any]) -> str:
+def _warnings(api: Api, pod: dict[str, Any]) -> str:
     return api.run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
 
 
@@ -252,9 +254,9 @@ def test_annotations_of_ours_are_written_by_cardwise_but_for_those_of_users(api:
 
 
 def annotated(annotations: dict[str, str]) -> dict[str, Any]:
-    made = build.pod("annotated")
-    made["metadata"]["annotations"] = annotations
-    return made
+    pod = build.pod("annotated")
+    pod["metadata"]["annotations"] = annotations
+    return pod
 
 
 def of_ours(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -272,8 +274,8 @@ TAKEN = (
 
 def test_a_class_has_a_short_name_that_means_nothing_else(api: Api) -> None:
     def create(name: str) -> object:
-        made = of_ours("ResourceClass", name, {"selector": {"matchLabels": {"model": "new"}}})
-        return api.cluster.api.create(paths.resourceclasses(), made, query={"dryRun": "All"})
+        resource_class = of_ours("ResourceClass", name, {"selector": {"matchLabels": {"model": "new"}}})
+        return api.cluster.api.create(paths.resourceclasses(), resource_class, query={"dryRun": "All"})
 
     for name in ("nvidia.new", "n" * 48):
         classes.check_name(name)
@@ -287,8 +289,8 @@ def test_a_class_has_a_short_name_that_means_nothing_else(api: Api) -> None:
 
 def test_a_podgroup_has_a_name_that_a_label_takes(api: Api) -> None:
     def create(name: str) -> object:
-        made = of_ours("PodGroup", name, {"minMember": 2})
-        return api.cluster.api.create(paths.podgroups("default"), made, query={"dryRun": "All"})
+        podgroup = of_ours("PodGroup", name, {"minMember": 2})
+        return api.cluster.api.create(paths.podgroups("default"), podgroup, query={"dryRun": "All"})
 
     for name in ("slurp-2", "g" * 63):
         create(name)
@@ -372,8 +374,8 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
 
 
 def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
-    noted = api.webhook.noted
-    assert noted is not None
+    start_line = api.webhook.noted
+    assert start_line is not None
     external = api.cluster.process("webhook-of-cert-manager")
     gpu = build.pod("gpu", gpu_mem=1)
 
@@ -384,7 +386,7 @@ def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
 
     authority = _issue(tmp_path)
     api.webhook.stop()
-    external.start([*noted.command, f"--tls-dir={tmp_path}"], noted.environment)
+    external.start([*start_line.command, f"--tls-dir={tmp_path}"], start_line.environment)
     try:
         external.wait_until(admitted, "its first CA")
         authority = _issue(tmp_path)
@@ -405,14 +407,14 @@ def _issue(directory: Path) -> bytes:
     return authority.cert
 
 
-def _marked(kind: str, where: str, key: str, value: str) -> dict[str, Any]:
+def _marked(kind: str, field: str, key: str, text: str) -> dict[str, Any]:
     """A pod or a Deployment that asks for no card, with one annotation or label."""
     pod = build.pod(containers=[{"name": "main", "image": "cardwise.local/busybox:1"}])
-    pod["metadata"] = {"name": "marked", where: {key: value}}
+    pod["metadata"] = {"name": "marked", field: {key: text}}
     if kind == "Pod":
         return pod
     template = {"metadata": {"labels": {"app": "x"}}, "spec": pod["spec"]}
-    template["metadata"].setdefault(where, {})[key] = value
+    template["metadata"].setdefault(field, {})[key] = text
     spec = {"selector": {"matchLabels": {"app": "x"}}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "marked"}, "spec": spec}
 
@@ -426,7 +428,7 @@ def _limited(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("obj", "says"),
+    ("manifest", "says"),
     [
         (_marked("Pod", "annotations", "gpu-memory", "2000"), "did you mean the limit aliyun.com/gpu-mem?"),
         (_marked("Pod", "labels", "scheduling.k8s.io/group-num", "4"), "did you mean scheduling.k8s.io/group-pod-num?"),
@@ -445,7 +447,7 @@ def _limited(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         (_namespace(labels={"team": "cardwise"}), ""),
     ],
 )
-def test_what_nobody_reads_or_counts_is_told(api: Api, obj: dict[str, Any], says: str) -> None:
-    done = api.run("create", "--dry-run=server", "-f", "-", stdin=obj)
+def test_what_nobody_reads_or_counts_is_told(api: Api, manifest: dict[str, Any], says: str) -> None:
+    done = api.run("create", "--dry-run=server", "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
     assert (says in done.stderr) if says else not done.stderr

@@ -52,17 +52,19 @@ def space(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
     api.ok("delete", "namespace", name, "--wait=false")
 
 
-def pod(space: str, name: str = "p", *, amounts: Json | None = None, said: Json | None = None, **asked: Any) -> Json:
+def pod(
+    space: str, name: str = "p", *, amounts: Json | None = None, annotations: Json | None = None, **requests: Any
+) -> Json:
     """`amounts` are cpu and memory of its container, `said` its annotations."""
-    made = build.pod(name, namespace=space, annotations=said, **(asked or {"gpu_mem": 8138}))
-    resources = made["spec"]["containers"][0]["resources"]
+    pod = build.pod(name, namespace=space, annotations=annotations, **(requests or {"gpu_mem": 8138}))
+    resources = pod["spec"]["containers"][0]["resources"]
     for kind, listed in (amounts or {}).items():
         resources[kind] = resources.get(kind, {}) | listed
-    return made
+    return pod
 
 
-def agent(made: Json) -> Json | None:
-    init = made["spec"].get("initContainers") or []
+def agent(pod: Json) -> Json | None:
+    init = pod["spec"].get("initContainers") or []
     return next((container for container in init if container["name"] == shareagent.CONTAINER), None)
 
 
@@ -72,12 +74,12 @@ def own(container: Json, kind: str) -> Json:
     return {name: amount for name, amount in amounts.items() if name in ("cpu", "memory")}
 
 
-def env(made: Json) -> dict[str, str | None]:
-    return {entry["name"]: entry.get("value") for entry in made["spec"]["containers"][0]["env"]}
+def env(pod: Json) -> dict[str, str | None]:
+    return {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
 
 
-def warnings(api: Api, obj: Json) -> str:
-    done = api.run("create", DRY, "-f", "-", stdin=obj)
+def warnings(api: Api, manifest: Json) -> str:
+    done = api.run("create", DRY, "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -96,77 +98,77 @@ ONE = {"cpu": "1", "memory": "1Gi"}
     ids=["BestEffort", "Guaranteed", "requests", "one limit"],
 )
 def test_the_agent_comes_and_the_qos_class_stays(api: Api, amounts: Json, quality: str, of_agent: Json) -> None:
-    made = api.create(pod("default", amounts=amounts), DRY)
-    found = agent(made)
-    assert found is not None
-    assert made["status"]["qosClass"] == quality
-    assert own(found, "limits") == of_agent
-    without = api.create(pod("default", amounts=amounts, said={names.SHARE_AGENT: "never"}), DRY)
+    stored = api.create(pod("default", amounts=amounts), DRY)
+    sidecar = agent(stored)
+    assert sidecar is not None
+    assert stored["status"]["qosClass"] == quality
+    assert own(sidecar, "limits") == of_agent
+    without = api.create(pod("default", amounts=amounts, annotations={names.SHARE_AGENT: "never"}), DRY)
     assert agent(without) is None
     assert without["status"]["qosClass"] == quality
 
 
-def limit_range(api: Api, space: str, *items: Json) -> None:
-    made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": space}}
-    api.create(made | {"spec": {"limits": list(items)}})
+def limit_range(api: Api, space: str, *limits: Json) -> None:
+    manifest = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": space}}
+    api.create(manifest | {"spec": {"limits": list(limits)}})
 
 
-def settled(api: Api, obj: Json, **amounts: str) -> Json:
+def pod_with_limits(api: Api, manifest: Json, **amounts: str) -> Json:
     """The pod, dry, once the agent's limits are these: the webhook hears of LimitRanges by a watch."""
-    found: Json = {}
+    stored: Json = {}
 
-    def seen() -> bool:
-        done = api.run("create", "-o", "json", DRY, "-f", "-", stdin=obj)
-        found.clear()
-        found.update(json.loads(done.stdout) if done.returncode == 0 else {})
-        of_agent = agent(found) if found else None
+    def limits_are_known() -> bool:
+        done = api.run("create", "-o", "json", DRY, "-f", "-", stdin=manifest)
+        stored.clear()
+        stored.update(json.loads(done.stdout) if done.returncode == 0 else {})
+        of_agent = agent(stored) if stored else None
         return of_agent is not None and own(of_agent, "limits") == amounts
 
-    assert wait_for(seen), api.run("create", DRY, "-f", "-", stdin=obj).stderr or found
-    return found
+    assert wait_for(limits_are_known), api.run("create", DRY, "-f", "-", stdin=manifest).stderr or stored
+    return stored
 
 
 def test_the_minimum_of_a_limit_range_is_kept_to(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Container", "min": {"cpu": "100m", "memory": "100Mi"}})
-    made = settled(api, pod(space, amounts={"limits": ONE}), cpu="100m", memory="100Mi")
-    assert made["status"]["qosClass"] == "Guaranteed"
+    stored = pod_with_limits(api, pod(space, amounts={"limits": ONE}), cpu="100m", memory="100Mi")
+    assert stored["status"]["qosClass"] == "Guaranteed"
     api.create(pod(space, amounts={"limits": ONE}))
 
 
 def test_what_a_limit_range_gives_all_containers_the_agent_has_its_own_of(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Container", "default": ONE, "defaultRequest": ONE, "min": {"cpu": "60m"}})
-    made = settled(api, pod(space), cpu="60m", memory="64Mi")
-    assert own(made["spec"]["containers"][0], "limits") == ONE
-    assert made["status"]["qosClass"] == "Guaranteed"
+    stored = pod_with_limits(api, pod(space), cpu="60m", memory="64Mi")
+    assert own(stored["spec"]["containers"][0], "limits") == ONE
+    assert stored["status"]["qosClass"] == "Guaranteed"
 
 
 @since(34, "`spec.resources`")
 def test_what_a_limit_range_gives_the_agent_stays_where_the_pod_as_a_whole_names_amounts(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Container", "default": ONE, "defaultRequest": ONE, "min": {"cpu": "60m"}})
-    settled(api, pod(space), cpu="60m", memory="64Mi")
+    pod_with_limits(api, pod(space), cpu="60m", memory="64Mi")
     whole = pod(space)
     whole["spec"]["resources"] = {"limits": {"cpu": "4", "memory": "4Gi"}}
-    found = agent(api.create(whole, DRY))
-    assert found is not None
-    assert own(found, "limits") == ONE
+    sidecar = agent(api.create(whole, DRY))
+    assert sidecar is not None
+    assert own(sidecar, "limits") == ONE
 
 
 def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Pod", "max": {"cpu": "1", "memory": "2Gi"}})
-    full = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
+    full = pod(space, amounts={"limits": ONE}, annotations={names.FRAMEWORKS: "on"})
     left_out = "the share agent is left out, since a LimitRange allows a pod 1 of cpu at most"
-    told = functools.partial(api.run, "create", DRY, "-f", "-", stdin=full)
-    assert wait_for(lambda: left_out in told().stderr), told().stderr
-    made = api.create(full)
-    assert agent(made) is None
-    assert mounts(made) == []
+    create_dry = functools.partial(api.run, "create", DRY, "-f", "-", stdin=full)
+    assert wait_for(lambda: left_out in create_dry().stderr), create_dry().stderr
+    created = api.create(full)
+    assert agent(created) is None
+    assert mounts(created) == []
     small = pod(space, "small", amounts={"limits": ONE | {"cpu": "950m"}})
     assert agent(api.create(small, DRY)) is not None
 
 
-def mounts(made: Json) -> list[Json]:
-    found = made["spec"]["containers"][0].get("volumeMounts") or []
-    return [mount for mount in found if mount["name"] == shareagent.VOLUME]
+def mounts(pod: Json) -> list[Json]:
+    all_mounts = pod["spec"]["containers"][0].get("volumeMounts") or []
+    return [mount for mount in all_mounts if mount["name"] == shareagent.VOLUME]
 
 
 def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str) -> None:
@@ -183,7 +185,7 @@ def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str
 
 
 def test_a_manifest_that_is_applied_again_changes_nothing(api: Api, space: str) -> None:
-    manifest = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
+    manifest = pod(space, amounts={"limits": ONE}, annotations={names.FRAMEWORKS: "on"})
     assert api.kubectl("apply", "-f", "-", stdin=manifest).returncode == 0
     before = api.get("pod", "p", "-n", space)
     assert "unchanged" in api.kubectl("apply", "-f", "-", stdin=manifest).stdout
@@ -194,15 +196,15 @@ def test_a_manifest_that_is_applied_again_changes_nothing(api: Api, space: str) 
 
 def test_the_limits_of_mps_pass_the_policies_and_no_others(api: Api) -> None:
     shared = pod("default", gpu_mem=8138, gpu_core=25)
-    made = env(api.create(shared, DRY))
-    assert made[mps.LIMIT_ENV] == "0=8138M"
-    assert made[mps.PERCENT_ENV] == "25"
+    created = env(api.create(shared, DRY))
+    assert created[mps.LIMIT_ENV] == "0=8138M"
+    assert created[mps.PERCENT_ENV] == "25"
     shared["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": "0=100G"}]
     assert env(api.create(shared, DRY))[mps.LIMIT_ENV] == "0=8138M"
     assert f"{mps.LIMIT_ENV} replaced" in warnings(api, shared)
     plain = build.pod("plain")
-    for value in ("0=8138M", "0=100G"):
-        plain["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": value}]
+    for limit in ("0=8138M", "0=100G"):
+        plain["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": limit}]
         assert "CUDA_MPS_*" in api.refused("create", DRY, "-f", "-", stdin=plain)
 
 
@@ -214,16 +216,16 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("space", [DEFAULTS], indirect=True, ids=["defaults"])
 def test_the_defaults_of_a_namespace(api: Api, space: str) -> None:
-    found: Json = {}
+    stored: Json = {}
 
     def known() -> bool:
-        found.update(api.create(pod(space), DRY))
-        return bool(found["metadata"]["annotations"].get(names.MPS) == "off")
+        stored.update(api.create(pod(space), DRY))
+        return bool(stored["metadata"]["annotations"].get(names.MPS) == "off")
 
-    assert wait_for(known), found["metadata"]["annotations"]
-    assert env(found)["CARDWISE_FRAMEWORKS"] == "torch,jax"
-    assert env(found)["PYTHONPATH"] == "/run/cardwise/python"
-    assert agent(found) is not None, "the hook brings it along"
+    assert wait_for(known), stored["metadata"]["annotations"]
+    assert env(stored)["CARDWISE_FRAMEWORKS"] == "torch,jax"
+    assert env(stored)["PYTHONPATH"] == "/run/cardwise/python"
+    assert agent(stored) is not None, "the hook brings it along"
     plain = api.create(build.pod("plain", namespace=space), DRY)
     assert env(plain)["CARDWISE_FRAMEWORKS"] == "torch,jax"
     for key, bad in ((names.MPS, "on"), (names.FRAMEWORKS, "pytorch")):

@@ -51,29 +51,29 @@ def api(cluster: Cluster) -> Iterator[Api]:
 @pytest.fixture
 def member(api: Api) -> Iterator[Json]:
     """One that waits for two others; the policies act."""
-    made = api.create(pod("slurp-0", gpu_mem=8138))
+    waiting = api.create(pod("slurp-0", gpu_mem=8138))
     label = ("label", "pod", "slurp-0", "-n", SPACE, "--overwrite", f"{names.GANG}=other", DRY)
     assert wait_for(lambda: api.run(*label).returncode != 0)
-    yield made
+    yield waiting
     api.ok("delete", "pod", "slurp-0", "-n", SPACE, "--force", "--grace-period=0", "--ignore-not-found")
 
 
-def said(api: Api, obj: Json) -> str:
+def warnings_of(api: Api, manifest: Json) -> str:
     """What kubectl warns of when the object is created."""
-    done = api.run("create", DRY, "-f", "-", stdin=obj)
+    done = api.run("create", DRY, "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 def test_where_podgroups_of_kubernetes_are_not_served_a_pod_that_names_one_is_as_others(api: Api) -> None:
     """kube-apiserver drops the field, in 1.37 only after our webhook has seen it."""
-    asked = build.pod("alone", namespace=SPACE, gpu_mem=8138)
-    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
-    done = api.run("create", DRY, "--validate=ignore", "-o", "json", "-f", "-", stdin=asked)
+    pod = build.pod("alone", namespace=SPACE, gpu_mem=8138)
+    pod["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
+    done = api.run("create", DRY, "--validate=ignore", "-o", "json", "-f", "-", stdin=pod)
     assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert {"schedulingGroup", "schedulingGates"}.isdisjoint(made["spec"])
-    assert names.GANG not in made["metadata"].get("labels", {})
+    document = json.loads(done.stdout)
+    assert {"schedulingGroup", "schedulingGates"}.isdisjoint(document["spec"])
+    assert names.GANG not in document["metadata"].get("labels", {})
     assert ("serves no PodGroups" in done.stderr) == versions.at_least(36), "what older ones know"
 
 
@@ -109,9 +109,9 @@ def test_jobs_and_cron_jobs_are_told_too(api: Api) -> None:
     job = workload("Job", "batch/v1", parallelism=2)
     del job["spec"]["selector"], job["spec"]["template"]["metadata"]["labels"]
     job["spec"]["template"]["spec"]["restartPolicy"] = "Never"
-    assert "spec.parallelism: gang slurp needs 3 pods to start and this makes 2" in said(api, job)
+    assert "spec.parallelism: gang slurp needs 3 pods to start and this makes 2" in warnings_of(api, job)
     cron = job | {"kind": "CronJob", "spec": {"schedule": "@daily", "jobTemplate": {"spec": job["spec"]}}}
-    assert "spec.jobTemplate.spec.parallelism: gang slurp needs 3 pods" in said(api, cron)
+    assert "spec.jobTemplate.spec.parallelism: gang slurp needs 3 pods" in warnings_of(api, cron)
 
 
 def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, member: Json) -> None:

@@ -32,24 +32,24 @@ REFUSED = (
 
 @pytest.fixture(scope="module")
 def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injector]:
-    made = Injector(tmp_path_factory.mktemp("injector"))
-    yield made
-    made.close()
+    injector = Injector(tmp_path_factory.mktemp("injector"))
+    yield injector
+    injector.close()
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes()
-        wait_for_classes(made, P100)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes()
+        wait_for_classes(space, P100)
+        yield space
 
 
-def dry(space: Space, made: Json, path: str = "") -> Json:
+def dry(space: Space, manifest: Json, path: str = "") -> Json:
     """The object as it would be stored."""
-    made["metadata"]["labels"] = LABELS
-    found: Json = space.cluster.api.create(path or paths.pods(space.name), made, query={"dryRun": "All"})
-    return found
+    manifest["metadata"]["labels"] = LABELS
+    pods: Json = space.cluster.api.create(path or paths.pods(space.name), manifest, query={"dryRun": "All"})
+    return pods
 
 
 def injecting(
@@ -61,44 +61,46 @@ def injecting(
 def once(change: Callable[[Json], list[Json]]) -> Change:
     """The change of objects that do not have it yet: a webhook must take its own work for done."""
 
-    def changed(obj: Json) -> list[Json]:
-        if "injected" in (obj["metadata"].get("annotations") or {}):
+    def changed(manifest: Json) -> list[Json]:
+        if "injected" in (manifest["metadata"].get("annotations") or {}):
             return []
-        annotations = {**(obj["metadata"].get("annotations") or {}), "injected": "yes"}
-        return [{"op": "add", "path": "/metadata/annotations", "value": annotations}, *change(obj)]
+        annotations = {**(manifest["metadata"].get("annotations") or {}), "injected": "yes"}
+        return [{"op": "add", "path": "/metadata/annotations", "value": annotations}, *change(manifest)]
 
     return changed
 
 
-def adds_container(**asked: object) -> Change:
-    return once(lambda _: [{"op": "add", "path": "/spec/containers/0", "value": container("mesh", **asked)}])
+def adds_container(**amounts: object) -> Change:
+    return once(lambda _: [{"op": "add", "path": "/spec/containers/0", "value": container("mesh", **amounts)}])
 
 
 def adds_limits(**limits: str) -> Change:
-    value = {"limits": limits}
-    return once(lambda _: [{"op": "add", "path": "/spec/containers/0/resources", "value": value}])
+    requirements = {"limits": limits}
+    return once(lambda _: [{"op": "add", "path": "/spec/containers/0/resources", "value": requirements}])
 
 
 def adds_annotations(**annotations: str) -> Change:
-    return lambda obj: [
+    return lambda manifest: [
         {
             "op": "add",
             "path": "/metadata/annotations",
-            "value": (obj["metadata"].get("annotations") or {}) | annotations,
+            "value": (manifest["metadata"].get("annotations") or {}) | annotations,
         }
     ]
 
 
 def limits_of(pod: Json) -> dict[str, Json]:
-    return {one["name"]: one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]}
+    return {
+        container["name"]: container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]
+    }
 
 
 def visible(pod: Json) -> dict[str, Json]:
     """What each container says of NVIDIA_VISIBLE_DEVICES."""
     return {
-        one["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"]
-        for one in pod["spec"]["containers"]
-        for entry in one.get("env") or ()
+        container["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"]
+        for container in pod["spec"]["containers"]
+        for entry in container.get("env") or ()
         if entry["name"] == names.ENV_VISIBLE_DEVICES
     }
 
@@ -138,10 +140,10 @@ ADDED = {
 @pytest.mark.parametrize("name", [BEFORE, BETWEEN])
 @pytest.mark.parametrize("policy", ["Never", "IfNeeded"])
 def test_what_is_added_to_a_plain_pod_is_rewritten(space: Space, injector: Injector, name: str, policy: str) -> None:
-    for what, (change, rewritten) in ADDED.items():
+    for addition, (change, rewritten) in ADDED.items():
         with injecting(space, injector, name, change, policy):
             pod = dry(space, workload("plain"))
-            assert rewritten(pod), f"{what}: {pod}"
+            assert rewritten(pod), f"{addition}: {pod}"
 
 
 def test_what_is_added_behind_all_of_ours_is_refused_with_what_happened(space: Space, injector: Injector) -> None:
@@ -183,7 +185,7 @@ def test_a_container_that_is_put_in_front_of_a_default_share(
     space.wait(lambda: visible(dry(space, workload("plain"))), "the API server knows the label")
     with injecting(space, injector, name, adds_container()):
         pod = dry(space, workload("plain"))
-        key = [one["name"] for one in pod["spec"]["containers"]].index(shares)
+        key = [container["name"] for container in pod["spec"]["containers"]].index(shares)
         other = {"mesh": "main", "main": "mesh"}[shares]
         assert visible(pod) == {shares: f"metadata.annotations['{names.DEVICES_OF}{key}']", other: "void"}
 
@@ -194,20 +196,20 @@ def test_quotas_and_templates_are_rewritten_too(space: Space, injector: Injector
     quotas = f"{paths.namespaces(space.name)}/resourcequotas"
     hard = once(lambda _: [{"op": "add", "path": "/spec/hard", "value": {"pods": "9", key: "8Gi"}}])
     with injecting(space, injector, BETWEEN, hard):
-        made = dry(space, {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "9"}}}, quotas)
-        assert made["spec"]["hard"][key] == "8192"
+        stored = dry(space, {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "9"}}}, quotas)
+        assert stored["spec"]["hard"][key] == "8192"
     at = "/spec/template/spec/containers/0/resources"
     bare = once(lambda _: [{"op": "add", "path": at, "value": {"limits": {P100: "1"}}}])
     with injecting(space, injector, BETWEEN, bare):
-        made = dry(space, deployment("d", 0), DEPLOYMENTS.format(space.name))
-        (found,) = made["spec"]["template"]["spec"]["containers"]
-        assert found["resources"]["limits"] == {names.CLASS_PREFIX + P100: "1"}
+        stored = dry(space, deployment("d", 0), DEPLOYMENTS.format(space.name))
+        (template_container,) = stored["spec"]["template"]["spec"]["containers"]
+        assert template_container["resources"]["limits"] == {names.CLASS_PREFIX + P100: "1"}
 
 
 def test_a_pod_that_nobody_changes_comes_once(space: Space) -> None:
     """Beside what is validated: a second review of each would cost every pod with cards."""
 
-    made: list[Json] = [
+    pods: list[Json] = [
         workload("share", gpu_mem="1Gi"),
         workload("whole", gpu_count=1),
         workload("split", gpu_mem="2Gi", gpu_count=2),
@@ -216,12 +218,12 @@ def test_a_pod_that_nobody_changes_comes_once(space: Space) -> None:
         workload("sharing", gpu_mem=64, annotations=GANG | {names.SHARE_AGENT: "always"}),
         workload("beside", [container("other"), container("main", gpu_mem=64)]),
     ]
-    for pod in made:
-        assert asked(space, pod) == {"pods.cardwise.dev": 1}, pod["metadata"]["name"]
-    assert asked(space, workload("plain")) == {}, "a pod that asks for nothing comes never"
+    for pod in pods:
+        assert calls_of_entries(space, pod) == {"pods.cardwise.dev": 1}, pod["metadata"]["name"]
+    assert calls_of_entries(space, workload("plain")) == {}, "a pod that asks for nothing comes never"
 
 
-def asked(space: Space, pod: Json) -> dict[str, int]:
+def calls_of_entries(space: Space, pod: Json) -> dict[str, int]:
     """How often the API server asks each of our mutating entries about the pod."""
     before = reviews(space.cluster)
     dry(space, pod)
@@ -231,19 +233,22 @@ def asked(space: Space, pod: Json) -> dict[str, int]:
 def reviews(cluster: Cluster) -> Counter[str]:
     """How often the API server has asked each of our mutating entries for pods."""
     families = text_string_to_metric_families(cluster.api.request("GET", "/metrics").decode())
-    found = Counter[str]()
+    counts = Counter[str]()
     for sample in (sample for family in families for sample in family.samples):
         name = sample.labels.get("name", "")
         if sample.name == "apiserver_admission_webhook_request_total" and sample.labels["type"] == "admit":
-            found[name] += int(sample.value) if name.startswith("pods") else 0
-    return found
+            counts[name] += int(sample.value) if name.startswith("pods") else 0
+    return counts
 
 
 def test_what_others_add_costs_two_reviews_more_at_most(space: Space, injector: Injector) -> None:
     """0030 says so."""
     with injecting(space, injector, BETWEEN, adds_container(gpu_mem="512Mi")):
-        assert asked(space, workload("plain")) == {"pods-late.cardwise.dev": 1}
-        assert asked(space, workload("share", gpu_mem=64)) == {"pods.cardwise.dev": 2, "pods-late.cardwise.dev": 1}
+        assert calls_of_entries(space, workload("plain")) == {"pods-late.cardwise.dev": 1}
+        assert calls_of_entries(space, workload("share", gpu_mem=64)) == {
+            "pods.cardwise.dev": 2,
+            "pods-late.cardwise.dev": 1,
+        }
 
 
 def test_pods_without_gpu_go_on_while_the_webhook_hangs_whoever_else_changes_them(

@@ -20,45 +20,45 @@ P100_KEY = names.CLASS_PREFIX + P100
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes()
-        wait_for_classes(made, P100)
-        yield made
-        made.ask("delete", "resourcequotas", "--all")
+    for space in spaces(cluster, request):
+        space.nodes()
+        wait_for_classes(space, P100)
+        yield space
+        space.kubectl_json("delete", "resourcequotas", "--all")
 
 
-def apply(space: Space, made: Json, *flags: str) -> None:
+def apply(space: Space, manifest: Json, *flags: str) -> None:
     if flags:
-        space.ask("apply", *flags, stdin=made)
+        space.kubectl_json("apply", *flags, stdin=manifest)
     else:
-        space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(made))
+        space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
 
 def pod(name: str, limits: Json, **settings: object) -> Json:
-    made = workload(name, **settings)  # type: ignore[arg-type]
-    made["spec"]["containers"][0]["resources"] = {"limits": limits}
-    return made
+    pod = workload(name, **settings)  # type: ignore[arg-type]
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return pod
 
 
 def hard(space: Space, limits: Json, *flags: str) -> Json:
     """Of a ResourceQuota that is applied."""
-    made = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": limits}}
-    apply(space, made, *flags)
-    found: Json = space.ask("get", "resourcequota", "q")["spec"]["hard"]
-    return found
+    manifest = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": limits}}
+    apply(space, manifest, *flags)
+    stored: Json = space.kubectl_json("get", "resourcequota", "q")["spec"]["hard"]
+    return stored
 
 
 def test_server_side_apply_of_a_workload_leaves_no_stale_key(space: Space) -> None:
     def limits(wanted: Json, *flags: str) -> Json:
-        made = deployment("d", 0)
-        made["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": wanted}
-        apply(space, made, *flags)
-        found = space.cluster.api.get(f"/apis/apps/v1/namespaces/{space.name}/deployments/d")
-        kept: Json = found["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        workload = deployment("d", 0)
+        workload["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": wanted}
+        apply(space, workload, *flags)
+        deployments = space.cluster.api.get(f"/apis/apps/v1/namespaces/{space.name}/deployments/d")
+        kept: Json = deployments["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
         return kept
 
     assert limits({P100: "1", names.GPU_MEM: "2Gi"}, "--server-side") == {P100_KEY: "1", names.GPU_MEM: "2Gi"}
-    space.ask("label", "deployment", "d", "touched=yes")
+    space.kubectl_json("label", "deployment", "d", "touched=yes")
     assert limits({P100: "2", names.GPU_MEM: "2Gi"}, "--server-side") == {P100_KEY: "2", names.GPU_MEM: "2Gi"}
     assert limits({names.GPU_MEM: "2Gi"}, "--server-side") == {names.GPU_MEM: "2Gi"}
     assert limits({P100: "1"}, "--server-side") == {P100_KEY: "1"}
@@ -68,7 +68,7 @@ def test_server_side_apply_of_a_workload_leaves_no_stale_key(space: Space) -> No
 def test_server_side_apply_of_a_resource_quota_leaves_no_stale_key(space: Space) -> None:
     key = f"requests.{P100_KEY}"
     assert hard(space, {P100: "5"}, "--server-side") == {key: "5"}
-    space.ask("patch", "resourcequota", "q", "--type=merge", "-p", '{"spec": {"hard": {"secrets": "9"}}}')
+    space.kubectl_json("patch", "resourcequota", "q", "--type=merge", "-p", '{"spec": {"hard": {"secrets": "9"}}}')
     assert hard(space, {P100: "6"}, "--server-side") == {key: "6", "secrets": "9"}
     assert hard(space, {"some.other": "5"}, "--server-side") == {
         "requests.cardwise.dev/some.other": "5", "secrets": "9"
@@ -77,27 +77,27 @@ def test_server_side_apply_of_a_resource_quota_leaves_no_stale_key(space: Space)
 
 
 @pytest.mark.parametrize(
-    ("written", "stored", "asked"),
+    ("written", "stored", "requested"),
     [
         ({names.GPU_MEM: "1Gi"}, {f"requests.{names.GPU_MEM}": "1024"}, {names.GPU_MEM: "1Gi"}),
         ({f"requests.{names.GPU_COUNT}": "1"}, {f"requests.{names.WHOLE_GPU}": "1"}, {names.GPU_COUNT: "1"}),
         ({f"limits.{P100_KEY}": "1"}, {f"requests.{P100_KEY}": "1"}, {P100: "1"}),
     ],
 )
-def test_a_resource_quota_on_our_names_limits(space: Space, written: Json, stored: Json, asked: Json) -> None:
+def test_a_resource_quota_on_our_names_limits(space: Space, written: Json, stored: Json, requested: Json) -> None:
     assert hard(space, written) == stored
-    twice = pod("twice", asked)
+    twice = pod("twice", requested)
     twice["spec"]["containers"] += [twice["spec"]["containers"][0] | {"name": "more"}]
     # The API server learns of it by a watch.
     space.wait(lambda: "exceeded quota: q" in space.rejected(twice), "the quota counts")
-    apply(space, pod("first", asked))
+    apply(space, pod("first", requested))
     with pytest.raises(CommandFailed, match="exceeded quota: q"):
-        apply(space, pod("second", asked))
+        apply(space, pod("second", requested))
 
 
 def test_a_resource_quota_on_our_own_marks_is_refused(space: Space) -> None:
-    said = r"spec\.hard\[requests\.cardwise\.dev/place\]: .*; write one of requests\."
-    with pytest.raises(CommandFailed, match=said):
+    pattern = r"spec\.hard\[requests\.cardwise\.dev/place\]: .*; write one of requests\."
+    with pytest.raises(CommandFailed, match=pattern):
         hard(space, {"requests.cardwise.dev/place": "1"})
 
 

@@ -47,14 +47,14 @@ def space(cluster: Cluster) -> Space:
 
 def mps_of_cards(cluster: Cluster) -> dict[str, dict[str, Any] | None]:
     """`status.mps` of each card, by UUID."""
-    found = cluster.api.get(paths.extendedresources())["items"]
-    return {one["spec"]["uuid"]: (one.get("status") or {}).get("mps") for one in found}
+    resources = cluster.api.get(paths.extendedresources())["items"]
+    return {resource["spec"]["uuid"]: (resource.get("status") or {}).get("mps") for resource in resources}
 
 
 def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(cluster: Cluster, space: Space) -> None:
     def ready() -> bool:
-        told = mps_of_cards(cluster).values()
-        return bool(told) and all(status is not None and status["state"] == "Ready" for status in told)
+        statuses = mps_of_cards(cluster).values()
+        return bool(statuses) and all(status is not None and status["state"] == "Ready" for status in statuses)
 
     space.wait(ready, "the cards are ready")
     space.create(workload("held", gpu_mem=8138, command=IDLE))
@@ -69,19 +69,19 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
 
     def as_left() -> bool:
         """The card of the pod is closed still, and its daemon serves the pod; the other is open."""
-        told = mps_of_cards(cluster)
-        closed = told.pop(share.uuid, None) or {}
-        return closed.get("reason") == mps.LEFT_CLOSED and list(told.values()) == [None]
+        statuses = mps_of_cards(cluster)
+        closed = statuses.pop(share.uuid, None) or {}
+        return closed.get("reason") == mps.LEFT_CLOSED and list(statuses.values()) == [None]
 
     space.wait(as_left, "the cards are as the earlier installation left them")
     space.create(workload("prefers", gpu_mem=8000, command=IDLE, annotations={mps.MODE: "preferred"}))
     space.running("prefers")
     ((other,),) = assigned(space.get("prefers")).containers.values()
     assert other.uuid != share.uuid
-    said = commands.cardwise(cluster, "doctor", "--no-probe").stdout
-    assert "without MPS, Down: the card is closed to programs without MPS" in said
+    output = commands.cardwise(cluster, "doctor", "--no-probe").stdout
+    assert "without MPS, Down: the card is closed to programs without MPS" in output
     space.delete("held", "prefers", grace=1)
-    space.gone("held", "prefers")
+    space.wait_for_deletion("held", "prefers")
 
 
 def test_what_is_rendered_without_hooks_is_applied_and_applied_again_with_another_image(

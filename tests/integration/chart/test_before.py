@@ -37,29 +37,29 @@ ALL = {"containers": [{"name": "c", "image": "a", "env": [{"name": names.ENV_VIS
 
 @pytest.fixture(scope="module")
 def client(plane: ControlPlane) -> Iterator[PatientClient]:
-    made = PatientClient.load(plane.kubeconfig("admin"))
+    client = PatientClient.load(plane.kubeconfig("admin"))
     for name in (TEAM, names.NAMESPACE):
-        made.create(paths.namespaces(), {"metadata": {"name": name}})
+        client.create(paths.namespaces(), {"metadata": {"name": name}})
         # No controller makes it here, and admission wants it for every pod.
-        made.create(f"{paths.namespaces(name)}/serviceaccounts", {"metadata": {"name": "default"}})
-    yield made
-    made.close()
+        client.create(f"{paths.namespaces(name)}/serviceaccounts", {"metadata": {"name": "default"}})
+    yield client
+    client.close()
 
 
 @contextlib.contextmanager
 def there(client: PatientClient, *objects: tuple[str, Json]) -> Iterator[None]:
     """Objects by the path of their list, for a while."""
-    for path, obj in objects:
-        client.create(path, obj)
+    for path, manifest in objects:
+        client.create(path, manifest)
     try:
         yield
     finally:
-        for path, obj in objects:
-            client.delete(f"{path}/{obj['metadata']['name']}", {"gracePeriodSeconds": 0})
+        for path, manifest in objects:
+            client.delete(f"{path}/{manifest['metadata']['name']}", {"gracePeriodSeconds": 0})
 
 
-def node(name: str, label: str, value: str) -> tuple[str, Json]:
-    return paths.nodes(), {"metadata": {"name": name, "labels": {label: value, "kubernetes.io/os": "linux"}}}
+def node(name: str, label: str, label_text: str) -> tuple[str, Json]:
+    return paths.nodes(), {"metadata": {"name": name, "labels": {label: label_text, "kubernetes.io/os": "linux"}}}
 
 
 def runtime_class(name: str) -> tuple[str, Json]:
@@ -78,9 +78,9 @@ def mirror(on: str) -> tuple[str, Json]:
 
 def install(plane: ControlPlane, *sets: str) -> str:
     """What `helm install` answers, which changes nothing here."""
-    flags = [flag for each in ("image.repository=cardwise", *sets) for flag in ("--set", each)]
-    where = [f"--kubeconfig={plane.kubeconfig('admin')}", f"--namespace={names.NAMESPACE}", "--dry-run=server"]
-    command = [str(binaries.helm(print) / "helm"), "install", "cardwise", str(CHART), *where, *flags]
+    flags = [flag for setting in ("image.repository=cardwise", *sets) for flag in ("--set", setting)]
+    connection = [f"--kubeconfig={plane.kubeconfig('admin')}", f"--namespace={names.NAMESPACE}", "--dry-run=server"]
+    command = [str(binaries.helm(print) / "helm"), "install", "cardwise", str(CHART), *connection, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -123,33 +123,33 @@ def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: Control
         client.patch(paths.namespaces(names.NAMESPACE), {"metadata": {"labels": label}})
 
     enforce("baseline")
-    code, said = doctor(plane)
+    code, output = doctor(plane)
     assert code == 1
-    assert "Pod Security enforces baseline in cardwise-system" in said
-    assert "refuses a pod like those on nodes" in said
+    assert "Pod Security enforces baseline in cardwise-system" in output
+    assert "refuses a pod like those on nodes" in output
     enforce("privileged")
     with (
         there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true"), mirror("cp1")),
         there(client, (paths.pods(TEAM), {"metadata": {"name": "plain"}, "spec": ALL})),
     ):
-        code, said = doctor(plane)
+        code, output = doctor(plane)
     assert code == 1, "the container runtime of the node is not known"
-    assert "kube-scheduler is a static pod on node cp1" in said
+    assert "kube-scheduler is a static pod on node cp1" in output
     refused = f"1 workload (Pod {TEAM}/plain) would be refused when created again, because of"
-    assert f"{refused} {bypasses.ENVIRONMENT.text}" in said
-    assert "admits pods like those on nodes, of system priority too" in said
-    assert "--set scheduler.mode=kubeadm" in said
-    assert "--set nodes.runtimeClass=nvidia" in said
+    assert f"{refused} {bypasses.ENVIRONMENT.text}" in output
+    assert "admits pods like those on nodes, of system priority too" in output
+    assert "--set scheduler.mode=kubeadm" in output
+    assert "--set nodes.runtimeClass=nvidia" in output
 
 
-def env(*entries: Json, **more: Any) -> Json:
-    return {"containers": [{"name": "c", "image": "a", "env": list(entries)} | more]}
+def env(*entries: Json, **fields: Any) -> Json:
+    return {"containers": [{"name": "c", "image": "a", "env": list(entries)} | fields]}
 
 
-def mounting(path: str, at: str = "/x", **more: Any) -> Json:
+def mounting(path: str, at: str = "/x", **fields: Any) -> Json:
     mount = [{"name": "v", "mountPath": at}]
     volume = {"name": "v", "hostPath": {"path": path}}
-    return {"containers": [{"name": "c", "image": "a", "volumeMounts": mount} | more], "volumes": [volume]}
+    return {"containers": [{"name": "c", "image": "a", "volumeMounts": mount} | fields], "volumes": [volume]}
 
 
 VOID = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
@@ -201,7 +201,7 @@ def test_doctor_names_what_the_policies_refuse_and_nothing_else(plane: ControlPl
     helm = str(binaries.helm(print) / "helm")
     shown = [f"--show-only=templates/policies/{name}.yaml" for name in ("environment", "hostpaths", "runtimeclasses")]
     paths_of = {"ValidatingAdmissionPolicy": POLICIES, "ValidatingAdmissionPolicyBinding": BINDINGS}
-    objects = [(paths_of[one["kind"]], one) for one in documents(template(helm, flags=shown).stdout)]
+    objects = [(paths_of[manifest["kind"]], manifest) for manifest in documents(template(helm, flags=shown).stdout)]
     assert len(objects) == 6
 
     def refusal(spec: Json) -> str:
@@ -224,17 +224,17 @@ def test_the_remedy_of_pods_without_a_controller_makes_them_again(
     plane: ControlPlane, client: PatientClient, tmp_path: Path
 ) -> None:
     spec = {"schedulerName": names.SCHEDULER, "containers": [{"name": "c", "image": "a", "command": ["keep", "me"]}]}
-    left = [client.create(paths.pods(TEAM), {"metadata": {"name": name}, "spec": spec}) for name in ("first", "second")]
+    pods = [client.create(paths.pods(TEAM), {"metadata": {"name": name}, "spec": spec}) for name in ("first", "second")]
     try:
-        remedy = repairs.recreate(left, dropping=["schedulerName"])
+        remedy = repairs.recreate(pods, dropping=["schedulerName"])
         kubectl = str(binaries.kube(print))
         path = {"KUBECONFIG": str(plane.kubeconfig("admin")), "PATH": f"{kubectl}:{os.environ['PATH']}"}
         subprocess.run(["bash", "-c", remedy.partition(": ")[2]], cwd=tmp_path, env=os.environ | path, check=True)
-        for pod in left:
+        for pod in pods:
             again = client.get(paths.pods(TEAM, pod["metadata"]["name"]))
             assert again["metadata"]["uid"] != pod["metadata"]["uid"]
             assert again["spec"]["schedulerName"] == "default-scheduler"
             assert again["spec"]["containers"][0]["command"] == ["keep", "me"]
     finally:
-        for pod in left:
+        for pod in pods:
             client.delete(paths.pods(TEAM, pod["metadata"]["name"]), {"gracePeriodSeconds": 0})

@@ -49,8 +49,8 @@ def cluster() -> Iterator[Cluster]:
     """With the chart and the code of the commit before this one."""
     with tempfile.TemporaryDirectory(prefix="cw-former-") as folder:
         print(f"upgraded from {former.write(Path(folder))}")
-        values = VALUES | {"image": {"tag": partsimage.FORMER}}
-        yield from started(SpecOf(nodes=1, chart=True, values=values, former=Path(folder)))
+        chart_values = VALUES | {"image": {"tag": partsimage.FORMER}}
+        yield from started(SpecOf(nodes=1, chart=True, values=chart_values, former=Path(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def space(cluster: Cluster) -> Space:
 
 def part_pods(cluster: Cluster, part: str) -> list[Json]:
     query = {"labelSelector": f"app.kubernetes.io/component={part}"}
-    found: list[Json] = cluster.api.get(paths.pods(SYSTEM), query)["items"]
-    return found
+    pods: list[Json] = cluster.api.get(paths.pods(SYSTEM), query)["items"]
+    return pods
 
 
 # By the default policy the card of a pod depends on how many came before it; here one card is to stay nearly empty.
@@ -74,31 +74,31 @@ _AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
 class Churn(threading.Thread):
     """Pods that come and go, `most` at a time; what goes wrong is noted. `asked`: as `workload` takes it."""
 
-    def __init__(self, space: Space, name: str = "churn", most: int = _AT_A_TIME, **asked: int) -> None:
+    def __init__(self, space: Space, name: str = "churn", limit: int = _AT_A_TIME, **amounts: int) -> None:
         super().__init__(daemon=True, name=name)
-        self.made: list[str] = []
-        self._asked = asked
-        self._most = most
+        self.created: list[str] = []
+        self._amounts = amounts
+        self._limit = limit
         self.problems: list[str] = []
         self._space = space
         self._enough = threading.Event()
 
     def run(self) -> None:
-        while not self._enough.wait(2 / self._most):
+        while not self._enough.wait(2 / self._limit):
             there = {pod["metadata"]["name"] for pod in self._space.pods()}
-            if len(there.intersection(self.waiting())) >= self._most:
+            if len(there.intersection(self.waiting())) >= self._limit:
                 continue
-            name = f"{self.name}-{len(self.made)}"
+            name = f"{self.name}-{len(self.created)}"
             try:
-                self._space.create(workload(name, command=_WORK, spec={"restartPolicy": "Never"}, **self._asked))
-                self.made.append(name)
+                self._space.create(workload(name, command=_WORK, spec={"restartPolicy": "Never"}, **self._amounts))
+                self.created.append(name)
             except errors.KubeError as error:
                 self.problems.append(f"{name}: {error}")
 
     def waiting(self) -> list[str]:
         """Those that have not run to their end, also if somebody has deleted them."""
         phases = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self._space.pods()}
-        return [name for name in self.made if phases.get(name) != "Succeeded"]
+        return [name for name in self.created if phases.get(name) != "Succeeded"]
 
     def stop(self) -> None:
         self._enough.set()
@@ -107,13 +107,13 @@ class Churn(threading.Thread):
 
 
 def deployments(cluster: Cluster) -> list[str]:
-    found = cluster.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments")["items"]
-    return [each["metadata"]["name"] for each in found]
+    deployments = cluster.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments")["items"]
+    return [deployment["metadata"]["name"] for deployment in deployments]
 
 
 def cards(cluster: Cluster) -> list[Json]:
-    found: list[Json] = cluster.api.get(paths.extendedresources())["items"]
-    return found
+    resources: list[Json] = cluster.api.get(paths.extendedresources())["items"]
+    return resources
 
 
 def mps_is_ready(cluster: Cluster) -> bool:
@@ -133,14 +133,14 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     churn = Churn(space, gpu_mem=100)
     churn.start()
     try:
-        values = {"scheduler": {"mode": "own"}, "extender": {"headroomMiB": 10}, "image": {"tag": partsimage.TAG}}
-        notes = cluster.chart.upgrade(values)
+        chart_values = {"scheduler": {"mode": "own"}, "extender": {"headroomMiB": 10}, "image": {"tag": partsimage.TAG}}
+        notes = cluster.chart.upgrade(chart_values)
     finally:
         churn.stop()
     assert "REVISION: 2" in notes
     assert churn.problems == []
-    assert churn.made
-    print(f"{len(churn.made)} pods have come meanwhile")
+    assert churn.created
+    print(f"{len(churn.created)} pods have come meanwhile")
     space.wait(lambda: not churn.waiting(), "all that came have run")
     after = space.get("half")
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
@@ -231,16 +231,16 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     """On a free card: MPS serves one user at a time, and the probe is another than the root of the pods here."""
     gone = ("back", "wired", "share")
     space.delete(*gone, grace=1)
-    space.gone(*gone)
+    space.wait_for_deletion(*gone)
     # The extender says it, which hears of the pods' end by a watch.
-    space.wait(lambda: 0 in [one["status"]["allocated"]["pods"] for one in cards(cluster)], "a card is free")
-    said = cluster.chart.helm("test", "cardwise", "--logs")
-    assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in said
-    assert "ok    extender: it knows the cards of 1 node" in said
-    assert "ok    cards: " in said
-    assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said, said
-    assert "FAIL" not in said
-    assert said.count("TEST SUITE:") == 2, "what it may do, and the pod"
+    space.wait(lambda: 0 in [card["status"]["allocated"]["pods"] for card in cards(cluster)], "a card is free")
+    output = cluster.chart.helm("test", "cardwise", "--logs")
+    assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in output
+    assert "ok    extender: it knows the cards of 1 node" in output
+    assert "ok    cards: " in output
+    assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in output, output
+    assert "FAIL" not in output
+    assert output.count("TEST SUITE:") == 2, "what it may do, and the pod"
     preview = commands.cardwise(cluster, "doctor", "--before-install", "--no-probe").stdout
     assert "Cardwise is installed here already" in preview
     assert "would be refused" not in preview, "of the pods that have shares"
@@ -283,7 +283,7 @@ def test_a_leader_that_stands_still_as_a_whole_leaves_the_service_and_holds_up_n
     print("seconds:", sorted(round(bound[name] - created[name], 2) for name in created))
     space.running(*gpus)
     space.delete(*gpus, *created, grace=1)
-    space.gone(*gpus, *created)
+    space.wait_for_deletion(*gpus, *created)
 
 
 @pytest.mark.soak
@@ -314,24 +314,24 @@ def test_leaders_that_change_behind_the_service_in_the_middle_of_binds_give_no_c
         finally:
             churn.stop()
         space.wait(lambda: not churn.waiting(), "all that came have run")
-    print(f"{len(churn.made)} pods; pods are bound again after {[round(each, 1) for each in seconds]} s")
+    print(f"{len(churn.created)} pods; pods are bound again after {[round(second, 1) for second in seconds]} s")
     assert churn.problems == []
     assert not watcher.failed
     assert watcher.violations == []
-    space.delete(*churn.made)
+    space.delete(*churn.created)
 
 
 def leader_of(cluster: Cluster) -> tuple[str, list[int]]:
     """The pod that has the leader's label, and the processes in it."""
     query = {"labelSelector": f"{names.LEADER}=true"}
-    found: list[str] = []
+    findings: list[str] = []
 
     def one_leads() -> bool:
-        found[:] = [pod["metadata"]["name"] for pod in cluster.api.get(paths.pods(SYSTEM), query)["items"]]
-        return len(found) == 1
+        findings[:] = [pod["metadata"]["name"] for pod in cluster.api.get(paths.pods(SYSTEM), query)["items"]]
+        return len(findings) == 1
 
     cluster.wait(one_leads, "one extender has the label")
-    (leader,) = found
+    (leader,) = findings
     folders = Path("/proc").glob("[0-9]*")
     return leader, [int(folder.name) for folder in folders if f"POD_NAME={leader}" in environment(folder)]
 
@@ -363,7 +363,7 @@ def test_a_folder_that_is_removed_from_the_node_is_mounted_anew(cluster: Cluster
         space.create(workload("after", gpu_mem=64, command=IDLE))
         space.running("after")
         space.delete("after", grace=1)
-        space.gone("after")
+        space.wait_for_deletion("after")
 
 
 def container(cluster: Cluster, part: str) -> Json:
@@ -374,8 +374,8 @@ def container(cluster: Cluster, part: str) -> Json:
 
 def restarted(cluster: Cluster, part: str, before: int) -> bool:
     """And ready: where the kubelet does not know the device plugin yet, it fails a pod that comes, for good."""
-    found = container(cluster, part)
-    return found["restartCount"] > before and found["ready"] is True
+    status = container(cluster, part)
+    return status["restartCount"] > before and status["ready"] is True
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])
@@ -391,12 +391,12 @@ def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> 
     spec = ANOTHER | {"uuid": f"GPU-of-{part}"}
     card = {"metadata": {"name": f"gpu-of-{part}"}, "spec": spec, "apiVersion": names.API_VERSION}
     cluster.api.create(paths.extendedresources(), card | {"kind": "ExtendedResource"})
-    own = next(each["metadata"]["name"] for each in cards(cluster) if each["spec"]["node"] == "n1")
+    own = next(card["metadata"]["name"] for card in cards(cluster) if card["spec"]["node"] == "n1")
 
-    said = {"deviceplugin": {"reason": "tried"}, "mps": {"mps": {"mode": "card", "state": "Down"}}}[part]
+    status = {"deviceplugin": {"reason": "tried"}, "mps": {"mps": {"mode": "card", "state": "Down"}}}[part]
 
     def patch(name: str) -> None:
-        client.patch(paths.extendedresources(name, "status"), {"status": said}, query={"dryRun": "All"})
+        client.patch(paths.extendedresources(name, "status"), {"status": status}, query={"dryRun": "All"})
 
     title = {"deviceplugin": "device plugin", "mps": "MPS manager"}[part]
     refusal = f"the {title} of node n1 may not write objects of node elsewhere"
@@ -411,10 +411,12 @@ def finding(cluster: Cluster, space: Space, text: str, *flags: str) -> str:
     remedies: list[str] = []
 
     def is_found() -> bool:
-        said = commands.cardwise(cluster, "doctor", *flags, "-o", "json")
-        remedies[:] = [one["remedy"] for one in json.loads(said.stdout)["findings"] if text in one["text"]]
+        output = commands.cardwise(cluster, "doctor", *flags, "-o", "json")
+        remedies[:] = [
+            finding["remedy"] for finding in json.loads(output.stdout)["findings"] if text in finding["text"]
+        ]
         if not remedies:
-            raise LookupError(said.stdout + said.stderr)
+            raise LookupError(output.stdout + output.stderr)
         return True
 
     space.wait(is_found, f"doctor says {text!r}")
@@ -425,12 +427,12 @@ def finding(cluster: Cluster, space: Space, text: str, *flags: str) -> str:
 def run_remedy(cluster: Cluster, remedy: str) -> None:
     """Types the command of a remedy as it is printed, in the folder of the repository."""
     (start,) = (remedy.find(program) for program in ("helm ", "kubectl ") if program in remedy)
-    given = cluster.environment()
-    path = f"{binaries.helm(lambda _: None)}:{given['PATH']}"
+    cluster_environment = cluster.environment()
+    path = f"{binaries.helm(lambda _: None)}:{cluster_environment['PATH']}"
     subprocess.run(
         ["bash", "-c", remedy[start:].partition(" (")[0]],
         cwd=ROOT,
-        env=os.environ | given | {"PATH": path},
+        env=os.environ | cluster_environment | {"PATH": path},
         timeout=processes.PATIENCE,
         check=True,
     )
@@ -438,7 +440,7 @@ def run_remedy(cluster: Cluster, remedy: str) -> None:
 
 def plugin_runs(cluster: Cluster) -> bool:
     statuses = [pod["status"].get("containerStatuses") or [{}] for pod in part_pods(cluster, "deviceplugin")]
-    return [one.get("ready") for one, *_ in statuses] == [True]
+    return [status.get("ready") for status, *_ in statuses] == [True]
 
 
 def test_doctor_says_why_the_device_plugin_does_not_run_and_the_remedy_runs(cluster: Cluster, space: Space) -> None:
@@ -462,8 +464,8 @@ def test_doctor_says_why_the_device_plugin_does_not_run_and_the_remedy_runs(clus
         refused = "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity"
         run_remedy(cluster, finding(cluster, space, refused, "--no-probe"))
         space.wait(lambda: plugin_runs(cluster), "the device plugin runs")
-        said = commands.cardwise(cluster, "doctor", "--no-probe").stdout
-        assert "can be created" not in said, said
+        output = commands.cardwise(cluster, "doctor", "--no-probe").stdout
+        assert "can be created" not in output, output
     finally:
         set_container(right)
         cluster.api.delete(f"{runtimes}/nvidia")
@@ -479,8 +481,8 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     assert yaml.safe_load(manifest.read_text()) == static_scheduler(cluster)
     space.create(workload("plain-again", command=IDLE))
     space.running("plain-again")
-    said = cluster.chart.helm("test", "cardwise", "--logs", check=False)
-    assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in said
+    output = cluster.chart.helm("test", "cardwise", "--logs", check=False)
+    assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in output
     cluster.chart.helm("rollback", "cardwise", *WAITS)
     assert yaml.safe_load(manifest.read_text()) == wired
 
@@ -492,7 +494,7 @@ def test_an_unwired_scheduler_makes_pods_disappear_and_doctor_s_command_wires_it
     wired = yaml.safe_load(manifest.read_text())
     cluster.chart.upgrade({"scheduler": {"mode": "manual"}})
     space.create(workload("disappears", gpu_mem=100, command=IDLE))
-    space.gone("disappears")
+    space.wait_for_deletion("disappears")
     disappeared = f"({space.name}/disappears) disappeared: bound without the extender"
     remedy = finding(cluster, space, disappeared, "--no-probe")
     assert "--set scheduler.mode=kubeadm" in remedy
@@ -501,7 +503,7 @@ def test_an_unwired_scheduler_makes_pods_disappear_and_doctor_s_command_wires_it
     space.create(workload("placed", gpu_mem=100, command=IDLE, annotations=PACKED))
     space.running("placed")
     space.delete("placed", grace=1)
-    space.gone("placed")
+    space.wait_for_deletion("placed")
 
 
 def of_gang(space: Space) -> list[Json]:
@@ -525,14 +527,14 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "plain")}
     card = cards(cluster)[0]
     gated = make_gated_deployment(space)
-    few = _AT_A_TIME if SOAK else 2
-    light, heavy = Churn(space, "light", few), Churn(space, "heavy", few, gpu_mem=100)
+    batch = _AT_A_TIME if SOAK else 2
+    light, heavy = Churn(space, "light", batch), Churn(space, "heavy", batch, gpu_mem=100)
     light.start()
     heavy.start()
     try:
         cluster.chart.helm("uninstall", "cardwise", *WAITS)
-        meanwhile = len(light.made)
-        space.wait(lambda: len(light.made) > meanwhile + few, "others come afterwards")
+        meanwhile = len(light.created)
+        space.wait(lambda: len(light.created) > meanwhile + batch, "others come afterwards")
     finally:
         light.stop()
         heavy.stop()
@@ -540,10 +542,10 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     space.wait(lambda: not light.waiting(), "all that asked for no card have run")
     # Between its configuration and the webhook itself there is a moment.
     assert all("failed calling webhook" in problem for problem in heavy.problems), heavy.problems
-    print(f"{len(light.made)} came meanwhile, and {len(heavy.made)} with a share: {len(heavy.waiting())} wait")
+    print(f"{len(light.created)} came meanwhile, and {len(heavy.created)} with a share: {len(heavy.waiting())} wait")
     # Those that kube-scheduler bound without the extender were deleted by it while it was there.
     space.delete(*heavy.waiting(), grace=1)
-    space.gone(*heavy.waiting())
+    space.wait_for_deletion(*heavy.waiting())
     assert space.get(gated)["spec"]["schedulingGates"]
     still_gated = f"-l {names.GANG} --field-selector=spec.nodeName=,status.phase=Pending"  # as README says
     cluster.kubectl("delete", "pods", "-A", *still_gated.split())
@@ -565,9 +567,9 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     listed = cluster.kubectl("get", f"{kinds},clusterrolebindings,validatingadmissionpolicybindings", "-o", "name")
     assert [line for line in listed.splitlines() if "cardwise" in line] == []
     kinds = "all,secrets,configmaps,leases,rolebindings"
-    left = lambda: cluster.kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()  # noqa: E731
+    remaining = lambda: cluster.kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()  # noqa: E731
     # Helm waits for the end of its Jobs; their pods are taken away later.
-    space.wait(lambda: left() == ["configmap/kube-root-ca.crt"], "nothing is left in the namespace")
+    space.wait(lambda: remaining() == ["configmap/kube-root-ca.crt"], "nothing is left in the namespace")
     assert cards(cluster) == []
     # What it takes away by a Job can be taken away by hand, as docs/admin.md says.
     cluster.api.create(paths.extendedresources(), card | {"metadata": {"name": card["metadata"]["name"]}})

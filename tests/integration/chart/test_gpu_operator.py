@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.cluster("sim")]
 
 NAMESPACE = "nvidia-gpu-operator"
 OBJECTS: list[Json] = list(yaml.safe_load_all(Path(__file__).with_name("gpuoperator.yaml").read_text()))
-CLASSES = [one for one in OBJECTS if one["kind"] == "RuntimeClass"]
-DAEMONS = {one["metadata"]["name"]: one for one in OBJECTS if one["kind"] == "DaemonSet"}
+CLASSES = [manifest for manifest in OBJECTS if manifest["kind"] == "RuntimeClass"]
+DAEMONS = {manifest["metadata"]["name"]: manifest for manifest in OBJECTS if manifest["kind"] == "DaemonSet"}
 TOOLKIT, PLUGIN, VALIDATOR = (
     "nvidia-container-toolkit-daemonset",
     "nvidia-device-plugin-daemonset",
@@ -45,7 +45,7 @@ DEPLOYED = (
     "operator-validator",
     "client",
 )
-LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{one}": "true" for one in DEPLOYED}
+LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{manifest}": "true" for manifest in DEPLOYED}
 TAINT = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}  # GKE's, and usual elsewhere
 ON_NODES = ("mps.enabled=true", f"image.repository={images.BUSYBOX.partition(':')[0]}")
 PAGE = Path(__file__).parents[3] / "docs" / "integrations" / "gpu-operator.md"
@@ -55,18 +55,18 @@ TAKEN_OFF = dict.fromkeys(re.findall(r"nvidia\.com/gpu\.deploy\.[a-z-]+(?==false
 def filled(daemon: Json) -> Json:
     """As the operator creates it."""
     text = yaml.safe_dump(daemon).replace("FILLED BY THE OPERATOR", images.BUSYBOX)
-    made: Json = yaml.safe_load(text)
-    made["metadata"]["namespace"] = NAMESPACE
+    manifest: Json = yaml.safe_load(text)
+    manifest["metadata"]["namespace"] = NAMESPACE
     if daemon["metadata"]["name"] != TOOLKIT:  # which brings that runtime
-        made["spec"]["template"]["spec"]["runtimeClassName"] = "nvidia"
-    return made
+        manifest["spec"]["template"]["spec"]["runtimeClassName"] = "nvidia"
+    return manifest
 
 
 @pytest.fixture
 def operator(cluster: Cluster) -> Iterator[Space]:
     classes = "/apis/node.k8s.io/v1/runtimeclasses"
-    for one in CLASSES:
-        named = yaml.safe_load(yaml.safe_dump(one).replace("FILLED_BY_OPERATOR", "nvidia"))
+    for manifest in CLASSES:
+        named = yaml.safe_load(yaml.safe_dump(manifest).replace("FILLED_BY_OPERATOR", "nvidia"))
         cluster.api.create(classes, named)
     try:
         with Space(cluster, NAMESPACE) as space:
@@ -76,20 +76,20 @@ def operator(cluster: Cluster) -> Iterator[Space]:
                     cluster.api.create(paths.namespaced("/api/v1", "serviceaccounts", NAMESPACE), account)
             yield space
     finally:
-        for one in CLASSES:
-            cluster.api.delete(f"{classes}/{one['metadata']['name'].replace('FILLED_BY_OPERATOR', 'nvidia')}")
+        for manifest in CLASSES:
+            cluster.api.delete(f"{classes}/{manifest['metadata']['name'].replace('FILLED_BY_OPERATOR', 'nvidia')}")
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """Two nodes as the operator labels them: the first is ours, as the page says, the second its plugin's."""
     assert TAKEN_OFF.keys() <= LABELS.keys()
-    for made in spaces(cluster, request):
-        (ours,) = made.nodes(1)
-        (theirs,) = made.nodes(1, [])
+    for space in spaces(cluster, request):
+        (ours,) = space.nodes(1)
+        (theirs,) = space.nodes(1, [])
         for node, labels in ((theirs, LABELS), (ours, LABELS | TAKEN_OFF)):
             cluster.api.patch(paths.nodes(node), {"metadata": {"labels": labels}, "spec": {"taints": [TAINT]}})
-        yield made
+        yield space
 
 
 def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(space: Space, operator: Space) -> None:
@@ -97,18 +97,18 @@ def test_its_pods_run_where_its_labels_say_and_shares_where_its_plugin_does_not(
     for daemon in DAEMONS.values():
         space.cluster.api.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", filled(daemon))
 
-    def where() -> dict[str, set[str]]:
+    def nodes_of_daemons() -> dict[str, set[str]]:
         """The nodes on which the pods of each run."""
-        found: dict[str, set[str]] = {name: set() for name in DAEMONS}
+        nodes: dict[str, set[str]] = {name: set() for name in DAEMONS}
         for pod in operator.pods():
             if pod["status"].get("phase") == "Running":
-                found[pod["metadata"]["ownerReferences"][0]["name"]].add(pod["spec"]["nodeName"])
-        return found
+                nodes[pod["metadata"]["ownerReferences"][0]["name"]].add(pod["spec"]["nodeName"])
+        return nodes
 
     wanted = {name: {theirs} if name in (PLUGIN, VALIDATOR) else {ours, theirs} for name in DAEMONS}
-    operator.wait(lambda: where() == wanted, "its pods run, none of its plugin and validator on our node")
-    assert space.put(workload("share", gpu_mem=8138, spec={"runtimeClassName": "nvidia"}))[0] == ours
-    assert where() == wanted
+    operator.wait(lambda: nodes_of_daemons() == wanted, "its pods run, none of its plugin and validator on our node")
+    assert space.create_and_locate(workload("share", gpu_mem=8138, spec={"runtimeClassName": "nvidia"}))[0] == ours
+    assert nodes_of_daemons() == wanted
 
 
 def test_the_parts_on_a_node_leave_while_its_driver_is_replaced_and_come_back(space: Space, operator: Space) -> None:
@@ -127,8 +127,8 @@ def test_the_parts_on_a_node_leave_while_its_driver_is_replaced_and_come_back(sp
         return sum(pod["spec"].get("nodeName") == node for pod in operator.pods())
 
     operator.wait(lambda: (running_on(ours), running_on(theirs)) == (2, 2), "both parts are on both nodes")
-    for key, value in gpunodes.UPGRADING.items():
-        for state in ("drain-required", value):
+    for key, done_state in gpunodes.UPGRADING.items():
+        for state in ("drain-required", done_state):
             space.cluster.api.patch(paths.nodes(ours), {"metadata": {"labels": {key: state}}})
         operator.wait(lambda: running_on(ours) == 0, f"they have left because of {key}")
         assert running_on(theirs) == 2
@@ -156,11 +156,11 @@ def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Spa
     change = {"metadata": {"labels": {"mine": "x"}}, "spec": {"taints": [TAINT, mine]}}
     space.cluster.api.patch(paths.nodes(ours), change)
     labelled = {"nodeSelector": {"mine": "x"}}
-    assert space.put(workload("own", gpu_mem=100, spec=labelled | {"tolerations": [own]}))[0] == ours
+    assert space.create_and_locate(workload("own", gpu_mem=100, spec=labelled | {"tolerations": [own]}))[0] == ours
     space.create(workload("intolerant", gpu_mem=100))
     space.refused("intolerant", "untolerated taint")
-    said = cardwise(space.cluster, "explain", "intolerant", "-n", space.name).stdout
-    assert "It keeps away from every node with cards by taints that it does not tolerate (mine=x:NoSchedule)" in said
+    output = cardwise(space.cluster, "explain", "intolerant", "-n", space.name).stdout
+    assert "It keeps away from every node with cards by taints that it does not tolerate (mine=x:NoSchedule)" in output
 
 
 def test_its_pods_are_its_namespaces_alone(space: Space, operator: Space) -> None:

@@ -31,8 +31,8 @@ def url(cluster: Cluster, space: Space) -> Iterator[str]:
     _leave_a_pod_of_gpushare(space)
     port, metrics = ports.free(2)
     program = str(Path(sys.executable).parent / "cardwise-extender")
-    where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
-    extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
+    addresses = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
+    extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *addresses])
     try:
         extender.wait_until(lambda: says_ready(metrics), "/readyz")
         cluster.control_plane.start_scheduler([_stanza(port)])
@@ -77,19 +77,21 @@ def test_its_pods_are_counted_and_its_stanza_works(space, url):
     (name,) = space.own_nodes
     node: Json = {}
 
-    def told() -> bool:
+    def is_reported() -> bool:
         with urllib.request.urlopen(f"{url}/inspect/{name}", timeout=PATIENCE) as answer:
-            (found,) = json.loads(answer.read())["nodes"]
-        node.update(found)
+            (document,) = json.loads(answer.read())["nodes"]
+        node.update(document)
         return True
 
-    space.wait(told, "the extender tells")  # where a turn has taken half a second it says that it is busy
+    space.wait(is_reported, "the extender tells")  # where a turn has taken half a second it says that it is busy
     assert [(card["id"], card["usedGPU"]) for card in node["devs"]] == [(0, 0), (1, 12000)]
     assert node["devs"][1]["pods"] == [{"name": "former", "namespace": space.name, "usedGPU": 12000}]
 
     # Binpack would take card 1, had the former pod not been counted.
-    assert space.put(_pod(space, "beside", gpu_mem=9000, share=1)) == (name, "0"), "it only fits there"
-    assert space.put(_pod(space, "tight", gpu_mem=2000, share=1)) == (name, "1"), "it fits beside the former one"
+    assert space.create_and_locate(_pod(space, "beside", gpu_mem=9000, share=1)) == (name, "0"), "it only fits there"
+    assert space.create_and_locate(_pod(space, "tight", gpu_mem=2000, share=1)) == (name, "1"), (
+        "it fits beside the former one"
+    )
     space.create(_pod(space, "late", gpu_mem=9000, share=1))
     space.refused("late", "Insufficient GPU Memory in one device")
     space.delete("former")

@@ -59,17 +59,17 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def space(cluster: Cluster) -> Iterator[Space]:
     """With a pod that runs, a gang that is bound, one that waits, and one that was refused."""
-    made = Space(cluster, "metrics")
-    made.put(workload("half", gpu_mem=P100 // 2, gpu_core=50))
-    made.create(member("pair-0", "pair", 2, gpu_mem=1024))
-    made.create(member("pair-1", "pair", 2, gpu_mem=1024))
-    made.placed("pair-0")
-    made.placed("pair-1")
-    made.create(workload("waits", gpu_count=2, node="n1" if made.placed("half")[0] == "n1" else "n2"))
-    made.wait(lambda: "Insufficient" in made.reasons("waits"), "waits is told why it waits")
-    made.rejected(workload("huge", gpu_mem=100 * P100))
-    yield made
-    made.clear()
+    space = Space(cluster, "metrics")
+    space.create_and_locate(workload("half", gpu_mem=P100 // 2, gpu_core=50))
+    space.create(member("pair-0", "pair", 2, gpu_mem=1024))
+    space.create(member("pair-1", "pair", 2, gpu_mem=1024))
+    space.placed("pair-0")
+    space.placed("pair-1")
+    space.create(workload("waits", gpu_count=2, node="n1" if space.placed("half")[0] == "n1" else "n2"))
+    space.wait(lambda: "Insufficient" in space.reasons("waits"), "waits is told why it waits")
+    space.rejected(workload("huge", gpu_mem=100 * P100))
+    yield space
+    space.clear()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def manager(cluster: Cluster) -> Iterator[str]:
     (port,) = ports.free(1)
     address = f"127.0.0.1:{port}"
     kubeconfig = cluster.state_dir / "kubeconfig" / "cardwise-deviceplugin"
-    flags = [each for each in mps.flags(home, MPS_NODE) if not each.startswith("--metrics-bind")]
+    flags = [flag for flag in mps.flags(home, MPS_NODE) if not flag.startswith("--metrics-bind")]
     process = Process(cluster.state_dir, MPS_NODE)
     process.start(
         [str(PROGRAM), f"--kubeconfig={kubeconfig}", f"--metrics-bind={address}", *flags, "--stop-daemons=always"],
@@ -111,14 +111,14 @@ def prometheus(
     cluster: Cluster, folder: Path, addresses: dict[str, dict[str, dict[str, str]]], space: Space
 ) -> Iterator[Prometheus]:
     del space  # its pods are to be told
-    made = Prometheus(folder, cluster.state_dir / "prometheus", addresses)
-    made.start(ALERTS)
+    prometheus = Prometheus(folder, cluster.state_dir / "prometheus", addresses)
+    prometheus.start(ALERTS)
     count = sum(map(len, addresses.values()))
     try:
-        assert wait_for(lambda: _up(made) == count), made.query("up")
-        yield made
+        assert wait_for(lambda: _up(prometheus) == count), prometheus.query("up")
+        yield prometheus
     finally:
-        made.stop()
+        prometheus.stop()
 
 
 def _up(prometheus: Prometheus) -> int:
@@ -127,13 +127,13 @@ def _up(prometheus: Prometheus) -> int:
 
 def _panels() -> dict[str, str]:
     """The expressions of the dashboard by panel, with its variables filled in."""
-    found = {}
+    expressions = {}
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"].replace("$__rate_interval", "1m").replace("$node", ".*")
             assert "$" not in expression, f"{panel['title']}: a variable that nobody fills in"
-            found[f"{panel['title']} {target['refId']}"] = expression
-    return found
+            expressions[f"{panel['title']} {target['refId']}"] = expression
+    return expressions
 
 
 def test_every_panel_shows_something(prometheus: Prometheus) -> None:
@@ -141,14 +141,14 @@ def test_every_panel_shows_something(prometheus: Prometheus) -> None:
     assert len(panels) > 50
     empty = dict(panels)
 
-    def told() -> bool:
+    def all_panels_show() -> bool:
         for name, expression in list(empty.items()):
             if prometheus.query(expression):
                 del empty[name]
-        return not [each for each in empty.values() if not _quiet(each)]
+        return not [query for query in empty.values() if not _quiet(query)]
 
-    wait_for(told)
-    assert {name: each for name, each in empty.items() if not _quiet(each)} == {}
+    wait_for(all_panels_show)
+    assert {name: query for name, query in empty.items() if not _quiet(query)} == {}
 
 
 def _quiet(expression: str) -> bool:
@@ -158,33 +158,35 @@ def _quiet(expression: str) -> bool:
 def test_the_numbers_are_those_of_the_cluster(prometheus: Prometheus, space: Space) -> None:
     node, index = space.placed("half")
     card = f'node="{node}",index="{index}"'
-    ours = {(P100 // 2 + each) * _MIB for each in (0, 1024, 2048)}  # the gang may be on the same card
-    _eventually(prometheus, f"cardwise_card_used_bytes{{{card}}}", lambda found: found <= ours)
-    _eventually(prometheus, f"cardwise_card_granted_bytes{{{card}}}", lambda found: min(found) >= P100 // 2 * _MIB)
-    _eventually(prometheus, f"cardwise_card_cores_used_ratio{{{card}}}", lambda found: found == {0.5})
-    _eventually(prometheus, "sum(cardwise_card_memory_bytes)", lambda found: found == {4 * P100 * _MIB})
-    left = "sum(cardwise_card_free_bytes + cardwise_card_used_bytes - cardwise_card_memory_bytes)"
-    _eventually(prometheus, left, lambda found: found == {0})
-    _eventually(prometheus, "sum(cardwise_extender_leader)", lambda found: found == {1})
-    _eventually(prometheus, 'cardwise_extender_gangs{phase="Running"}', lambda found: min(found) >= 1)
-    why = f'cardwise_extender_waiting_pods{{reason="{Refusal.NO_WHOLE_CARD.text}"}}'
-    _eventually(prometheus, why, lambda found: min(found) >= 1)
+    ours = {(P100 // 2 + offset) * _MIB for offset in (0, 1024, 2048)}  # the gang may be on the same card
+    _eventually(prometheus, f"cardwise_card_used_bytes{{{card}}}", lambda samples: samples <= ours)
+    _eventually(prometheus, f"cardwise_card_granted_bytes{{{card}}}", lambda samples: min(samples) >= P100 // 2 * _MIB)
+    _eventually(prometheus, f"cardwise_card_cores_used_ratio{{{card}}}", lambda samples: samples == {0.5})
+    _eventually(prometheus, "sum(cardwise_card_memory_bytes)", lambda samples: samples == {4 * P100 * _MIB})
+    difference = "sum(cardwise_card_free_bytes + cardwise_card_used_bytes - cardwise_card_memory_bytes)"
+    _eventually(prometheus, difference, lambda samples: samples == {0})
+    _eventually(prometheus, "sum(cardwise_extender_leader)", lambda samples: samples == {1})
+    _eventually(prometheus, 'cardwise_extender_gangs{phase="Running"}', lambda samples: min(samples) >= 1)
+    waiting = f'cardwise_extender_waiting_pods{{reason="{Refusal.NO_WHOLE_CARD.text}"}}'
+    _eventually(prometheus, waiting, lambda samples: min(samples) >= 1)
     refused = 'sum(cardwise_webhook_refusals_total{reason="memory"})'
-    _eventually(prometheus, refused, lambda found: min(found) >= 1)
-    _eventually(prometheus, 'cardwise_mps_state{state="Ready"}', lambda found: found == {1})
-    _eventually(prometheus, "cardwise_extender_ledger_disagreements", lambda found: found == {0})
-    _eventually(prometheus, "cardwise_certificate_expiry_timestamp_seconds > bool time()", lambda found: found == {1})
+    _eventually(prometheus, refused, lambda samples: min(samples) >= 1)
+    _eventually(prometheus, 'cardwise_mps_state{state="Ready"}', lambda samples: samples == {1})
+    _eventually(prometheus, "cardwise_extender_ledger_disagreements", lambda samples: samples == {0})
+    _eventually(
+        prometheus, "cardwise_certificate_expiry_timestamp_seconds > bool time()", lambda samples: samples == {1}
+    )
 
 
 def _eventually(prometheus: Prometheus, expression: str, good: Callable[[set[float]], bool]) -> None:
     seen: set[float] = set()
 
-    def look() -> bool:
+    def query() -> bool:
         nonlocal seen
         seen = {float(sample["value"][1]) for sample in prometheus.query(expression)}
         return bool(seen) and good(seen)
 
-    assert wait_for(look), f"{expression}: {seen}"
+    assert wait_for(query), f"{expression}: {seen}"
 
 
 def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
@@ -195,9 +197,9 @@ def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
     wait_for(lambda: all(rule["health"] == "ok" for rule in rules().values()))
-    found = rules()
-    assert sorted(found) == sorted(written)
-    assert {name: rule.get("lastError", "") for name, rule in found.items() if rule["health"] != "ok"} == {}
+    loaded = rules()
+    assert sorted(loaded) == sorted(written)
+    assert {name: rule.get("lastError", "") for name, rule in loaded.items() if rule["health"] != "ok"} == {}
     assert wait_for(lambda: rules()["CardwiseNoLeader"]["state"] == "inactive")
 
 
@@ -227,11 +229,11 @@ def test_every_part_that_is_scraped_is_one_that_may_be_down(
 
 
 def test_types_are_as_documented(prometheus: Prometheus) -> None:
-    told = {name: metadata[0]["type"] for name, metadata in prometheus.ask("metadata").items()}
+    kinds = {name: metadata[0]["type"] for name, metadata in prometheus.ask("metadata").items()}
     # OpenMetrics, which Prometheus asks for, names a counter's family without the suffix.
     ours = {
         f"{name}_total" if kind == "counter" else name: kind
-        for name, kind in told.items()
+        for name, kind in kinds.items()
         if name.startswith("cardwise_")
     }
     known = {name: row.kind for rows in documented().values() for name, row in rows.items()}
@@ -253,5 +255,5 @@ def test_what_the_parts_serve_is_what_promtool_takes(
                 text = answer.read()
             command = [folder / "promtool", "check", "metrics"]
             done = subprocess.run(command, input=text, capture_output=True, check=False, timeout=PATIENCE)
-            said = [line for line in done.stderr.decode().splitlines() if re.match(r"(cardwise_|error)", line)]
-            assert said == [], f"{job}: {said}"
+            complaints = [line for line in done.stderr.decode().splitlines() if re.match(r"(cardwise_|error)", line)]
+            assert complaints == [], f"{job}: {complaints}"

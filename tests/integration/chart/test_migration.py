@@ -25,7 +25,7 @@ from tests.cluster.parts import CHART
 from tests.cluster.processes import run
 from tests.integration.chart.gpushareplugin import GpusharePlugin
 from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Space, assigned, deployment, inspect, where, workload
+from tests.integration.sharing import Space, assigned, deployment, inspect, node_and_card, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
@@ -87,9 +87,9 @@ class Migration:
 
     def health(self, node: str) -> list[tuple[str, str]]:
         cards = self.cluster.api.get(paths.extendedresources())["items"]
-        told = [card.get("status") or {} for card in cards if card["spec"]["node"] == node]
+        statuses = [card.get("status") or {} for card in cards if card["spec"]["node"] == node]
         # The extender may write its part first.
-        return [(status["health"], status.get("reason", "")) for status in told if "health" in status]
+        return [(status["health"], status.get("reason", "")) for status in statuses if "health" in status]
 
     def counted(self, node: str) -> dict[int, int]:
         """By card, as gpushare's extender adds it up from the pods' annotations (`pkg/cache/nodeinfo.go`)."""
@@ -188,19 +188,19 @@ def commands(text: str) -> list[str]:
 
 def node_selector(rendered: str) -> dict[str, str]:
     """Of the device plugin's DaemonSet."""
-    (made,) = [
-        one
-        for one in yaml.load_all(rendered, yaml.CSafeLoader)
-        if one and one["kind"] == "DaemonSet" and one["metadata"]["name"] == "cardwise-deviceplugin"
+    (daemonset,) = [
+        manifest
+        for manifest in yaml.load_all(rendered, yaml.CSafeLoader)
+        if manifest and manifest["kind"] == "DaemonSet" and manifest["metadata"]["name"] == "cardwise-deviceplugin"
     ]
-    return dict(made["spec"]["template"]["spec"]["nodeSelector"])
+    return dict(daemonset["spec"]["template"]["spec"]["nodeSelector"])
 
 
 def daemonset() -> Json:
     labels = {"component": "gpushare-device-plugin"}
     words = {"command": ["gpushare-device-plugin-v2", "-logtostderr", "--v=5", "--memory-unit=GiB"]}
-    made = container("gpushare") | words
-    spec = {"nodeSelector": {LABEL: "true"}, "terminationGracePeriodSeconds": 1, "containers": [made]}
+    main = container("gpushare") | words
+    spec = {"nodeSelector": {LABEL: "true"}, "terminationGracePeriodSeconds": 1, "containers": [main]}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -224,14 +224,16 @@ def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, g
     pod = workload(name, gpu_mem=gib, annotations=annotations, spec={"schedulerName": "gpushare"})
     binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
     pods = paths.pods(migration.space.name)
-    for path, obj in ((pods, pod), (f"{pods}/{name}/binding", binding)):
+    for path, manifest in ((pods, pod), (f"{pods}/{name}/binding", binding)):
         # The API server may heed rules for a moment that were taken away.
-        migration.cluster.wait(lambda path=path, obj=obj: taken(migration.cluster, path, obj), f"{name} is taken")
+        migration.cluster.wait(
+            lambda path=path, manifest=manifest: taken(migration.cluster, path, manifest), f"{name} is taken"
+        )
 
 
-def taken(cluster: Cluster, path: str, obj: Json) -> bool:
+def taken(cluster: Cluster, path: str, manifest: Json) -> bool:
     try:
-        cluster.api.create(path, obj)
+        cluster.api.create(path, manifest)
     except errors.KubeError:
         return False
     return True
@@ -241,20 +243,20 @@ def taken(cluster: Cluster, path: str, obj: Json) -> bool:
 def migration() -> Iterator[Migration]:
     """Two real nodes of gpushare's, each with a pod. It ends without Cardwise, so it is nobody else's."""
     for cluster in started(SpecOf(nodes=2, parts=False)):
-        made = Migration(cluster)
+        migration = Migration(cluster)
         cluster.apply([daemonset()])
         try:
             for node in (MOVED, STAYING):
                 cluster.kubectl("label", "node", node, f"{LABEL}=true")
-            made.settle()
+            migration.settle()
             for node in (MOVED, STAYING):
-                made.wait_for_gpushare(node)
-            placed_by_gpushare(made, "former", MOVED, 1, 11)
-            placed_by_gpushare(made, "staying", STAYING, 0, 7)
-            made.space.running("former", "staying")
-            yield made
+                migration.wait_for_gpushare(node)
+            placed_by_gpushare(migration, "former", MOVED, 1, 11)
+            placed_by_gpushare(migration, "staying", STAYING, 0, 7)
+            migration.space.running("former", "staying")
+            yield migration
         finally:
-            for plugin in made.plugins.values():
+            for plugin in migration.plugins.values():
                 plugin.stop()
 
 
@@ -268,10 +270,14 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     assert "webhook.gpuMemUnit=GiB" in seen
 
     space.kubectl("create", "quota", "cards", f"--hard=requests.{names.GPU_MEM}=48")
-    told = migration.follow("2. Install Cardwise, on no node yet")
-    for left in ("gpushare-device-plugin-ds", f"label gpushare of node {MOVED}", f"label gpushare of node {STAYING}"):
-        assert left in told
-    assert "numbers without a unit in aliyun.com/gpu-mem mean GiB" in told
+    output = migration.follow("2. Install Cardwise, on no node yet")
+    for leftover in (
+        "gpushare-device-plugin-ds",
+        f"label gpushare of node {MOVED}",
+        f"label gpushare of node {STAYING}",
+    ):
+        assert leftover in output
+    assert "numbers without a unit in aliyun.com/gpu-mem mean GiB" in output
     assert hard(space) == str(48 * 1024)
     space.create(workload("new", gpu_mem=9))
     space.wait(lambda: f"Insufficient {names.SHARE}" in space.reasons("new"), "new pods wait for a node that has moved")
@@ -288,26 +294,26 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     assert space.phase("new") == "Pending"
     assert {name: ids(space, name) for name in containers} == containers, "pods of gpushare were disturbed"
     space.kubectl("delete", "pod", "former", "--wait=false")
-    cluster.wait(lambda: all("run on" not in why for _, why in migration.health(MOVED)), "its end is seen")
+    cluster.wait(lambda: all("run on" not in message for _, message in migration.health(MOVED)), "its end is seen")
 
     migration.follow("Without waiting five minutes")
     space.running("new")
-    assert where(space.get("new")) == (MOVED, "0")
-    assert space.put(workload("beside", gpu_mem=9)) == (MOVED, "1")
+    assert node_and_card(space.get("new")) == (MOVED, "0")
+    assert space.create_and_locate(workload("beside", gpu_mem=9)) == (MOVED, "1")
     space.running("beside")
     space.create(workload("late", gpu_mem=7))
     space.wait(lambda: "Insufficient GPU Memory in one device" in space.reasons("late"), "no card is over-committed")
     space.kubectl("delete", "pod", "beside", "--wait=false")
     space.running("late")
-    assert where(space.get("late")) == (MOVED, "1")
+    assert node_and_card(space.get("late")) == (MOVED, "1")
     for name in ("new", "late"):
         assert assigned(space.get(name)).mem == {"new": 9, "late": 7}[name] * 1024
         space.marked(name)
 
     samples_run(space)
 
-    told = migration.follow("4. Take gpushare away")
-    assert "gpushare-device-plugin-ds" not in told.partition("deleted")[2]
+    output = migration.follow("4. Take gpushare away")
+    assert "gpushare-device-plugin-ds" not in output.partition("deleted")[2]
     cluster.apply([daemonset()])  # the way back begins with it
 
     migration.follow("5. Units, one namespace after the other")
@@ -327,11 +333,11 @@ def samples_run(space: Space) -> None:
     space.apply(*(sample(name) for name in SAMPLES))
 
     def deployed(name: str) -> Json:
-        return dict(space.ask("get", "deployment", name).get("status", {}))
+        return dict(space.kubectl_json("get", "deployment", name).get("status", {}))
 
     space.wait(lambda: all(deployed(name).get("readyReplicas") == 1 for name in good), f"{good} run")
     pods = [pod for pod in space.pods() if pod["metadata"].get("labels", {}).get("app") in SAMPLES]
-    assert [(where(pod)[0], assigned(pod).mem) for pod in pods] == [(MOVED, 2048)] * len(good)
+    assert [(node_and_card(pod)[0], assigned(pod).mem) for pod in pods] == [(MOVED, 2048)] * len(good)
     space.wait(
         lambda: "write 16276Mi where MiB are meant" in str(deployed(mib).get("conditions")), "what to write is said"
     )
@@ -339,10 +345,10 @@ def samples_run(space: Space) -> None:
 
 
 def sample(name: str) -> Json:
-    made = deployment(name, 1)
-    (main,) = made["spec"]["template"]["spec"]["containers"]
+    workload = deployment(name, 1)
+    (main,) = workload["spec"]["template"]["spec"]["containers"]
     main["resources"] = {"limits": {names.GPU_MEM: SAMPLES[name]}}  # a number, not a text
-    return made
+    return workload
 
 
 def hard(space: Space) -> str:

@@ -33,9 +33,9 @@ from tests.integration.sharing import (
     flags,
     inspect,
     kill9,
+    node_and_card,
     probe,
     probed,
-    where,
     workload,
 )
 
@@ -114,13 +114,13 @@ class Chaos:
     def _scale(self, number: int) -> None:
         name = self._random.choice(list(WORKLOADS))
         replicas = self._random.randint(0, WORKLOADS[name][1])
-        self._say(number, f"scale {name} to {replicas}")
-        self._space.ask("scale", "deployment", name, f"--replicas={replicas}")
+        self._log(number, f"scale {name} to {replicas}")
+        self._space.kubectl_json("scale", "deployment", name, f"--replicas={replicas}")
 
     def _delete(self, number: int, *, force: bool = False) -> None:
         pods = sorted(pod["metadata"]["name"] for pod in self._space.pods())
         for name in self._random.sample(pods, min(len(pods), self._random.randint(1, 3))):
-            self._say(number, f"delete {name}{' with grace 0' if force else ''}")
+            self._log(number, f"delete {name}{' with grace 0' if force else ''}")
             try:
                 self._space.cluster.api.delete(
                     paths.pods(self._space.name, name), {"gracePeriodSeconds": 0} if force else None
@@ -137,7 +137,7 @@ class Chaos:
             self._kill(self._random.choice(up), number)
 
     def _kill(self, name: str, number: int) -> None:
-        self._say(number, f"kill {name}")
+        self._log(number, f"kill {name}")
         process = self._space.cluster.process(name)
         kill9(process)
         self._due[name] = number + self._random.randint(1, 3), process.restart
@@ -146,14 +146,14 @@ class Chaos:
         up = [name for name in FROZEN if name not in self._due]
         if up:
             name = self._random.choice(up)
-            self._say(number, f"freeze {name}")
+            self._log(number, f"freeze {name}")
             process = self._space.cluster.process(name)
             process.pause()
             self._due[name] = number + self._random.randint(1, 6), process.resume
 
     def _remove(self, number: int) -> None:
         node = self._random.choice(NODES)
-        self._say(number, f"remove the device plugin's socket of {node}")
+        self._log(number, f"remove the device plugin's socket of {node}")
         for path in self._space.cluster.node(node).kubelet_dir.glob(f"device-plugins/{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)
 
@@ -161,8 +161,8 @@ class Chaos:
         _, again = self._due.pop(name)
         again()
 
-    def _say(self, number: int, what: str) -> None:
-        self.log.append(f"step {number}: {what}")
+    def _log(self, number: int, event: str) -> None:
+        self.log.append(f"step {number}: {event}")
         print(self.log[-1], flush=True)
 
 
@@ -202,8 +202,8 @@ def chaos(space: Space, steps: int, seed: int) -> None:
 
 def begin(space: Space) -> None:
     """One pod of each of the workloads."""
-    for name, (asked, _) in WORKLOADS.items():
-        space.cluster.apply([_in(space, deployment(name, 1, **asked))])
+    for name, (requests, _) in WORKLOADS.items():
+        space.cluster.apply([_in(space, deployment(name, 1, **requests))])
 
 
 def settle(space: Space, keep: Callable[[], None]) -> float:
@@ -212,7 +212,7 @@ def settle(space: Space, keep: Callable[[], None]) -> float:
     """
     began = time.monotonic()
     for name in WORKLOADS:
-        space.ask("scale", "deployment", name, "--replicas=1")
+        space.kubectl_json("scale", "deployment", name, "--replicas=1")
 
     def ready() -> bool:
         keep()
@@ -243,7 +243,7 @@ def opens_its_cards(space: Space) -> None:
     for pod in _living(space):
         if names.ASSIGNMENT not in pod["metadata"].get("annotations", {}):
             continue
-        name, (node, cards) = pod["metadata"]["name"], where(pod)
+        name, (node, cards) = pod["metadata"]["name"], node_and_card(pod)
         opened = space.inside(name, f"> /dev/termination-log; {probe(numbers[node])} cat /dev/termination-log")
         seen = [line for line in opened.splitlines() if line.startswith("opens")]
         assert seen == [f"opens {card}" for card in cards.split(",")], name
@@ -251,19 +251,21 @@ def opens_its_cards(space: Space) -> None:
             assert opened.splitlines() == probed(numbers[node], cards), name
 
 
-def _in(space: Space, made: Json) -> Json:
-    return made | {"metadata": made["metadata"] | {"namespace": space.name}}
+def _in(space: Space, manifest: Json) -> Json:
+    return manifest | {"metadata": manifest["metadata"] | {"namespace": space.name}}
 
 
 def _ready(space: Space) -> bool:
-    found = space.cluster.api.get(f"/apis/apps/v1/namespaces/{space.name}/deployments")["items"]
+    deployments = space.cluster.api.get(f"/apis/apps/v1/namespaces/{space.name}/deployments")["items"]
     settled = all(
-        each["status"].get("observedGeneration") == each["metadata"]["generation"]
-        and each["status"].get("readyReplicas", 0) == each["status"].get("replicas", 0) == each["spec"]["replicas"]
-        for each in found
+        deployment["status"].get("observedGeneration") == deployment["metadata"]["generation"]
+        and deployment["status"].get("readyReplicas", 0)
+        == deployment["status"].get("replicas", 0)
+        == deployment["spec"]["replicas"]
+        for deployment in deployments
     )
     of_them = [pod for pod in _living(space) if pod["metadata"].get("ownerReferences")]
-    return settled and len(of_them) == sum(each["spec"]["replicas"] for each in found)
+    return settled and len(of_them) == sum(deployment["spec"]["replicas"] for deployment in deployments)
 
 
 def _living(space: Space) -> list[Json]:
@@ -273,30 +275,30 @@ def _living(space: Space) -> list[Json]:
 
 def disagreements(space: Space) -> list[str]:
     """Between annotations, the extender's ledger, ExtendedResources and what the kubelets know; a line each."""
-    found: list[str] = []
+    findings: list[str] = []
     pods = [pod for pod in space.cluster.api.get(paths.pods())["items"] if pod["status"].get("phase") not in FINISHED]
     bound = [pod for pod in pods if names.ASSIGNMENT in (pod["metadata"].get("annotations") or {})]
     by_card: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for pod in bound:
-        who = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        pod_name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
         for share in assigned(pod).shares():
-            by_card[pod["spec"]["nodeName"], share.index][who] += share.mem
+            by_card[pod["spec"]["nodeName"], share.index][pod_name] += share.mem
     ledger = inspect(space.cluster)
     if len(ledger) != len(NODES) * CARDS:
-        found.append(f"the ledger has {len(ledger)} cards")
+        findings.append(f"the ledger has {len(ledger)} cards")
     for card, (total, used, shown) in ledger.items():
         held = dict(by_card[card])
         if shown != held or used != sum(held.values()):
-            found.append(f"{card}: the ledger has {used} MiB, {shown}; the annotations have {held}")
+            findings.append(f"{card}: the ledger has {used} MiB, {shown}; the annotations have {held}")
         if used > total:
-            found.append(f"{card}: {used} of {total} MiB are held")
+            findings.append(f"{card}: {used} of {total} MiB are held")
     for resource in space.cluster.api.get(paths.extendedresources())["items"]:
         status, card = resource["status"], (resource["spec"]["node"], resource["spec"]["index"])
         if status.get("held") or status.get("health") != "Healthy":
-            found.append(f"ExtendedResource of {card}: {status}")
+            findings.append(f"ExtendedResource of {card}: {status}")
     for node in NODES:
-        found += _kubelet_disagrees(space.cluster, node, [p for p in bound if p["spec"]["nodeName"] == node])
-    return found
+        findings += _kubelet_disagrees(space.cluster, node, [p for p in bound if p["spec"]["nodeName"] == node])
+    return findings
 
 
 def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[str]:
@@ -307,22 +309,22 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
         return [f"{node}: {error}"]
     finally:
         kubelet.close()
-    found = []
+    findings = []
     if not says_ready(cluster.parts.metrics_port(f"deviceplugin-{node}")):
-        found.append(f"{node}: the device plugin is not ready")
+        findings.append(f"{node}: the device plugin is not ready")
     living = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod["metadata"]["uid"] for pod in pods}
-    listed = [(one.namespace, one.pod) for slot in holders.pod_resources.values() for one in slot]
+    listed = [(holder.namespace, holder.pod) for slot in holders.pod_resources.values() for holder in slot]
     if sorted(listed) != sorted(living):
-        found.append(f"{node}: PodResources lists {sorted(listed)}, bound are {sorted(living)}")
+        findings.append(f"{node}: PodResources lists {sorted(listed)}, bound are {sorted(living)}")
     # The checkpoint may still have ended pods: the kubelet cleans it up when it next admits one.
-    known = [one.pod_uid for slot in holders.checkpoint.values() for one in slot]
+    known = [holder.pod_uid for slot in holders.checkpoint.values() for holder in slot]
     missing = [uid for uid in living.values() if known.count(uid) != 1]
     if missing:
-        found.append(f"{node}: the checkpoint lacks pods {missing}")
+        findings.append(f"{node}: the checkpoint lacks pods {missing}")
     grants = {path.name for path in (cluster.node(node).folder / "cardwise" / "grants").iterdir()}
     if grants != set(living.values()):
-        found.append(f"{node}: the device plugin has grants of {sorted(grants)}, bound are {living}")
-    return found
+        findings.append(f"{node}: the device plugin has grants of {sorted(grants)}, bound are {living}")
+    return findings
 
 
 STUBBORN = "trap '' TERM; while :; do touch /out/first; sleep 0.1; done"
@@ -372,9 +374,9 @@ class Succession:
 
     def _full(self, name: str, command: str, grace: int) -> Json:
         volume = {"volumes": [{"name": "out", "hostPath": {"path": str(self._out)}}]}
-        made = workload(name, gpu_mem=P100, node="n1", command=command, grace=grace, spec=volume)
-        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
-        return made
+        pod = workload(name, gpu_mem=P100, node="n1", command=command, grace=grace, spec=volume)
+        pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
+        return pod
 
 
 @pytest.fixture
@@ -407,17 +409,17 @@ def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
 
-        def held() -> list[str]:
+        def holders_of_card() -> list[str]:
             resources = cluster.api.get(paths.extendedresources())["items"]
             return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("held", ())]
 
-        cluster.wait(lambda: held() == [f"{space.name}/first"], "the node reports the share as held")
+        cluster.wait(lambda: holders_of_card() == [f"{space.name}/first"], "the node reports the share as held")
         first = f"{space.name}/first"
         cluster.wait(lambda: any(first in pods for _, _, pods in inspect(cluster).values()), "the extender knows it")
         succession.succeed()
         # The successor was tried, and so was a pod that came after it and fits elsewhere; and the container lives on.
         space.refused("second", "Insufficient GPU Memory in one device")
-        space.put(workload("later", gpu_mem=1, node=NODES[1]))
+        space.create_and_locate(workload("later", gpu_mem=1, node=NODES[1]))
         before = succession.first.stat().st_mtime
         cluster.wait(lambda: succession.first.stat().st_mtime > before, "the container goes on")
         assert not space.get("second")["spec"].get("nodeName"), "the successor was bound to a card in use"
@@ -425,4 +427,4 @@ def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
     finally:
         kubelet.resume()
     succession.check()
-    cluster.wait(lambda: not held(), "nothing is held any more")
+    cluster.wait(lambda: not holders_of_card(), "nothing is held any more")

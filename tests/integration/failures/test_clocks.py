@@ -33,9 +33,9 @@ HOSTS = ("127.0.0.1",)
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(4)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(4)
+        yield space
 
 
 def clock_off_by(folder: Path, hours: int) -> Mapping[str, str]:
@@ -64,19 +64,19 @@ def test_a_webhook_whose_clock_is_wrong_makes_good_certificates(
     expired = certificates.made(datetime.now(UTC) - timedelta(days=3651), HOSTS)
     with webhooks(cluster, 1, alone=True, environment=clock_off_by(tmp_path, hours)) as (replica,):
         for files in ({}, expired):
-            said = len(replica.log.read_text())
-            put(cluster, store, files)
+            log_start = len(replica.log.read_text())
+            write_secret(cluster, store, files)
             replica.restart()
             ready(replica)
             space.wait(lambda files=files: is_good(store, files), "good certificates")
-            assert "clock skew" in replica.log.read_text()[said:]
+            assert "clock skew" in replica.log.read_text()[log_start:]
             space.rejected(workload("bad", gpu_mem="-1"))
             with Load(space, 8, dry=True) as load:
-                space.wait(lambda load=load: len(load.made) > 10, "pods are admitted")
+                space.wait(lambda load=load: len(load.created) > 10, "pods are admitted")
             assert load.failed == []
 
 
-def put(cluster: Cluster, store: SecretStore, files: Mapping[str, bytes]) -> None:
+def write_secret(cluster: Cluster, store: SecretStore, files: Mapping[str, bytes]) -> None:
     """As somebody has left the Secret; without files it is gone."""
     with suppress(errors.NotFound):
         cluster.api.delete(paths.secrets(names.NAMESPACE, SECRET))
@@ -112,7 +112,7 @@ def test_the_extenders_certificate_is_renewed_while_it_is_called(space: Space, c
     assert not rules.failed
     assert rules.violations == []
     assert load.failed == []
-    space.put(workload("whole", gpu_mem=P100))
+    space.create_and_locate(workload("whole", gpu_mem=P100))
 
 
 def served(extender: Process, pair: Pair) -> str:

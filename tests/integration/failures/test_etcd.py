@@ -31,9 +31,9 @@ Fault = Callable[[Cluster, float], None]
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(NODES)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(NODES)
+        yield space
 
 
 def etcd(cluster: Cluster, path: str, body: Json) -> Json:
@@ -92,7 +92,7 @@ def goes_on(space: Space, fault: Fault, seconds: float, count: int = 1) -> None:
     """Pods come and go while it happens. Each that the API server took is placed, and at the end all cards are free."""
     with (
         Rules(space) as rules,
-        Load(space, 12, enough=lambda made: made > len(rules.granted) + 20) as load,
+        Load(space, 12, enough=lambda created: created > len(rules.granted) + 20) as load,
     ):
         waits = []
         for _ in range(count):
@@ -118,7 +118,7 @@ def goes_on(space: Space, fault: Fault, seconds: float, count: int = 1) -> None:
 def all_placed(space: Space, load: Load) -> bool:
     """Also those whose creation got no answer, where they are there."""
     placed = set(bound(space))
-    return placed >= set(load.made) and placed >= {pod["metadata"]["name"] for pod in space.pods()}
+    return placed >= set(load.created) and placed >= {pod["metadata"]["name"] for pod in space.pods()}
 
 
 def nothing_is_lost(space: Space) -> None:
@@ -164,16 +164,16 @@ def standing_still(cluster: Cluster, *names: str) -> Iterator[None]:
 def test_who_missed_what_a_compaction_took_away_lists_again(space: Space, cluster: Cluster):
     """An API server that starts anew after a compaction does not know what came before: it answers 410."""
     extender = cluster.process("extender")
-    space.put(workload("before", gpu_mem=P100))
-    said = len(extender.log.read_text())
+    space.create_and_locate(workload("before", gpu_mem=P100))
+    log_start = len(extender.log.read_text())
     with standing_still(cluster, "extender", "webhook"):
         space.delete("before", grace=0)
-        space.gone("before")
+        space.wait_for_deletion("before")
         for i in range(20):  # a history that nobody has seen
             cluster.api.create(f"{paths.namespaces(space.name)}/configmaps", {"metadata": {"name": f"filler-{i}"}})
         forget_history(cluster)
         cluster.process(APISERVER).kill()  # it would wait a minute for those who watch
         cluster.process(APISERVER).restart()
         cluster.wait(lambda: cluster.api.get(paths.namespaces(space.name)), "the API server is back")
-    space.wait(lambda: "version expired" in extender.log.read_text()[said:], "the extender is told 410")
+    space.wait(lambda: "version expired" in extender.log.read_text()[log_start:], "the extender is told 410")
     nothing_is_lost(space)

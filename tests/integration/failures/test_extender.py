@@ -24,9 +24,9 @@ CARDS = 8  # of the nodes below
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """With four nodes of two cards each."""
-    for made in spaces(cluster, request):
-        made.nodes(4)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(4)
+        yield space
 
 
 def create_at_once(space: Space, pods: list[dict]) -> None:
@@ -34,7 +34,7 @@ def create_at_once(space: Space, pods: list[dict]) -> None:
         list(pool.map(space.create, pods))
 
 
-def ask(port: int, context: ssl.SSLContext, method: str, path: str) -> bytes:
+def request(port: int, context: ssl.SSLContext, method: str, path: str) -> bytes:
     caller = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE)
     with contextlib.closing(caller):
         caller.request(method, names.EXTENDER_PREFIX + path, body=b"{}" if method == "POST" else None)
@@ -43,14 +43,14 @@ def ask(port: int, context: ssl.SSLContext, method: str, path: str) -> bytes:
 
 def from_annotations(space: Space) -> dict[tuple[str, int], dict[str, int]]:
     """Who holds what by the pods' own word."""
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    cards: dict[tuple[str, int], dict[str, int]] = {}
     for pod in space.pods():
         node = pod["spec"].get("nodeName")
         if node:
             for share in assigned(pod).shares():
                 name = f"{space.name}/{pod['metadata']['name']}"
-                found.setdefault((node, share.index), {})[name] = share.mem
-    return found
+                cards.setdefault((node, share.index), {})[name] = share.mem
+    return cards
 
 
 def ledger(cluster: Cluster) -> dict[tuple[str, int], dict[str, int]]:
@@ -68,7 +68,7 @@ def test_forty_pods_that_race_for_little_memory_never_fill_a_card_over(cluster: 
     waiting = {pod["metadata"]["name"] for pod in space.pods()} - {pod["metadata"]["name"] for pod in bound(space)}
     for name in waiting:
         space.refused(name, "Insufficient GPU Memory in one device")
-    space.put(workload("late", gpu_mem=4000))  # it came after them all, and fits beside two
+    space.create_and_locate(workload("late", gpu_mem=4000))  # it came after them all, and fits beside two
     assert len(bound(space)) == 2 * CARDS + 1
     held = from_annotations(space)
     assert all(sum(pods.values()) <= P100 for pods in held.values())
@@ -94,5 +94,5 @@ def test_killed_in_the_middle_it_comes_back_with_the_ledger_of_the_annotations(c
 def test_the_gpushare_tools_json_is_served(cluster: Cluster, space: Space):
     (name, *_) = space.nodes()
     context = scheduler_tls(cluster.parts.tls_dir)
-    (node,) = json.loads(ask(cluster.parts.ports["extender"], context, "GET", f"/inspect/{name}"))["nodes"]
+    (node,) = json.loads(request(cluster.parts.ports["extender"], context, "GET", f"/inspect/{name}"))["nodes"]
     assert (node["name"], node["totalGPU"], len(node["devs"])) == (name, 2 * P100, 2)

@@ -29,7 +29,7 @@ from tests.integration.conftest import spaces
 from tests.integration.gangpods import bound, create_at_once, member
 from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
-from tests.integration.sharing import Space, kill9, where, workload
+from tests.integration.sharing import Space, kill9, node_and_card, workload
 
 pytestmark = [pytest.mark.cluster("sim", last=True)]
 
@@ -39,15 +39,15 @@ SIZES = (1024, 2048, 4069, 8138)  # MiB
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(4)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(4)
+        yield space
 
 
 @pytest.fixture
 def pair(cluster: Cluster) -> Iterator[Pair]:
-    with two_extenders(cluster) as made:
-        yield made
+    with two_extenders(cluster) as pair:
+        yield pair
 
 
 class Rules(RuleOne):
@@ -57,16 +57,16 @@ class Rules(RuleOne):
         super().__init__(space.cluster)
         self.granted: dict[str, float] = {}  # when a pod was first seen to hold a share, by name
         self.began: dict[str, float] = {}  # when the first share was, by the leader's term
-        self.given: Counter[str] = Counter()  # shares by the leader's term
+        self.shares_by_epoch: Counter[str] = Counter()  # shares by the leader's term
         self._namespace = space.name
         self._places: dict[str, tuple[str, ...]] = {}
 
-    def take(self, kind: str, obj: Json) -> None:
-        super().take(kind, obj)
-        metadata = obj["metadata"]
-        if metadata["namespace"] != self._namespace or not obj["spec"].get("nodeName"):
+    def on_event(self, kind: str, manifest: Json) -> None:
+        super().on_event(kind, manifest)
+        metadata = manifest["metadata"]
+        if metadata["namespace"] != self._namespace or not manifest["spec"].get("nodeName"):
             return
-        place = (*where(obj), metadata.get("annotations", {}).get(names.ASSIGNMENT, ""))
+        place = (*node_and_card(manifest), metadata.get("annotations", {}).get(names.ASSIGNMENT, ""))
         before = self._places.setdefault(metadata["uid"], place)
         if before != place:
             self.violations.append(f"{metadata['name']} was at {before} and is at {place}")
@@ -74,7 +74,7 @@ class Rules(RuleOne):
             self.granted[metadata["name"]] = time.monotonic()
             term = metadata["annotations"].get(names.TERM, "")
             self.began.setdefault(term, time.monotonic())
-            self.given[term] += 1
+            self.shares_by_epoch[term] += 1
         if len(self.held) > LIMIT:
             self.violations.append(f"{len(self.held)} shares are held of {LIMIT}")
 
@@ -92,10 +92,10 @@ class Load:
         *,
         sizes: Sequence[int] = SIZES,
         dry: bool = False,
-        enough: Callable[[int], bool] = lambda made: False,
+        enough: Callable[[int], bool] = lambda created: False,
     ) -> None:
         """`enough`: of so many pods, for now. `dry`: they are admitted and not stored."""
-        self.made: dict[str, float] = {}  # when the answer came, by name
+        self.created: dict[str, float] = {}  # when the answer came, by name
         self.failed: list[str] = []
         self._space = space
         self._sizes = sizes
@@ -106,8 +106,8 @@ class Load:
         self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(8)]
 
     def __enter__(self) -> Self:
-        for each in self._threads:
-            each.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,31 +115,31 @@ class Load:
 
     def stop(self) -> None:
         self._over.set()
-        for each in self._threads:
-            each.join(PATIENCE)
+        for thread in self._threads:
+            thread.join(PATIENCE)
 
     def _run(self, thread: int) -> None:
         draw, number, due = random.Random(thread), 0, time.monotonic()
         while not self._over.wait(max(0.0, due - time.monotonic())):
             due = max(due + self._pause, time.monotonic() - 1.0)
-            if self._is_enough(len(self.made)):
+            if self._is_enough(len(self.created)):
                 continue
             number += 1
             plain = number % 5 == 0
             name = f"{'plain' if plain else 'share'}-{thread}-{number}"
-            asked = [container()] if plain else [container(gpu_mem=draw.choice(self._sizes))]
-            pod = workload(name, asked, annotations={RUN_SECONDS: "1"})
+            containers = [container()] if plain else [container(gpu_mem=draw.choice(self._sizes))]
+            pod = workload(name, containers, annotations={RUN_SECONDS: "1"})
             try:
                 self._space.cluster.api.create(paths.pods(self._space.name), pod, query=self._query, timeout=PATIENCE)
             except errors.KubeError as error:
                 self.failed.append(f"{name}: {error}")
             else:
-                self.made[name] = time.monotonic()
+                self.created[name] = time.monotonic()
 
 
 def all_is_well(space: Space, rules: Rules, load: Load) -> None:
     """What has come is placed in the end, and no rule was broken."""
-    space.wait(lambda: set(load.made) <= set(bound(space)), "all pods are placed")
+    space.wait(lambda: set(load.created) <= set(bound(space)), "all pods are placed")
     assert not rules.failed
     assert rules.violations == []
     assert load.failed == []
@@ -151,7 +151,7 @@ def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) ->
     seconds: list[float] = []
     with (
         Rules(space) as rules,
-        Load(space, 100, enough=lambda made: made > 2 * len(rules.granted) + 200) as load,
+        Load(space, 100, enough=lambda created: created > 2 * len(rules.granted) + 200) as load,
     ):
         space.wait(lambda: len(rules.granted) > 10, "shares are given before")
         for number, end in enumerate(ways):
@@ -171,7 +171,7 @@ def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) ->
             seconds.append(min(resumed()) - ended)
             leader.restart()
         load.stop()
-        print(f"{len(load.made)} pods; shares are given again after {[round(each, 1) for each in seconds]} s")
+        print(f"{len(load.created)} pods; shares are given again after {[round(second, 1) for second in seconds]} s")
         gangs = [f"gang{number}-" for number in range(len(ways))]
         space.wait(lambda: all(len(bound(space, gang)) == 4 for gang in gangs), "gangs are placed whole")
         all_is_well(space, rules, load)
@@ -186,7 +186,7 @@ def freezes(space: Space, pair: Pair, count: int) -> None:
     """The leader stands still so often until the other gives cards away, and then goes on where it was."""
     with (
         Rules(space) as rules,
-        Load(space, 12, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
+        Load(space, 12, sizes=(8138, 12_000), enough=lambda created: created > 2 * len(rules.granted) + 40) as load,
     ):
         for number in range(count):
             leader = pair.leader()
@@ -197,7 +197,7 @@ def freezes(space: Space, pair: Pair, count: int) -> None:
             try:
                 space.wait(lambda name=other.name: pair.leads(name), "the other leads")
                 # By its term: of what the first has given the news may come only now.
-                space.wait(lambda: rules.given[pair.term()] > 2, "the other gives cards away")
+                space.wait(lambda: rules.shares_by_epoch[pair.term()] > 2, "the other gives cards away")
             finally:
                 leader.resume()
             space.wait(lambda name=leader.name: pair.stands_by(name), "who stood still knows that it is over")
@@ -217,24 +217,25 @@ def rotates(space: Space, replicas: list[Process], seconds: float) -> None:
     began, restarts = time.monotonic(), 0
     with Load(space, 8, dry=True) as load:
 
-        def seen() -> bool:
+        def is_rotated() -> bool:
             data = api.get(secret)["data"]
             leafs.add(data["tls.crt"])
             authorities.add(data["authority.crt"])
             return len(leafs) > restarts + 1
 
         while time.monotonic() < began + seconds or len(authorities) < 2 or restarts < len(replicas):
-            space.wait(seen, "a new certificate")
+            space.wait(is_rotated, "a new certificate")
             process = replicas[restarts % len(replicas)]
             process.restart()
             ready(process)
             restarts += 1
     print(
-        f"{len(load.made)} admissions, {len(load.failed)} failed, {len(leafs)} certificates of {len(authorities)} CAs, "
+        f"{len(load.created)} admissions, {len(load.failed)} failed, "
+        f"{len(leafs)} certificates of {len(authorities)} CAs, "
         f"{restarts} restarts in {time.monotonic() - began:.0f} s"
     )
     assert load.failed == []
-    assert len(load.made) > 20
+    assert len(load.created) > 20
 
 
 @pytest.mark.soak  # its limits are seconds of a machine that has nothing else to do
@@ -301,13 +302,13 @@ def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space:
     cards = {card["spec"]["node"]: card["spec"]["uuid"] for card in cluster.api.get(paths.extendedresources())["items"]}
     node = space.own_nodes[0]
     share = CardShare(1, cards[node], MiB(12_000), Percent(0), MiB(16_276))
-    said = assignment.encode(Assignment({"main": (share,)}), assume_time_ns=time.time_ns())
+    annotations = assignment.encode(Assignment({"main": (share,)}), assume_time_ns=time.time_ns())
     extender = cluster.client("cardwise-extender")
     kubelets = cluster.process("simnodes")
     try:
         for name in ("early", "late"):
             uid = space.create(workload(name, gpu_mem=12_000, spec={"schedulerName": "nobody"}))
-            metadata = {"name": name, "uid": uid, "annotations": said}
+            metadata = {"name": name, "uid": uid, "annotations": annotations}
             body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata}
             target = {"kind": "Node", "name": node}
             extender.create(paths.pods(space.name, name, "binding"), body | {"target": target})
@@ -319,13 +320,13 @@ def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space:
     finally:
         kubelets.resume()
         extender.close()
-    space.gone("late")
+    space.wait_for_deletion("late")
     assert not space.get("early")["metadata"].get("deletionTimestamp")
 
 
 def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "late", dry: bool = False) -> None:
-    said = {names.TERM: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
-    metadata = {"name": name, "uid": uid, "annotations": said}
+    annotations = {names.TERM: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
+    metadata = {"name": name, "uid": uid, "annotations": annotations}
     target = {"kind": "Node", "name": space.own_nodes[0]}
     body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata, "target": target}
     client.create(paths.pods(space.name, name, "binding"), body, query={"dryRun": "All"} if dry else None)

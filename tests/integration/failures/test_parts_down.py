@@ -25,7 +25,7 @@ def test_pods_without_gpu_live_while_every_part_is_down(cluster, space):
         assert space.inside("alone", "echo works") == "works\n"
         # They end and are replaced as well.
         former = uids(space)
-        space.ask("delete", "pods", "--all", "--wait=false")
+        space.kubectl_json("delete", "pods", "--all", "--wait=false")
         space.wait(lambda: len(now := uids(space)) == 2 and not now & former, "the others are gone, two run anew")
     finally:
         with cluster.node("n1").slots_listed():

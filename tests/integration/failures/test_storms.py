@@ -38,7 +38,7 @@ class Changes:
     """Workloads are scaled and pods deleted, at a pace; and in between comes a pod without a GPU request."""
 
     def __init__(self, space: Space, seed: int) -> None:
-        self.made = 0
+        self.created = 0
         self.plain: list[str] = []
         self.refused: list[str] = []  # why a pod without a GPU request was
         self._space = space
@@ -61,7 +61,7 @@ class Changes:
         try:
             while not self._over.wait(PACE):
                 next(acts)()
-                self.made += 1
+                self.created += 1
         except Exception as error:  # noqa: BLE001 - told by the test, which runs in another thread
             self._failed = repr(error)
 
@@ -100,7 +100,7 @@ def storms(space: Space, count: int, seconds: float, seed: int) -> None:
                 time.sleep(seconds)  # the length of the fault
             assert changes.refused == []
             waits.append(settle(space, lambda: None))
-            print(f"storm {number}: {changes.made} changes, {dict(storm.answers)}", flush=True)
+            print(f"storm {number}: {changes.created} changes, {dict(storm.answers)}", flush=True)
             assert not watcher.violations, watcher.violations
         opens_its_cards(space)
         space.clear()
@@ -132,7 +132,7 @@ def stand_still(space: Space, name: str, count: int, seconds: float, seed: int) 
             if name in OURS:
                 assert changes.refused == [], "pods without a GPU request never fail because of Cardwise"
             waits.append(settle(space, lambda: None))
-            print(f"{name}, pause {number}: {changes.made} changes", flush=True)
+            print(f"{name}, pause {number}: {changes.created} changes", flush=True)
             assert not watcher.violations, watcher.violations
         opens_its_cards(space)
         space.clear()

@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(4)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(4)
+        yield space
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +43,30 @@ def api_b(cluster: Cluster) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def pair(cluster: Cluster, api_b: Process) -> Iterator[Pair]:
-    with two_extenders(cluster, cluster.state_dir / "kubeconfig" / "cardwise-extender-b") as made:
-        yield made
+    with two_extenders(cluster, cluster.state_dir / "kubeconfig" / "cardwise-extender-b") as pair:
+        yield pair
 
 
-def stands_still(space: Space, pair: Pair, whom: Callable[[Pair], Sequence[Process]], count: int) -> None:
+def stands_still(space: Space, pair: Pair, choose: Callable[[Pair], Sequence[Process]], count: int) -> None:
     """Where `extender-b` leads by its own API server, they stand still until the other gives cards away."""
     with (
         Rules(space) as rules,
-        Load(space, 15, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
+        Load(space, 15, sizes=(8138, 12_000), enough=lambda created: created > 2 * len(rules.granted) + 40) as load,
     ):
         for number in range(count):
             b_leads(space, pair)
             before = time.monotonic()
             space.wait(lambda since=before: rules.grants_since(since) > 2, "the leader gives cards away")
-            paused = whom(pair)
-            for each in paused:
-                each.pause()
+            paused = choose(pair)
+            for process in paused:
+                process.pause()
             try:
                 space.wait(lambda: pair.leads("extender"), "the other leads")
                 # By its term: of what the first has given the news may come only now.
-                space.wait(lambda: rules.given[pair.term()] > 4, "the other gives cards away")
+                space.wait(lambda: rules.shares_by_epoch[pair.term()] > 4, "the other gives cards away")
             finally:
-                for each in paused:
-                    each.resume()
+                for process in paused:
+                    process.resume()
             space.wait(lambda: pair.stands_by(pair.second.name), "who stood still knows that it is over")
             assert rules.violations == [], f"at try {number}"
         load.stop()
@@ -122,7 +122,7 @@ def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pa
         try:
             together.wait(PATIENCE)
             # Its term has begun with the first card that it gives away.
-            space.put(workload("first", gpu_mem=100))
+            space.create_and_locate(workload("first", gpu_mem=100))
         finally:
             api_b.resume()
         outcomes = Counter(post.result() for post in posts)
@@ -141,9 +141,9 @@ def test_the_leader_and_its_api_server_stand_still(space: Space, pair: Pair):
 
 @pytest.mark.soak
 @pytest.mark.timeout(2 * 3600)
-@pytest.mark.parametrize("whom", [api_alone, both])
-def test_a_hundred_times(space: Space, pair: Pair, whom: Callable[[Pair], Sequence[Process]]):
-    stands_still(space, pair, whom, 100)
+@pytest.mark.parametrize("choose", [api_alone, both])
+def test_a_hundred_times(space: Space, pair: Pair, choose: Callable[[Pair], Sequence[Process]]):
+    stands_still(space, pair, choose, 100)
 
 
 def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, cluster: Cluster):

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.cluster("sim", last=True)]
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes()
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes()
+        yield space
 
 
 def scheduled_after(space: Space, pod: dict) -> float:
@@ -42,7 +42,7 @@ def test_pods_without_gpu_are_scheduled_while_the_extender_hangs(space):
             waits.append(scheduled_after(space, workload(f"plain-{i}")))
             if i < 5:
                 space.delete(f"gpu-{i}")
-                space.gone(f"gpu-{i}")
+                space.wait_for_deletion(f"gpu-{i}")
         print("seconds:", [round(wait, 2) for wait in waits])
         space.refused("gpu-5")  # it was tried
         assert not space.get("gpu-5")["spec"].get("nodeName")
@@ -86,4 +86,4 @@ def test_pods_without_gpu_are_created_while_the_webhook_hangs(space):
         space.running(*(f"plain-{i}" for i in range(5)))
     finally:
         webhook.resume()
-    space.put(workload("gpu", gpu_mem=1024))
+    space.create_and_locate(workload("gpu", gpu_mem=1024))

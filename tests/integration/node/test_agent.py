@@ -42,26 +42,26 @@ print(json.dumps({"share": share, "env": dict(os.environ), "hook": sitecustomize
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One real node of two cards with an MPS manager and our image on it, which the webhook takes for the agent."""
-    for made in started(SpecOf(nodes=1, mps=True, agent=True)):
-        ready(made)
-        yield made
+    for cluster in started(SpecOf(nodes=1, mps=True, agent=True)):
+        ready(cluster)
+        yield cluster
 
 
 @pytest.fixture
 def space(cluster: Cluster) -> Iterator[Space]:
     """A namespace that enforces Pod Security's strictest profile."""
-    made = Space(cluster, "agents")
+    space = Space(cluster, "agents")
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.patch(paths.namespaces("agents"), {"metadata": {"labels": labels}}, "merge")
-    yield made
-    made.kubectl("delete", "jobs", "--all", "--wait=false")
-    made.clear()
+    yield space
+    space.kubectl("delete", "jobs", "--all", "--wait=false")
+    space.clear()
     ready(cluster)
 
 
 def resource(cluster: Cluster, index: int) -> Json:
-    found = cluster.api.get(paths.extendedresources())["items"]
-    return next(one for one in found if one["spec"]["index"] == index)
+    resources = cluster.api.get(paths.extendedresources())["items"]
+    return next(resource for resource in resources if resource["spec"]["index"] == index)
 
 
 def state(cluster: Cluster, index: int) -> str:
@@ -79,9 +79,9 @@ def home(cluster: Cluster, index: int) -> Path:
 
 
 def daemon(cluster: Cluster, index: int) -> Status:
-    found = mpsfiles.read_state(home(cluster, index))
-    assert found is not None
-    return found
+    daemon_state = mpsfiles.read_state(home(cluster, index))
+    assert daemon_state is not None
+    return daemon_state
 
 
 def app(script: str, mem: int = 4000) -> Json:
@@ -124,18 +124,18 @@ def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Spa
     (pod,) = space.pods()
     name = pod["metadata"]["name"]
     (line,) = space.kubectl("logs", name, "-c", "main").splitlines()
-    told = json.loads(line)
+    document = json.loads(line)
     assert pod["status"]["phase"] == "Succeeded"
-    assert {key: told["share"][key] for key in ("limitMiB", "fraction", "enforced")} == {
+    assert {key: document["share"][key] for key in ("limitMiB", "fraction", "enforced")} == {
         "limitMiB": 8138,
         "fraction": 0.5,
         "enforced": "mps",
     }
-    assert told["env"][mps.LIMIT_ENV] == "0=8138M"
-    assert told["env"][mps.PERCENT_ENV] == "50", "of the memory, as the pod's annotation says"
-    assert told["env"][mps.PIPE_ENV] == mps.CONTAINER_PIPE
-    assert told["hook"].startswith("/run/cardwise/python/")
-    agent = next(one for one in containers(pod) if one["name"] == shareagent.CONTAINER)
+    assert document["env"][mps.LIMIT_ENV] == "0=8138M"
+    assert document["env"][mps.PERCENT_ENV] == "50", "of the memory, as the pod's annotation says"
+    assert document["env"][mps.PIPE_ENV] == mps.CONTAINER_PIPE
+    assert document["hook"].startswith("/run/cardwise/python/")
+    agent = next(container for container in containers(pod) if container["name"] == shareagent.CONTAINER)
     assert (agent["restartCount"], agent["state"]["terminated"]["exitCode"]) == (0, 0)
     path = f"/apis/batch/v1/namespaces/{space.name}/jobs/job"
     space.wait(lambda: space.cluster.api.get(path)["status"].get("succeeded") == 1, "the Job is complete")
@@ -162,5 +162,7 @@ def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space
     space.running("after")
     for name, old in before.items():
         now = containers(space.get(name))
-        assert [(one["containerID"], one["restartCount"]) for one in now] == [(one["containerID"], 0) for one in old]
-        assert all("running" in one["state"] for one in now)
+        assert [(status["containerID"], status["restartCount"]) for status in now] == [
+            (status["containerID"], 0) for status in old
+        ]
+        assert all("running" in status["state"] for status in now)

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from tests.build import container
-from tests.integration.sharing import Space, device_numbers, inspect, probe, probed, where, workload
+from tests.integration.sharing import Space, device_numbers, inspect, node_and_card, probe, probed, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
@@ -34,7 +34,7 @@ def expected(**others: str) -> dict[str, str]:
 
 def test_real_nodes_show_their_cards_too(space):
     for node in ("n1", "n2"):
-        status = space.ask("get", "node", node)["status"]
+        status = space.kubectl_json("get", "node", node)["status"]
         for kind in ("capacity", "allocatable"):
             assert (status[kind][names.GPU_MEM], status[kind][names.GPU_COUNT]) == ("32552", "2")
 
@@ -42,7 +42,9 @@ def test_real_nodes_show_their_cards_too(space):
 def test_the_environment_and_the_device_of_its_card_and_no_other(space):
     space.create(workload("seen", gpu_mem=8138, node="n1"))
     space.running("seen")
-    node, card = where(space.get("seen"))  # where another test's pod is just going, the fuller card is the better one
+    node, card = node_and_card(
+        space.get("seen")
+    )  # where another test's pod is just going, the fuller card is the better one
     assert node == "n1"
     assert environment(space, "seen") == expected(ALIYUN_COM_GPU_MEM_IDX=card)
     numbers = device_numbers(space.cluster, "n1")
@@ -86,8 +88,8 @@ def test_a_copy_of_a_running_pod_is_created_and_works(space):
     space.create(copy)
     space.running("copy")
     # Placed anew, not where the annotations that came with it say.
-    (node, taken), (also, card) = where(space.get("original")), where(space.get("copy"))
-    assert (node, also, {taken, card}) == ("n1", "n1", {"0", "1"})
+    (node, original_card), (also, card) = node_and_card(space.get("original")), node_and_card(space.get("copy"))
+    assert (node, also, {original_card, card}) == ("n1", "n1", {"0", "1"})
     seen = environment(space, "copy")
     assert (seen["ALIYUN_COM_GPU_MEM_IDX"], seen["CARDWISE_MEM_LIMIT_MIB"]) == (card, "9000")
     assert space.inside("copy", f"ls /dev/nvidia*; exec 3</dev/nvidia{card}").split() == [f"/dev/nvidia{card}"]

@@ -106,8 +106,8 @@ class Hand:
         scratch.rename(self.folder / "cards.yaml")
 
     def number(self, index: int) -> tuple[int, int]:
-        found = Path(self.cards[index]["device"]).stat().st_rdev
-        return os.major(found), os.minor(found)
+        device = Path(self.cards[index]["device"]).stat().st_rdev
+        return os.major(device), os.minor(device)
 
     def pod(
         self,
@@ -137,7 +137,7 @@ class Hand:
                         "image": BUSYBOX,
                         "imagePullPolicy": "Never",
                         "command": ["/bin/sh", "-c", script],
-                        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+                        "env": [{"name": key, "value": text} for key, text in (env or {}).items()],
                         "resources": {"limits": limits},
                         "volumeMounts": [{"name": "told", "mountPath": "/told"}],
                     }
@@ -157,12 +157,12 @@ class Hand:
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
         return uid
 
-    def told(self, uid: str) -> str:
+    def output_of(self, uid: str) -> str:
         path = self._volume(uid) / "log"
         return path.read_text() if path.exists() else ""
 
     def starts(self, uid: str) -> int:
-        return self.told(uid).splitlines().count("started")
+        return self.output_of(uid).splitlines().count("started")
 
     def let_it_exit(self, uid: str) -> None:
         (self._volume(uid) / "go").touch()
@@ -172,7 +172,7 @@ class Hand:
 
     def delete(self, *pods: str, force: bool = False) -> None:
         self.space.delete(*pods, grace=0 if force else None)
-        self.space.gone(*pods)
+        self.space.wait_for_deletion(*pods)
 
     def status(self, index: int) -> dict:
         card = self.cluster.api.get(paths.extendedresources(self.cards[index]["uuid"].lower()))
@@ -189,8 +189,8 @@ class Hand:
         return self.space.reasons(pod)
 
     def container_id(self, pod: str) -> str:
-        found = self.space.get(pod)["status"].get("containerStatuses") or [{}]
-        return str(found[0].get("containerID", "")).rpartition("/")[2]
+        statuses = self.space.get(pod)["status"].get("containerStatuses") or [{}]
+        return str(statuses[0].get("containerID", "")).rpartition("/")[2]
 
     def shim(self, pod: str) -> int:
         """Process id of the pod's containerd shim: the parent of its container's first process."""
@@ -198,29 +198,29 @@ class Hand:
         return int(processes.stat(int(first.read_text()))[1])
 
     def grants(self) -> list[dict]:
-        found = []
+        findings = []
         for path in (self.state / "grants").glob("*/*.json"):
             with suppress(FileNotFoundError):  # the plugin frees it just now
-                found.append(json.loads(path.read_text()))
-        return found
+                findings.append(json.loads(path.read_text()))
+        return findings
 
-    def wait(self, ready: Callable[[], object], what: str) -> None:
+    def wait(self, ready: Callable[[], object], event: str) -> None:
         def so() -> bool:
             try:
                 return bool(ready())
             except errors.KubeError:
                 return False
 
-        self.cluster.wait(so, what)
+        self.cluster.wait(so, event)
 
 
 @pytest.fixture(scope="module")
 def hand(cluster: Cluster) -> Iterator[Hand]:
-    made = Hand(cluster)
-    made.start_plugin()
-    yield made
+    hand = Hand(cluster)
+    hand.start_plugin()
+    yield hand
     cluster.process(PLUGIN).stop()
-    write_inventory(made.folder, NODE, DEFAULT)
+    write_inventory(hand.folder, NODE, DEFAULT)
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,7 @@ def clean(hand: Hand) -> Iterator[None]:
 def test_a_container_has_its_card_and_no_other(hand):
     uid = hand.pod("a", 1, 8138, env={"NVIDIA_VISIBLE_DEVICES": "all"})
     hand.wait(lambda: hand.starts(uid), "the container told")
-    lines = hand.told(uid).splitlines()
+    lines = hand.output_of(uid).splitlines()
     assert "has 1" in lines
     assert "has 0" not in lines
     assert "opened the other" not in lines
@@ -250,7 +250,7 @@ def test_what_the_node_says_of_a_share_beats_what_the_pod_says(hand):
     env = {"NVIDIA_VISIBLE_DEVICES": "all", "CARDWISE_MEM_LIMIT_MIB": "99999"}
     uid = hand.pod("a", 1, 8138, env=env)
     hand.wait(lambda: hand.starts(uid), "the container told")
-    lines = hand.told(uid).splitlines()
+    lines = hand.output_of(uid).splitlines()
     assert "NVIDIA_VISIBLE_DEVICES=void" in lines
     assert "CARDWISE_MEM_LIMIT_MIB=8138" in lines
 
@@ -260,7 +260,7 @@ def test_twenty_equal_pods_bound_together_are_not_swapped(hand):
         uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 250), range(20)))
     hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
     for i, uid in enumerate(uids):
-        lines = hand.told(uid).splitlines()
+        lines = hand.output_of(uid).splitlines()
         assert f"has {i % 2}" in lines
         assert f"has {1 - i % 2}" not in lines
         assert "opened the other" not in lines
@@ -275,8 +275,8 @@ def test_a_kubelet_restart_changes_nothing_for_containers(hand):
     hand.wait(lambda: hand.starts(after), "a new pod after the restart")
     hand.let_it_exit(uid)
     hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
-    assert hand.told(uid).count("has 1") == 2
-    assert "has 0" not in hand.told(uid)
+    assert hand.output_of(uid).count("has 1") == 2
+    assert "has 0" not in hand.output_of(uid)
 
 
 def test_a_kubelet_whose_checkpoint_is_removed_changes_nothing_for_containers(hand):
@@ -287,9 +287,9 @@ def test_a_kubelet_whose_checkpoint_is_removed_changes_nothing_for_containers(ha
     hand.wait(lambda: hand.starts(after), "a new pod without the checkpoint")
     hand.let_it_exit(uid)
     hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
-    assert (hand.told(uid).count("has 1"), hand.told(after).count("has 0")) == (2, 1)
-    assert "has 0" not in hand.told(uid)
-    assert "has 1" not in hand.told(after)
+    assert (hand.output_of(uid).count("has 1"), hand.output_of(after).count("has 0")) == (2, 1)
+    assert "has 0" not in hand.output_of(uid)
+    assert "has 1" not in hand.output_of(after)
 
 
 def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card(hand):
@@ -303,8 +303,8 @@ def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card
         kubelet.restart()
     after = hand.pod("b", 0, 8138)
     hand.wait(lambda: hand.starts(after), "a new pod")
-    assert "has 0" in hand.told(after)
-    assert "has 1" not in hand.told(after)
+    assert "has 0" in hand.output_of(after)
+    assert "has 1" not in hand.output_of(after)
     assert len(hand.grants()) == 2
     hand.let_it_exit(uid)
     hand.wait(lambda: "no devices found allocated" in hand.events("a"), "the kubelet says why it does not start it")
@@ -323,8 +323,8 @@ def test_pods_that_are_bound_while_a_part_of_the_node_stands_still_get_their_car
         process.resume()
     hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
     for i, uid in enumerate(uids):
-        assert f"has {i % 2}" in hand.told(uid)
-        assert f"has {1 - i % 2}" not in hand.told(uid)
+        assert f"has {i % 2}" in hand.output_of(uid)
+        assert f"has {1 - i % 2}" not in hand.output_of(uid)
     hand.delete(*(f"p{i}" for i in range(6)))
     hand.wait(lambda: hand.grants() == [], "every share is free")
 
@@ -335,7 +335,7 @@ def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
             path.unlink()
     uid = hand.pod("a", 1, 8138)
     hand.wait(lambda: hand.starts(uid), "a new pod")
-    assert "has 1" in hand.told(uid)
+    assert "has 1" in hand.output_of(uid)
 
 
 def test_a_killed_plugin_comes_back(hand):
@@ -371,12 +371,12 @@ def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp
             hand.wait(lambda: len(hand.grants()) == 1, "the share is freed")
             went = hand.pod("before", 0, P100)
             hand.wait(lambda uid=went: hand.starts(uid), f"another pod, {days} days off")
-            assert "has 0" in hand.told(went)
+            assert "has 0" in hand.output_of(went)
             hand.let_it_exit(stays)
             hand.wait(lambda turn=turn: hand.starts(stays) == turn + 2, f"it starts again, {days} days off")
-            assert "has 1" not in hand.told(went)
-        assert hand.told(stays).count("has 1") == 3
-        assert "has 0" not in hand.told(stays)
+            assert "has 1" not in hand.output_of(went)
+        assert hand.output_of(stays).count("has 1") == 3
+        assert "has 0" not in hand.output_of(stays)
     finally:
         plugin.stop()
         hand.start_plugin()
@@ -394,7 +394,7 @@ def test_grants_of_a_newer_plugin_are_told_of_and_nothing_is_lost_or_given_twice
     hand.start_plugin()
     hand.wait(lambda: len(hand.grants()) == 2, "the container's grant is written again")
     events = hand.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={NODE}"})["items"]
-    assert [each["message"] for each in events if "another version of the device plugin" in each["message"]]
+    assert [event["message"] for event in events if "another version of the device plugin" in event["message"]]
     (aside,) = (hand.state / "grants-unreadable").glob(f"{newer}.*")
     assert json.loads(aside.read_text()) == written
     late = hand.pod("late", 1, 6_000)  # what whoever does not know of the first would give
@@ -403,7 +403,7 @@ def test_grants_of_a_newer_plugin_are_told_of_and_nothing_is_lost_or_given_twice
     for uid, card in ((newer, 1), (other, 0)):
         hand.let_it_exit(uid)
         hand.wait(lambda uid=uid: hand.starts(uid) == 2, "the container starts again")
-        assert hand.told(uid).count(f"has {card}") == 2
+        assert hand.output_of(uid).count(f"has {card}") == 2
     aside.unlink()
 
 
@@ -425,7 +425,7 @@ def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
         (small / "filler").unlink()
         hand.wait(lambda: hand.status(0)["health"] == "Healthy", "the cards are back")
         hand.wait(lambda: hand.starts(late) and hand.starts(runs) == 2, "both start")
-        assert ("has 1" in hand.told(late), hand.told(runs).count("has 0")) == (True, 2)
+        assert ("has 1" in hand.output_of(late), hand.output_of(runs).count("has 0")) == (True, 2)
         hand.delete("runs", "late")
         hand.wait(lambda: not hand.grants(), "every share is freed")
     finally:
@@ -457,9 +457,9 @@ def test_a_container_restarts_while_the_api_server_is_stopped(hand):
     finally:
         hand.cluster.process("kube-apiserver").restart()
     hand.wait(lambda: hand.cluster.api.get(paths.nodes(NODE)), "the API server is back")
-    assert hand.told(uid).count("has 1") == 2
-    assert "has 0" not in hand.told(uid)
-    assert hand.told(uid).count("CARDWISE_MEM_LIMIT_MIB=8138") == 2
+    assert hand.output_of(uid).count("has 1") == 2
+    assert "has 0" not in hand.output_of(uid)
+    assert hand.output_of(uid).count("CARDWISE_MEM_LIMIT_MIB=8138") == 2
 
 
 @pytest.mark.skipif(versions.crio() is not None, reason="CRI-O: conmon has no part in a kill, so no container hangs")
@@ -500,8 +500,8 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
     assert before is not None
     changed = {"--hostname-override": again, "--kubeconfig": hand.cluster.kubeconfig}
     command = [
-        f"{option}={changed.get(option, value)}" if value else option
-        for option, _, value in (word.partition("=") for word in before.command)
+        f"{option}={changed.get(option, setting)}" if setting else option
+        for option, _, setting in (word.partition("=") for word in before.command)
     ]
     try:
         plugin.stop()
@@ -513,7 +513,7 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
         hand.start_plugin(name=again)
         uid = hand.pod("latter", 0, P100, node=again)
         hand.wait(lambda: hand.starts(uid), "a pod of the new name has the card")
-        assert "has 0" in hand.told(uid)
+        assert "has 0" in hand.output_of(uid)
         assert hand.space.get("former")["status"]["phase"] == "Running"
         assert [grant["podUid"] for grant in hand.grants()] == [uid]
         assert hand.status(0)["held"] == []

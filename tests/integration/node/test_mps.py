@@ -95,11 +95,11 @@ class World:
         return Path(mps.folder(str(self.root), self.uuids[index]))
 
     def status(self, index: int) -> Status:
-        found = mpsfiles.read_state(self.home(index))
-        assert found is not None
-        return found
+        state = mpsfiles.read_state(self.home(index))
+        assert state is not None
+        return state
 
-    def said(self, index: int) -> dict[str, Any]:
+    def mps_status(self, index: int) -> dict[str, Any]:
         """What the card's status says of MPS."""
         card = self.cluster.api.get(paths.extendedresources(self.uuids[index].lower()))
         return dict(card.get("status", {}).get("mps") or {})
@@ -153,11 +153,11 @@ class World:
             "containers": [main],
         }
         uid = self.space.create({"metadata": {"name": name}, "spec": spec})
-        given = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
+        card_share = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
         metadata = {
             "name": name,
             "uid": uid,
-            "annotations": codec.encode(Assignment({"0": (given,)}), assume_time_ns=time.time_ns()),
+            "annotations": codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns()),
         }
         binding = {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
@@ -166,12 +166,12 @@ class World:
     def _volume(self, uid: str) -> Path:
         return self.node.kubelet_dir / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "told"
 
-    def told(self, uid: str) -> list[str]:
+    def output_of(self, uid: str) -> list[str]:
         path = self._volume(uid) / "log"
         return path.read_text().splitlines() if path.exists() else []
 
     def starts(self, uid: str) -> int:
-        return self.told(uid).count("started")
+        return self.output_of(uid).count("started")
 
     def exit(self, uid: str, code: int = 1) -> None:
         (self._volume(uid) / "code").write_text(str(code))
@@ -181,16 +181,16 @@ class World:
         """What the container has told in all, once it has started so often."""
         self.wait(lambda: self.starts(uid) >= count, f"start {count} of {uid}")
         assert self.starts(uid) == count
-        return self.told(uid)
+        return self.output_of(uid)
 
-    def wait(self, ready: Callable[[], object], what: str) -> None:
+    def wait(self, ready: Callable[[], object], event: str) -> None:
         def so() -> bool:
             try:
                 return bool(ready())
             except errors.KubeError:
                 return False
 
-        self.cluster.wait(so, what)
+        self.cluster.wait(so, event)
 
 
 def process_of(uid: str) -> int:
@@ -216,7 +216,7 @@ AGENT = ["/python/bin/python3", "-m", "mps.agent"]
 def sidecar() -> dict[str, Any]:
     """As docs/design/0007-share-agent.md has it."""
     env = {"PYTHONHOME": "/python", "PYTHONPATH": "/source", "LD_LIBRARY_PATH": "/python/lib"}
-    mounts = [{"name": one["name"], "mountPath": f"/{one['name']}", "readOnly": True} for one in PYTHON]
+    mounts = [{"name": volume["name"], "mountPath": f"/{volume['name']}", "readOnly": True} for volume in PYTHON]
     return {
         "name": shareagent.CONTAINER,
         "image": BUSYBOX,
@@ -224,7 +224,7 @@ def sidecar() -> dict[str, Any]:
         "restartPolicy": "Always",
         "command": AGENT,
         "resources": {"limits": {names.SHARE: "1"}},
-        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "env": [{"name": name, "value": text} for name, text in env.items()],
         "volumeMounts": [*mounts, {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}],
         "startupProbe": {
             "exec": {"command": [*AGENT, "--probe"]},
@@ -245,9 +245,9 @@ def sidecar() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def world(cluster: Cluster) -> Iterator[World]:
-    made = World(cluster)
-    made.start()
-    yield made
+    world = World(cluster)
+    world.start()
+    yield world
     for name in (PLUGIN, MANAGER):
         cluster.process(name).stop()
 
@@ -267,14 +267,14 @@ def inode(world: World, index: int) -> int:
 
 def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world):
     for index in range(2):
-        told = world.started(world.pod(f"on{index}", index, 8138))
-        assert f"CUDA_MPS_PIPE_DIRECTORY={mps.CONTAINER_PIPE}" in told
-        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in told
-        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in told
-        assert f"socket {inode(world, index)}" in told
-        assert told.count("pipe") == 1, "only its card's pipe is there"
-        assert "it sees control" in told, "of the daemon's files only its socket"
-        assert any("log" in line and "Read-only file system" in line for line in told), "root plants no link there"
+        output = world.started(world.pod(f"on{index}", index, 8138))
+        assert f"CUDA_MPS_PIPE_DIRECTORY={mps.CONTAINER_PIPE}" in output
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in output
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in output
+        assert f"socket {inode(world, index)}" in output
+        assert output.count("pipe") == 1, "only its card's pipe is there"
+        assert "it sees control" in output, "of the daemon's files only its socket"
+        assert any("log" in line and "Read-only file system" in line for line in output), "root plants no link there"
         assert world.status(index).ceilings[world.uuids[index]] >= 8138, "raised before it started"
 
 
@@ -288,8 +288,8 @@ def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(worl
         card, other = world.uuids
         overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and has a share of 1000 MiB"
         wrong = f"WrongCard: container main uses 70 MiB of card {other} without a share of it (it has {card})"
-        for said in (overrun, wrong):
-            world.wait(lambda said=said: said in world.space.reasons("greedy"), said)
+        for message in (overrun, wrong):
+            world.wait(lambda message=message: message in world.space.reasons("greedy"), message)
         world.use(0, {greedy: 5000, modest: 6000})
         world.wait(lambda: "main uses 6000 MiB" in world.space.reasons("modest"), "he is looked at too")
         assert "uses 1500" not in world.space.reasons("modest"), "a context of its own is tolerated"
@@ -310,28 +310,28 @@ def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(wor
         world.wait(lambda name=name: f"card {world.uuids[0]}" in world.space.reasons(name), f"{name} is told why")
     assert (world.starts(before), world.starts(after)) == (1, 0)
     world.heal(0)
-    told = world.started(before, 2)
-    assert told.count("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4000M") == 2, "never without its limit"
-    assert f"socket {inode(world, 0)}" in told, "the new daemon's"
+    output = world.started(before, 2)
+    assert output.count("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4000M") == 2, "never without its limit"
+    assert f"socket {inode(world, 0)}" in output, "the new daemon's"
     world.started(after)
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(world, how):
+@pytest.mark.parametrize("failure", ["stop", "kill"])
+def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(world, failure):
     runs = world.pod("runs", 0, 1000)
     world.started(runs)
     daemon = world.status(0).daemon_pid
-    getattr(world.cluster.process(MANAGER), how)()
+    getattr(world.cluster.process(MANAGER), failure)()
     for index in range(2):
-        world.wait(lambda index=index: world.said(index).get("state") == MpsState.DOWN, "the cluster knows")
-    name = f"late-{how}"  # events stay
+        world.wait(lambda index=index: world.mps_status(index).get("state") == MpsState.DOWN, "the cluster knows")
+    name = f"late-{failure}"  # events stay
     late = world.pod(name, 1, 1000)
     world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons(name), "it is told why")
     assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
     world.cluster.process(MANAGER).restart()
     world.started(late)
     for index in range(2):
-        world.wait(lambda index=index: world.said(index).get("state") == MpsState.READY, "the cluster knows")
+        world.wait(lambda index=index: world.mps_status(index).get("state") == MpsState.READY, "the cluster knows")
     assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
     assert (world.starts(runs), world.starts(late)) == (1, 1)
 
@@ -347,7 +347,7 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
         stack.callback(world.cluster.process(MANAGER).resume)
         began = time.monotonic()
         for index in range(2):
-            world.wait(lambda index=index: world.said(index).get("state") == MpsState.DOWN, "the cluster knows")
+            world.wait(lambda index=index: world.mps_status(index).get("state") == MpsState.DOWN, "the cluster knows")
         print(f"the cluster knew after {time.monotonic() - began:.0f} s")
         late = world.pod("late-frozen", 1, 1000)
         world.wait(lambda: "MPS manager" in world.space.reasons("late-frozen"), "it is told why")
@@ -355,14 +355,14 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
         assert (world.starts(runs), world.starts(late)) == (1, 0)
     world.started(late)
     for index in range(2):
-        world.wait(lambda index=index: world.said(index).get("state") == MpsState.READY, "the cluster knows")
+        world.wait(lambda index=index: world.mps_status(index).get("state") == MpsState.READY, "the cluster knows")
     assert world.status(0).daemon_pid == daemon, "the daemon is the same"
     assert (world.starts(runs), world.starts(late)) == (1, 1)
 
 
 def agent(world: World, name: str) -> dict[str, Any]:
-    found = world.space.get(name)["status"].get("initContainerStatuses") or [{}]
-    return dict(found[0])
+    statuses = world.space.get(name)["status"].get("initContainerStatuses") or [{}]
+    return dict(statuses[0])
 
 
 def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world):
@@ -373,8 +373,8 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
     assert agent(world, "job")["started"] is False
     assert world.starts(uid) == 0
     world.heal(1)
-    told = world.started(uid)
-    share = next(json.loads(line) for line in told if line.startswith("{"))
+    output = world.started(uid)
+    share = next(json.loads(line) for line in output if line.startswith("{"))
     assert share == {
         "card": 1,
         "uuid": world.uuids[1],
@@ -383,8 +383,8 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
         "fraction": 0.5,
         "enforced": "mps",
     }
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in told
-    assert any("Read-only file system" in line for line in told), "nobody but the agent writes there"
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in output
+    assert any("Read-only file system" in line for line in output), "nobody but the agent writes there"
     seen = world.space.kubectl(
         "exec", "job", "-c", shareagent.CONTAINER, "--", "sh", "-c",
         f"id -u; ls {shareagent.MPS_ROOT}; ls {shareagent.MPS_ROOT}/*/log; ls -d /run/cardwise/node/mps/*/pipe; "

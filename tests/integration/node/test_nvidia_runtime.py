@@ -113,27 +113,27 @@ def _space(cluster: Cluster, name: str) -> Iterator[Space]:
         yield space
 
 
-def looking(cluster: Cluster, name: str, more: Json) -> Json:
+def looking(cluster: Cluster, name: str, fields: Json) -> Json:
     """A container that tells which cards it opens."""
-    return container(name) | {"command": ["sh", "-c", probe(device_numbers(cluster, "n1"))]} | more
+    return container(name) | {"command": ["sh", "-c", probe(device_numbers(cluster, "n1"))]} | fields
 
 
-def with_runtime(name: str, containers: list[Json], **more: object) -> Json:
+def with_runtime(name: str, containers: list[Json], **fields: object) -> Json:
     volumes = [{"name": "null", "hostPath": {"path": "/dev/null"}}]
     spec = {"runtimeClassName": toolkit.RUNTIME_CLASS, "restartPolicy": "Never", "volumes": volumes}
-    return workload(name, containers, spec=spec | more)
+    return workload(name, containers, spec=spec | fields)
 
 
 def ended(space: Space, *pods: str) -> None:
     space.wait(lambda: all(space.phase(name) in ("Succeeded", "Failed") for name in pods), f"{pods} have looked")
 
 
-def said(space: Space, pod: str) -> dict[str, list[str]]:
+def termination_messages(space: Space, pod: str) -> dict[str, list[str]]:
     """What each container of the pod has told."""
     status = space.get(pod)["status"]
     return {
-        one["name"]: one["state"]["terminated"]["message"].splitlines()
-        for one in [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
+        status["name"]: status["state"]["terminated"]["message"].splitlines()
+        for status in [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
     }
 
 
@@ -142,30 +142,33 @@ def test_what_opens_a_card(
     cluster: Cluster, infrastructure: Space, settings: Path, case: tuple[str, bool, bool, AbstractSet[str]]
 ) -> None:
     mode, environment, mounts, opens = case
-    asked = settings / "asked"
-    toolkit.configure(settings, {MODE: mode, ENVIRONMENT: environment, MOUNTS: mounts} | recording(settings, asked))
-    ways = [looking(cluster, way, more) for way, more in WAYS.items()]
+    calls = settings / "asked"
+    toolkit.configure(settings, {MODE: mode, ENVIRONMENT: environment, MOUNTS: mounts} | recording(settings, calls))
+    ways = [looking(cluster, way, fields) for way, fields in WAYS.items()]
     infrastructure.create(with_runtime("ways", ways, nodeName="n1"))
     ended(infrastructure, "ways")
-    states, told = infrastructure.get("ways")["status"]["containerStatuses"], said(infrastructure, "ways")
+    states, outputs = (
+        infrastructure.get("ways")["status"]["containerStatuses"],
+        termination_messages(infrastructure, "ways"),
+    )
     if mode == "legacy":
         # The program that would give the cards is none of Go's, and needs the driver itself: only whom it is asked for.
-        ids = {one["name"]: str(one["containerID"]).partition("://")[2] for one in states}
-        lines = [line for line in asked.read_text().splitlines() if "--device=all" in line]
-        found = {way for way, id_ in ids.items() if any(id_ in line for line in lines)}
+        ids = {status["name"]: str(status["containerID"]).partition("://")[2] for status in states}
+        lines = [line for line in calls.read_text().splitlines() if "--device=all" in line]
+        opening = {way for way, id_ in ids.items() if any(id_ in line for line in lines)}
     else:
-        found = {way for way, lines in told.items() if {"opens 0", "opens 1"} <= set(lines)}
-        assert all(len(lines) == 2 for way, lines in told.items() if way not in found), told
-        assert all("sees /dev/nvidiactl" in "\n".join(told[way]) for way in found)
-    assert found == opens | BY_PRIVILEGE.keys(), told
+        opening = {way for way, lines in outputs.items() if {"opens 0", "opens 1"} <= set(lines)}
+        assert all(len(lines) == 2 for way, lines in outputs.items() if way not in opening), outputs
+        assert all("sees /dev/nvidiactl" in "\n".join(outputs[way]) for way in opening)
+    assert opening == opens | BY_PRIVILEGE.keys(), outputs
 
 
-def recording(folder: Path, asked: Path) -> dict[str, object]:
+def recording(folder: Path, calls: Path) -> dict[str, object]:
     """A double of nvidia-container-cli that notes what it is asked."""
     program = folder / "nvidia-container-cli"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     program.chmod(0o755)
-    asked.write_text("")
+    calls.write_text("")
     return {"nvidia-container-cli.path": program}
 
 
@@ -183,7 +186,9 @@ def test_devices_by_annotation_need_no_runtime_of_nvidia(
     pod = workload("annotated", [looking(cluster, "main", {})], annotations=named, spec=once)
     infrastructure.create(pod)
     ended(infrastructure, "annotated")
-    assert {"opens 0", "opens 1"} <= set(said(infrastructure, "annotated")["main"]), "nothing on the node forbids it"
+    assert {"opens 0", "opens 1"} <= set(termination_messages(infrastructure, "annotated")["main"]), (
+        "nothing on the node forbids it"
+    )
     with pytest.raises(errors.Invalid) as refused:
         cluster.api.create(paths.pods(team.name), pod)
     assert f"metadata.annotations[{key}]" in str(refused.value)
@@ -202,27 +207,27 @@ def test_a_share_whose_container_starts_without_its_device_opens_no_card(
     alone = looking(cluster, "main", {"env": [{"name": DEVICES, "value": visible}]})
     infrastructure.create(with_runtime("alone", [alone], nodeName="n1"))
     ended(infrastructure, "alone")
-    assert said(infrastructure, "alone")["main"] == closed(cluster)
+    assert termination_messages(infrastructure, "alone")["main"] == closed(cluster)
 
 
 @pytest.mark.parametrize("mode", ["auto", "cdi", "legacy"])
 def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
     cluster: Cluster, team: Space, settings: Path, mode: str
 ) -> None:
-    asked = settings / "asked"
-    toolkit.configure(settings, {MODE: mode} | recording(settings, asked))
+    calls = settings / "asked"
+    toolkit.configure(settings, {MODE: mode} | recording(settings, calls))
     early = looking(cluster, "early", {"image": ALL})
     main = looking(cluster, "main", STOLEN | {"image": ALL, "resources": {"limits": {names.GPU_MEM: "64"}}})
-    others = [looking(cluster, way, more) for way, more in BY_ENVIRONMENT.items()]
+    others = [looking(cluster, way, fields) for way, fields in BY_ENVIRONMENT.items()]
     team.create(with_runtime("mixed", [main, *others], initContainers=[early], volumes=[]))
     ended(team, "mixed")
-    told, numbers = said(team, "mixed"), device_numbers(cluster, "n1")
+    outputs, numbers = termination_messages(team, "mixed"), device_numbers(cluster, "n1")
     (index,) = assigned(team.get("mixed")).indices()
-    assert told.pop("main") == probed(numbers, str(index))
-    assert told.keys() == {"early", *BY_ENVIRONMENT}
-    for lines in told.values():
+    assert outputs.pop("main") == probed(numbers, str(index))
+    assert outputs.keys() == {"early", *BY_ENVIRONMENT}
+    for lines in outputs.values():
         assert lines == [f"refused {number} Operation not permitted" for number in numbers]
-    assert "--device" not in asked.read_text(), "what gives cards in the mode legacy is asked for none"
+    assert "--device" not in calls.read_text(), "what gives cards in the mode legacy is asked for none"
 
 
 def test_as_the_gpu_operator_sets_the_toolkit_a_share_has_its_card_and_the_operators_pods_all(
@@ -239,11 +244,11 @@ def test_as_the_gpu_operator_sets_the_toolkit_a_share_has_its_card_and_the_opera
         ended(infrastructure, "exporter")
         numbers = device_numbers(cluster, "n1")
         (index,) = assigned(team.get("share")).indices()
-        assert said(team, "share") == {
+        assert termination_messages(team, "share") == {
             "main": probed(numbers, str(index)),
             "beside": [f"refused {number} Operation not permitted" for number in numbers],
         }
-        assert {"opens 0", "opens 1"} <= set(said(infrastructure, "exporter")["exporter"])
+        assert {"opens 0", "opens 1"} <= set(termination_messages(infrastructure, "exporter")["exporter"])
     finally:
         spec.unlink()
 
@@ -252,19 +257,22 @@ def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_
     cluster: Cluster, team: Space, settings: Path
 ) -> None:
     plugin = cluster.process("deviceplugin-n1")
-    noted = plugin.noted
-    assert noted is not None
+    start_line = plugin.noted
+    assert start_line is not None
 
-    def given(how: str) -> None:
+    def set_card_access(access: str) -> None:
         plugin.stop()
-        plugin.start([*noted.command, f"--card-access={how}"], noted.environment)
+        plugin.start([*start_line.command, f"--card-access={access}"], start_line.environment)
         cards = paths.extendedresources()
-        so = lambda: all(one["status"].get("cardAccess") == how for one in cluster.api.get(cards)["items"])  # noqa: E731
-        team.wait(so, f"the cards are given by {how}")
 
-    given("env")
+        def is_reported() -> bool:
+            return all(card["status"].get("cardAccess") == access for card in cluster.api.get(cards)["items"])
+
+        team.wait(is_reported, f"the cards are given by {access}")
+
+    set_card_access("env")
     try:
-        told = {}
+        outputs = {}
         for heeds in (True, False):
             toolkit.configure(settings, {ENVIRONMENT: heeds})
             main = looking(cluster, "main", {"resources": {"limits": {names.GPU_MEM: "64"}}})
@@ -272,16 +280,16 @@ def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_
             name = f"heeds-{heeds}".lower()
             team.create(with_runtime(name, [main, beside], volumes=[]))
             ended(team, name)
-            told[heeds] = said(team, name)
+            outputs[heeds] = termination_messages(team, name)
         opened = {
             (heeds, name): [line for line in lines if line.startswith("opens")]
-            for heeds, by_name in told.items()
+            for heeds, by_name in outputs.items()
             for name, lines in by_name.items()
         }
         assert len(opened.pop((True, "main"))) == 1
         assert not any(opened.values()), "without it those with a share have no card either"
     finally:
-        given("cdi")
+        set_card_access("cdi")
 
 
 def test_a_pod_without_a_share_may_not_name_the_runtime(team: Space) -> None:
@@ -290,9 +298,9 @@ def test_a_pod_without_a_share_may_not_name_the_runtime(team: Space) -> None:
             team.cluster.api.create(paths.pods(team.name), pod, query={"dryRun": "All"})
         return str(error.value)
 
-    why = refused(with_runtime("plain", [container()], volumes=[]))
-    assert "spec.runtimeClassName: nvidia gives GPUs to pods without a share" in why
-    assert names.GPU_MEM in why
+    refusal = refused(with_runtime("plain", [container()], volumes=[]))
+    assert "spec.runtimeClassName: nvidia gives GPUs to pods without a share" in refusal
+    assert names.GPU_MEM in refusal
     of_plugin = container() | {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
     team.cluster.api.create(
         paths.pods(team.name), with_runtime("theirs", [of_plugin], volumes=[]), query={"dryRun": "All"}
@@ -315,10 +323,10 @@ def test_a_debug_container_of_a_pod_with_a_share_says_that_it_wants_no_card(
     team.running("steady")
     path = paths.namespaced("/api/v1", "pods", team.name, "steady", "ephemeralcontainers")
 
-    def debug(more: Json) -> None:
-        one = looking(cluster, "debug", {"image": ALL} | more)
-        del one["resources"]
-        cluster.api.patch(path, {"spec": {"ephemeralContainers": [one]}}, "strategic")
+    def debug(fields: Json) -> None:
+        debugger = looking(cluster, "debug", {"image": ALL} | fields)
+        del debugger["resources"]
+        cluster.api.patch(path, {"spec": {"ephemeralContainers": [debugger]}}, "strategic")
 
     with pytest.raises(errors.Invalid, match="kubectl debug --env=NVIDIA_VISIBLE_DEVICES=void"):
         debug({})
@@ -334,13 +342,15 @@ def closed(cluster: Cluster) -> list[str]:
 def debugged(space: Space, name: str) -> list[str]:
     """What a debug container of the pod "steady" has told."""
 
-    def told() -> list[str]:
+    def debug_output() -> list[str]:
         states = space.get("steady")["status"].get("ephemeralContainerStatuses") or ()
-        found = {one["name"]: one.get("state", {}).get("terminated", {}).get("message", "") for one in states}
-        return str(found.get(name, "")).splitlines()
+        messages = {
+            status["name"]: status.get("state", {}).get("terminated", {}).get("message", "") for status in states
+        }
+        return str(messages.get(name, "")).splitlines()
 
-    space.wait(told, f"{name} has looked")
-    return told()
+    space.wait(debug_output, f"{name} has looked")
+    return debug_output()
 
 
 def test_where_it_is_the_default_runtime_a_debug_container_gets_cards_by_its_image(
@@ -350,10 +360,10 @@ def test_where_it_is_the_default_runtime_a_debug_container_gets_cards_by_its_ima
     path = paths.namespaced("/api/v1", "pods", team.name, "steady", "ephemeralcontainers")
     node = cluster.node("n1")
 
-    def debug(name: str, more: Json) -> list[str]:
-        one = looking(cluster, name, {"image": ALL} | more)
-        del one["resources"]
-        cluster.api.patch(path, {"spec": {"ephemeralContainers": [one]}}, "strategic")
+    def debug(name: str, fields: Json) -> list[str]:
+        debugger = looking(cluster, name, {"image": ALL} | fields)
+        del debugger["resources"]
+        cluster.api.patch(path, {"spec": {"ephemeralContainers": [debugger]}}, "strategic")
         return debugged(team, name)
 
     node.default_runtime("nvidia")
@@ -371,25 +381,32 @@ def test_where_it_is_the_default_runtime_a_debug_container_gets_cards_by_its_ima
 def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
     cluster: Cluster, team: Space, settings: Path
 ) -> None:
-    def found() -> list[tuple[str, str, str]]:
+    def runtime_findings() -> list[tuple[str, str, str]]:
         program = str(Path(__file__).parents[3] / ".venv" / "bin" / "cardwise")
         words = ["doctor", "-n", team.name, "--probe-image", images.BUSYBOX, "-o", "json"]
         environment = os.environ | cluster.environment()
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)
         assert done.stdout, done.stderr
-        told = json.loads(done.stdout)["findings"]
-        return [(one["level"], one["text"], one["remedy"]) for one in told if one["check"] == "runtime"]
+        output = json.loads(done.stdout)["findings"]
+        return [
+            (finding["level"], finding["text"], finding["remedy"])
+            for finding in output
+            if finding["check"] == "runtime"
+        ]
 
     named = ("ok", "a pod that asks for no card may not name RuntimeClass nvidia", "")
     node = cluster.node("n1")
     node.default_runtime("nvidia")
     try:
-        (level, text, remedy), by_class = found()
+        (level, text, remedy), by_class = runtime_findings()
         assert (level, by_class) == ("warning", named)
         assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in text
         assert f"set {ENVIRONMENT} = false" in remedy
         toolkit.configure(settings, {ENVIRONMENT: False})
-        assert found() == [("ok", "a pod that asks for no card gets none by the default runtime on 1 node", ""), named]
+        assert runtime_findings() == [
+            ("ok", "a pod that asks for no card gets none by the default runtime on 1 node", ""),
+            named,
+        ]
     finally:
         node.default_runtime("runc")
     assert not team.pods()

@@ -13,7 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster
-from tests.integration.sharing import IDLE, Space, assigned, device_numbers, probe, where, workload
+from tests.integration.sharing import IDLE, Space, assigned, device_numbers, node_and_card, probe, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
@@ -47,31 +47,34 @@ def offered(cluster: Cluster) -> str | None:
 
 def resources(cluster: Cluster) -> list[Json]:
     """The ExtendedResources of the node's RDMA devices, by index."""
-    found = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={NODE}"})["items"]
-    return sorted((one for one in found if one["spec"]["kind"] == "rdma"), key=lambda one: one["spec"]["index"])
+    resources = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={NODE}"})["items"]
+    return sorted(
+        (resource for resource in resources if resource["spec"]["kind"] == "rdma"),
+        key=lambda resource: resource["spec"]["index"],
+    )
 
 
 def numbers(cluster: Cluster) -> dict[str, str]:
     """ "major:minor" of every card, by index, and of every RDMA node, by name."""
-    found = device_numbers(cluster, NODE)
+    numbers = device_numbers(cluster, NODE)
     for path in sorted((cluster.node(NODE).folder / "dev" / "infiniband").iterdir()):
         number = Path(path).stat().st_rdev
-        found[path.name] = f"{os.major(number)}:{os.minor(number)}"
-    return found
+        numbers[path.name] = f"{os.major(number)}:{os.minor(number)}"
+    return numbers
 
 
 def asking(name: str, limits: Json, **settings: object) -> Json:
-    made = workload(name, node=NODE, **settings)  # type: ignore[arg-type]
-    made["spec"]["containers"][0]["resources"] = {"limits": limits}
-    return made
+    pod = workload(name, node=NODE, **settings)  # type: ignore[arg-type]
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return pod
 
 
-def seen(space: Space, name: str, limits: Json) -> tuple[set[str], dict[str, str]]:
+def devices_and_environment(space: Space, name: str, limits: Json) -> tuple[set[str], dict[str, str]]:
     """What a container with these limits can open, by its own word, and what it was told."""
     command = probe(numbers(space.cluster)) + TELL
     space.create(asking(name, limits, command=command, spec={"restartPolicy": "Never"}))
     space.wait(lambda: space.phase(name) == "Succeeded", f"{name} has run")
-    lines = [line.partition(" ") for line in space.told(name)]
+    lines = [line.partition(" ") for line in space.termination_message(name)]
     opens = {rest for word, _, rest in lines if word == "opens"}
     refused = {rest.partition(" ")[0] for word, _, rest in lines if word == "refused"}
     assert opens | refused == numbers(space.cluster).keys()
@@ -84,8 +87,10 @@ def devices_of(pod: Json) -> list[str]:
 
 def test_the_node_tells_of_its_devices(space):
     first, second = resources(space.cluster)
-    assert [one["spec"]["properties"]["name"] for one in (first, second)] == ["mlx5_0", "mlx5_1"]
-    space.wait(lambda: {one["status"]["health"] for one in resources(space.cluster)} == {"Healthy"}, "they are healthy")
+    assert [device["spec"]["properties"]["name"] for device in (first, second)] == ["mlx5_0", "mlx5_1"]
+    space.wait(
+        lambda: {device["status"]["health"] for device in resources(space.cluster)} == {"Healthy"}, "they are healthy"
+    )
     assert "memoryMiB" not in first["spec"]
     table = space.cluster.kubectl("get", "extendedresources")
     assert "KIND" in table.splitlines()[0].split()
@@ -93,13 +98,13 @@ def test_the_node_tells_of_its_devices(space):
 
 
 def test_a_card_and_a_device_open_and_nothing_else(space):
-    opens, told = seen(space, "both", {"rdma": 1, names.GPU_MEM: 1000})
+    opens, environment = devices_and_environment(space, "both", {"rdma": 1, names.GPU_MEM: 1000})
     pod = space.get("both")
     (uuid,) = devices_of(pod)
-    index = next(one["spec"]["index"] for one in resources(space.cluster) if one["spec"]["uuid"] == uuid)
-    _, card = where(pod)
+    index = next(resource["spec"]["index"] for resource in resources(space.cluster) if resource["spec"]["uuid"] == uuid)
+    _, card = node_and_card(pod)
     assert opens == {card, *OWN[index], "rdma_cm"}
-    assert told == {
+    assert environment == {
         "has": " ".join(sorted(("rdma_cm", *OWN[index]))),
         "names": f"mlx5_{index} at 0000:3b:00.{index}",
         "cards": "void 1000",
@@ -107,16 +112,16 @@ def test_a_card_and_a_device_open_and_nothing_else(space):
 
 
 def test_a_device_alone_opens_no_card(space):
-    opens, told = seen(space, "alone", {RDMA: 2})
+    opens, environment = devices_and_environment(space, "alone", {RDMA: 2})
     assert opens == {*OWN[0], *OWN[1], "rdma_cm"}
-    assert told["names"] == "mlx5_0,mlx5_1 at 0000:3b:00.0,0000:3b:00.1"
-    assert told["cards"] == "void"
+    assert environment["names"] == "mlx5_0,mlx5_1 at 0000:3b:00.0,0000:3b:00.1"
+    assert environment["cards"] == "void"
 
 
 def test_a_card_alone_opens_no_device(space):
-    opens, told = seen(space, "card", {names.GPU_MEM: 1000})
-    assert opens == {where(space.get("card"))[1]}
-    assert told["has"] == ""
+    opens, environment = devices_and_environment(space, "card", {names.GPU_MEM: 1000})
+    assert opens == {node_and_card(space.get("card"))[1]}
+    assert environment["has"] == ""
 
 
 def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
@@ -126,19 +131,29 @@ def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
     kubelet = space.cluster.process(f"kubelet-{NODE}")
     kubelet.pause()
     try:
-        space.ask("delete", "pod", "old", "--force", "--grace-period=0")
-        space.wait(lambda: all(one["status"].get("held") for one in resources(space.cluster)), "both are told as held")
+        space.kubectl_json("delete", "pod", "old", "--force", "--grace-period=0")
+        space.wait(
+            lambda: all(resource["status"].get("held") for resource in resources(space.cluster)),
+            "both are told as held",
+        )
         space.create(asking("new", {RDMA: 1}, command=IDLE))
     finally:
         kubelet.resume()
     space.running("new")
-    space.wait(lambda: not any(one["status"].get("held") for one in resources(space.cluster)), "nothing is held")
+    space.wait(
+        lambda: not any(resource["status"].get("held") for resource in resources(space.cluster)), "nothing is held"
+    )
 
 
 def test_a_card_without_memory_and_a_device_with_it_are_refused(cluster):
     def taken(spec: Json) -> bool:
-        made = {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": {"name": "x"}, "spec": spec}
-        return cluster.verbs.run("create", "--dry-run=server", stdin=made).returncode == 0
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": "ExtendedResource",
+            "metadata": {"name": "x"},
+            "spec": spec,
+        }
+        return cluster.verbs.run("create", "--dry-run=server", stdin=manifest).returncode == 0
 
     spec = {"node": "n1", "index": 0, "uuid": "x"}
     assert not taken(spec)

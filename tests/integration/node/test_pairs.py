@@ -14,7 +14,7 @@ from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
 from tests.integration.conftest import spaces
 from tests.integration.ruleone import RuleOne
-from tests.integration.sharing import Space, cards_of, device_numbers, probe, probed, where, workload
+from tests.integration.sharing import Space, cards_of, device_numbers, node_and_card, probe, probed, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
@@ -45,17 +45,17 @@ def mismatches(space: Space, *, pairs: int) -> list[str]:
     numbers = device_numbers(space.cluster, NODE)
     assert len(set(numbers.values())) == CARDS
     script = probe(numbers)
-    found: list[str] = []
+    findings: list[str] = []
     done = 0
     with RuleOne(space.cluster) as watcher:  # on a busy machine the first may end before the last is bound
         while done < pairs:
             at_once = min(CARDS // 2, pairs - done)
-            found += one_round(space, f"r{done}", 2 * at_once, script, numbers)
+            findings += one_round(space, f"r{done}", 2 * at_once, script, numbers)
             done += at_once
-            print(f"{done} of {pairs} pairs, {len(found)} mismatches", flush=True)
+            print(f"{done} of {pairs} pairs, {len(findings)} mismatches", flush=True)
     assert not watcher.failed, watcher.failed
     assert watcher.events > pairs
-    return found + watcher.violations
+    return findings + watcher.violations
 
 
 def one_round(space: Space, name: str, count: int, script: str, numbers: dict[str, str]) -> list[str]:
@@ -77,13 +77,13 @@ def one_round(space: Space, name: str, count: int, script: str, numbers: dict[st
 
     space.wait(lambda: all(pod["status"]["phase"] in ENDED for pod in ours()), f"round {name} is over")
     ended = ours()
-    found = []
+    findings = []
     for pod in ended:
-        told = pod["status"]["containerStatuses"][0]["state"]["terminated"].get("message", "").splitlines()
-        node, card = where(pod)
-        if node != NODE or told != probed(numbers, card):
-            found.append(f"{pod['metadata']['name']} on card {card}: {told}")
+        output = pod["status"]["containerStatuses"][0]["state"]["terminated"].get("message", "").splitlines()
+        node, card = node_and_card(pod)
+        if node != NODE or output != probed(numbers, card):
+            findings.append(f"{pod['metadata']['name']} on card {card}: {output}")
         assert pod["metadata"]["annotations"][names.ASSIGNMENT]
     collection = paths.pods(space.name)
     space.cluster.api.delete(collection, {"gracePeriodSeconds": 0})
-    return found
+    return findings

@@ -30,7 +30,7 @@ def test_a_container_that_is_restarted_by_a_rule_has_its_share_again(space: Spac
     space.create(workload("ruled", [once, ends], node="n1", spec={"volumes": [{"name": "d", "emptyDir": {}}]}))
 
     def statuses() -> dict[str, Json]:
-        return {one["name"]: one for one in space.get("ruled")["status"].get("containerStatuses") or ()}
+        return {status["name"]: status for status in space.get("ruled")["status"].get("containerStatuses") or ()}
 
     space.wait(lambda: (main := statuses().get("main")) and main["restartCount"] == 1 and main["ready"], "restarted")
     space.wait(lambda: "terminated" in statuses()["ends"]["state"], "the other has ended for good")
@@ -50,8 +50,8 @@ def test_a_pod_that_is_restarted_in_place_has_its_shares_again(space: Space) -> 
     space.create(workload("whole", [main, trouble], node="n1", spec={"volumes": [{"name": "d", "emptyDir": {}}]}))
 
     def again() -> bool:
-        found = space.get("whole")["status"].get("containerStatuses") or []
-        return len(found) == 2 and all(one["restartCount"] == 1 and one["ready"] for one in found)
+        entries = space.get("whole")["status"].get("containerStatuses") or []
+        return len(entries) == 2 and all(status["restartCount"] == 1 and status["ready"] for status in entries)
 
     space.wait(again, "both run again")
     assert card(space, "whole").split()[-1] == "1024"
@@ -100,8 +100,8 @@ def test_a_container_for_debugging_sees_no_card(space: Space) -> None:
     space.cluster.api.patch(path, {"spec": {"ephemeralContainers": [added]}}, MERGE)
 
     def runs() -> bool:
-        found = space.get("debugged")["status"].get("ephemeralContainerStatuses") or [{}]
-        return "running" in found[0].get("state", {})
+        entries = space.get("debugged")["status"].get("ephemeralContainerStatuses") or [{}]
+        return "running" in entries[0].get("state", {})
 
     space.wait(runs, "it runs")
     assert "nvidia" not in space.inside("debugged", "ls /dev; env", main="look")

@@ -34,9 +34,9 @@ def doctor_says(space: Space, code: int, *texts: str) -> None:
     """Once it does: on a busy machine an extender may be late with its Lease, and kube-scheduler with the probe."""
 
     def so() -> bool:
-        said = process(space.cluster, "cardwise", "doctor")
-        if said.returncode != code or not all(text in said.stdout for text in texts):
-            raise LookupError(said.stdout + said.stderr)
+        output = process(space.cluster, "cardwise", "doctor")
+        if output.returncode != code or not all(text in output.stdout for text in texts):
+            raise LookupError(output.stdout + output.stderr)
         return True
 
     space.wait(so, f"doctor says {texts}")
@@ -69,17 +69,17 @@ def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(clust
         disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a card, and deleted"
         doctor_says(space, 1, f"the probe pod was bound to {node} without a card", disappeared)
         assert "see whether kube-scheduler asks the extender" in cardwise(cluster, "doctor", "--no-probe").stdout
-        said = cardwise(cluster, "doctor").stdout
+        output = cardwise(cluster, "doctor").stdout
         # No kube-scheduler is seen in pods, as in managed control planes.
         assert (
             "--reset-then-reuse-values --set scheduler.mode=own,scheduler.image=registry.k8s.io/kube-scheduler:v1."
-            in said
+            in output
         )
     finally:
         cluster.process(SCHEDULER).stop()
         cluster.control_plane.start_scheduler(cluster.parts.stanzas())
         keeper.restart()
-    space.gone("web")
+    space.wait_for_deletion("web")
     doctor_says(space, 0, f"placed on a card of {node}")
 
 
@@ -136,8 +136,8 @@ def test_kubectl_gives_the_plugin_what_stands_behind_its_name_and_nothing_else(c
         )
 
     for words in (["--context", "good", "quota", "-A"], ["quota", "-A", "--context=good"]):
-        said = kubectl("cardwise", *words)
-        assert said.returncode == 0, said.stderr
+        output = kubectl("cardwise", *words)
+        assert output.returncode == 0, output.stderr
     assert kubectl("cardwise", "quota", "-A").returncode != 0, "the current context is tried"
     before = kubectl("--context", "good", "cardwise", "quota", "-A")
     # When kubectl takes it, docs/admin.md and the help of the plugin have to say so.
@@ -169,11 +169,11 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     space.apply(deployment("web", 1, gpu_mem=4000))
     space.wait(lambda: len(_bound(space)) == 1, "the Deployment's pod has a card")
     ((web, first),) = _bound(space).items()
-    said = cardwise(cluster, "cordon", f"{node}/{first}", "--reason", "it smokes")
-    assert (said.returncode, said.stdout.rstrip().rpartition(" ")[2]) == (0, "cordoned"), said.stderr
+    output = cardwise(cluster, "cordon", f"{node}/{first}", "--reason", "it smokes")
+    assert (output.returncode, output.stdout.rstrip().rpartition(" ")[2]) == (0, "cordoned"), output.stderr
     space.wait(lambda: _closed(space, first), "the extender knows")
     # Binpack would take the card that has the least left; what runs there stays.
-    assert space.put(workload("beside", gpu_mem=1000)) == (node, str(1 - first))
+    assert space.create_and_locate(workload("beside", gpu_mem=1000)) == (node, str(1 - first))
     assert _bound(space)[web] == first
     first_name = names.extended_resource_name(card_uuid(node, first))
     heads, row = cluster.kubectl("get", "er", first_name).splitlines()
@@ -195,19 +195,19 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     top = json.loads(cardwise(cluster, "top", node, "-o", "json").stdout)
     cards = top["nodes"][0]["cards"]
     assert [card["cordoned"] for card in cards] == [index == first for index in (0, 1)]
-    assert {one["name"] for one in cards[1 - first]["holders"]} == set(_bound(space))
+    assert {holder["name"] for holder in cards[1 - first]["holders"]} == set(_bound(space))
     assert cards[first]["holders"] == []
 
 
 @pytest.fixture(scope="module")
 def crowded(cluster: Cluster):
     """Pods that are placed, and one that waits: four nodes cannot hold five pods that want both cards."""
-    with Space(cluster, "crowded") as made:
-        made.nodes(4)
+    with Space(cluster, "crowded") as space:
+        space.nodes(4)
         for i in range(5):
-            made.create(pod(f"cli-{i}", namespace=made.name, gpu_count=2))
-        made.wait(lambda: len(_placed(made)) == 4, "four pods are placed")
-        yield made
+            space.create(pod(f"cli-{i}", namespace=space.name, gpu_count=2))
+        space.wait(lambda: len(_placed(space)) == 4, "four pods are placed")
+        yield space
 
 
 def _placed(space: Space) -> dict[str, str]:
@@ -217,9 +217,9 @@ def _placed(space: Space) -> dict[str, str]:
 
 def test_explain_says_why_a_workload_has_no_pod_and_what_became_of_one_that_is_gone(space):
     def explained(*words: str) -> str:
-        said = cardwise(space.cluster, "explain", *words, "-n", space.name)
-        assert said.returncode == 0, said.stderr
-        return said.stdout
+        output = cardwise(space.cluster, "explain", *words, "-n", space.name)
+        assert output.returncode == 0, output.stderr
+        return output.stdout
 
     space.nodes()
     space.apply(deployment("web", 1, gpu_mem=4000))
@@ -227,7 +227,7 @@ def test_explain_says_why_a_workload_has_no_pod_and_what_became_of_one_that_is_g
     (web,) = _bound(space)
     deployments = paths.namespaced("/apis/apps/v1", "deployments", space.name, "web")
     space.cluster.api.patch(deployments, {"spec": {"replicas": 0}})
-    space.gone(web)
+    space.wait_for_deletion(web)
     assert f"deployment {space.name}/web has no pod.\nIt is to have none" in explained("deploy/web")
     gone = f"SuccessfulDelete: ReplicaSet {web.rpartition('-')[0]}: Deleted pod: {web}\n"
     space.wait(lambda: gone in explained(web), "its controller says that it has deleted it")

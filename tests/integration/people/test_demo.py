@@ -37,7 +37,7 @@ def test_a_demo_that_is_ended_takes_everything_down():
                 if line.startswith("✓"):  # the first scene
                     running.send_signal(signal.SIGTERM)
                     break
-            said = running.stdout.read()
-        assert running.returncode == 1, said
-        assert "stopping the cluster" in said
+            output = running.stdout.read()
+        assert running.returncode == 1, output
+        assert "stopping the cluster" in output
         assert Cluster.leftovers(state) == []

@@ -73,12 +73,12 @@ SLURP = {
 
 def commands(page: Path) -> list[str]:
     """The lines of its console blocks; of a block that shows answers too, those after the prompt."""
-    found = []
+    findings = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
         lines = [line.strip() for line in block.splitlines() if line.strip()]
         typed = [line[2:] for line in lines if line.startswith("$ ")]
-        found += typed or lines
-    return [line for line in found if not line.startswith(tuple(ELSEWHERE))]
+        findings += typed or lines
+    return [line for line in findings if not line.startswith(tuple(ELSEWHERE))]
 
 
 TYPED = {page.name: commands(page) for page in PAGES if page.name not in OTHER_PAGES and commands(page)}
@@ -93,13 +93,13 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     kubeconfig = folder / "kubeconfig"
     shutil.copy(cluster.kubeconfig, kubeconfig)
     environment = os.environ | cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
-    found = cluster.api.get(paths.extendedresources())["items"]
-    card = next(one for one in found if one["spec"]["kind"] == classes.KIND)
+    resources = cluster.api.get(paths.extendedresources())["items"]
+    card = next(entry for entry in resources if entry["spec"]["kind"] == classes.KIND)
     # What a page has the reader write lies beside the checkout, not in it.
     for part in ROOT.iterdir():
         (folder / part.name).symlink_to(part)
-    made = Shell(environment, {"folder": folder, "card": card["spec"]["uuid"], "resource": card["metadata"]["name"]})
-    made.type("kubectl config set-context --current --namespace=docs")
+    shell = Shell(environment, {"folder": folder, "card": card["spec"]["uuid"], "resource": card["metadata"]["name"]})
+    shell.type("kubectl config set-context --current --namespace=docs")
     for name in CLASSES:
         every = {"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["1Mi"]}]}}
         resource_class = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}}
@@ -112,15 +112,15 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     space.running(*SLURP)
     # The extender makes it; `kubectl wait` does not wait for what is not there.
     space.wait(lambda: cluster.api.get(paths.podgroups(space.name, "slurp")), "their gang is there")
-    yield made
-    for one in (space, *others):
-        cluster.ask("delete", "namespace", one.name, "--wait=false")
+    yield shell
+    for entry in (space, *others):
+        cluster.ask("delete", "namespace", entry.name, "--wait=false")
     cluster.ask("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
     cluster.ask("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
-    for one in found:
-        cluster.api.patch(paths.extendedresources(one["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
-    for one in (space, *others):
-        one.wait(lambda one=one: not one.pods(), "its pods are gone")
+    for entry in resources:
+        cluster.api.patch(paths.extendedresources(entry["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
+    for entry in (space, *others):
+        entry.wait(lambda entry=entry: not entry.pods(), "its pods are gone")
 
 
 class Shell:
@@ -150,14 +150,14 @@ class Shell:
 
     def tried(self, line: str) -> subprocess.CompletedProcess[str]:
         """As `type`, but doctor until it is content: an extender may be late with its Lease just now."""
-        said = []
+        runs = []
 
         def so() -> bool:
-            said.append(self.type(line))
-            return said[-1].returncode == 0 or not line.startswith("cardwise doctor")
+            runs.append(self.type(line))
+            return runs[-1].returncode == 0 or not line.startswith("cardwise doctor")
 
         wait_for(so)
-        return said[-1]
+        return runs[-1]
 
 
 def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, shell: "Shell", tmp_path: Path):
@@ -169,18 +169,18 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         for line in TYPED["quickstart.md"]:
             if line.startswith("kubectl delete"):
                 break
-            said = ann.type(line)
-            assert said.returncode == 0, f"{line}\n{said.stdout}{said.stderr}"
+            output = ann.type(line)
+            assert output.returncode == 0, f"{line}\n{output.stdout}{output.stderr}"
         for command in ("inspect", "top --once", "nodes", "classes", "quota", "explain notebook"):
-            said = ann.type(f"cardwise {command}")
-            assert said.returncode == 0, f"{command}\n{said.stdout}{said.stderr}"
-            shown = said.stdout + said.stderr
+            output = ann.type(f"cardwise {command}")
+            assert output.returncode == 0, f"{command}\n{output.stdout}{output.stderr}"
+            shown = output.stdout + output.stderr
             assert "my-namespace" not in shown, "another team's pod"
             assert "(ClusterRole cardwise-view, docs/admin.md#looking)" in shown, command
             if command in ("inspect", "top --once", "nodes"):
-                assert "first-hour/notebook" in said.stdout
+                assert "first-hour/notebook" in output.stdout
             if command not in ("quota", "explain notebook"):
-                assert "nvidia.tesla.k80 " in said.stdout, "a type"
+                assert "nvidia.tesla.k80 " in output.stdout, "a type"
         # A command that can show nothing says how an administrator gives ann the right: she has it then.
         refused = ann.type("cardwise gangs -A")
         assert refused.returncode != 0
@@ -192,11 +192,11 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         assert shell.type(VIEW.replace("GROUP", f"system:serviceaccounts:{space.name}")).returncode == 0
         space.wait(lambda: "TOTAL-MIB" in ann.type("cardwise top --once").stdout, "cards may be seen")
         for command in ("inspect -d", "top --once", "nodes", "classes -o wide", "quota", "explain notebook"):
-            said = ann.type(f"cardwise {command}")
-            assert said.returncode == 0, f"{command}\n{said.stdout}{said.stderr}"
-            assert "my-pod" not in said.stdout, "another team's pod"
+            output = ann.type(f"cardwise {command}")
+            assert output.returncode == 0, f"{command}\n{output.stdout}{output.stderr}"
+            assert "my-pod" not in output.stdout, "another team's pod"
             if command in ("inspect -d", "top --once"):
-                assert "notebook" in said.stdout
+                assert "notebook" in output.stdout
     finally:
         cluster.ask("delete", "clusterrolebinding", "cardwise-view", ANNS_ROLE, "--ignore-not-found")
         space.delete("notebook", grace=1)
@@ -207,5 +207,5 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
 @pytest.mark.parametrize("page", sorted(TYPED))
 def test_every_command_of_the_page_works(page, shell):
     for line in TYPED[page] + LEFT.get(page, []):
-        said = shell.tried(line)
-        assert said.returncode == 0, f"{page}: {line}\n{said.stdout}{said.stderr}"
+        output = shell.tried(line)
+        assert output.returncode == 0, f"{page}: {line}\n{output.stdout}{output.stderr}"

@@ -20,18 +20,18 @@ pytestmark = [pytest.mark.cluster("sim")]
 DEVICES = Path(__file__).parents[3] / "examples" / "devices"
 
 
-def told(space: Space, obj: Json) -> str:
+def warnings_of(space: Space, manifest: Json) -> str:
     """The warnings of `kubectl create`, which must go through. None of those of a webhook that has not answered in the
     second that it has.
     """
-    done = Api(space.cluster).run("create", "--dry-run=server", "-n", space.name, "-f", "-", stdin=obj)
+    done = Api(space.cluster).run("create", "--dry-run=server", "-n", space.name, "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def tells(space: Space, obj: Json, *texts: str) -> None:
+def tells(space: Space, manifest: Json, *texts: str) -> None:
     """Some `kubectl create` of it is warned with all of these."""
-    space.wait(lambda: all(text in told(space, obj) for text in texts), f"a warning says {texts}")
+    space.wait(lambda: all(text in warnings_of(space, manifest) for text in texts), f"a warning says {texts}")
 
 
 def naming(resource: str) -> Json:
@@ -41,38 +41,40 @@ def naming(resource: str) -> Json:
     return pod
 
 
-def mine(obj: Json, **spec: Any) -> Json:
-    obj["metadata"].pop("namespace", None)
-    obj["spec"] |= spec
-    return obj
+def mine(manifest: Json, **spec: Any) -> Json:
+    manifest["metadata"].pop("namespace", None)
+    manifest["spec"] |= spec
+    return manifest
 
 
 @pytest.fixture
 def known(space: Space) -> Space:
     """With two cards that the webhook knows."""
     space.nodes()
-    space.wait(lambda: "did you mean" in told(space, naming("aliyun.com/gpu-memory")), "the webhook knows the nodes")
-    space.wait(lambda: "more than the largest" in told(space, wide(space)), "the webhook knows the cards")
+    space.wait(
+        lambda: "did you mean" in warnings_of(space, naming("aliyun.com/gpu-memory")), "the webhook knows the nodes"
+    )
+    space.wait(lambda: "more than the largest" in warnings_of(space, wide(space)), "the webhook knows the cards")
     return space
 
 
 def wide(space: Space) -> Json:
-    made: Json = deployment("wide", 1, gpu_mem=90000)
-    made["metadata"]["namespace"] = space.name
-    return made
+    workload: Json = deployment("wide", 1, gpu_mem=90000)
+    workload["metadata"]["namespace"] = space.name
+    return workload
 
 
 def test_names_that_nobody_offers_are_told_with_what_was_meant(known: Space) -> None:
     for written in ("aliyun.com/gpu-memory", "aliyun.com/gpumem", "nvidia.com/gpumem"):
         tells(known, naming(written), f"[{written}]: no node offers it; did you mean {names.GPU_MEM}?")
     tells(known, naming(names.NVIDIA_GPU), f"did you mean {names.GPU_COUNT}?")
-    assert told(known, naming("example.org/fpga")) == ""
+    assert warnings_of(known, naming("example.org/fpga")) == ""
 
 
 def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> None:
     tells(known, mine(build.pod("p", gpu_mem=8)), "8 is 8 MiB")
     ours = {"gpu_mem": 4000}
-    assert told(known, mine(build.pod("p", **ours))) == ""
+    assert warnings_of(known, mine(build.pod("p", **ours))) == ""
     hub = mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler")
     tells(known, hub, "jupyterhub-user-scheduler does not ask Cardwise")
     gate = {"name": "kueue.x-k8s.io/admission"}
@@ -85,10 +87,12 @@ def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space
     (small,) = known.nodes(1, [TestCard(memory_mib=4096)])
     on_small = {"nodeSelector": {"kubernetes.io/hostname": small}}
     known.wait(
-        lambda: "the pod keeps to 1 node with cards" in told(known, mine(build.pod("p", gpu_mem=8000), **on_small)),
+        lambda: (
+            "the pod keeps to 1 node with cards" in warnings_of(known, mine(build.pod("p", gpu_mem=8000), **on_small))
+        ),
         "the webhook knows the small card",
     )
-    assert told(known, mine(build.pod("p", gpu_mem=4000), **on_small)) == ""
+    assert warnings_of(known, mine(build.pod("p", gpu_mem=4000), **on_small)) == ""
     condition = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none-such"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [condition]}]}
     nowhere = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
@@ -121,7 +125,7 @@ RESOURCES = {"limits": {names.GPU_MEM: "90000"}}
 
 
 @pytest.mark.parametrize(
-    ("of", "spec", "where"),
+    ("of", "spec", "template_path"),
     [
         (
             ("ray.io", "v1", "RayJob"),
@@ -135,7 +139,7 @@ RESOURCES = {"limits": {names.GPU_MEM: "90000"}}
         ),
     ],
 )
-def test_kinds_of_others_are_told_too(known: Space, of: tuple[str, str, str], spec: Json, where: str) -> None:
+def test_kinds_of_others_are_told_too(known: Space, of: tuple[str, str, str], spec: Json, template_path: str) -> None:
     """Stand-ins, by the names of the kinds."""
     group, version, kind = of
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -148,14 +152,17 @@ def test_kinds_of_others_are_told_too(known: Space, of: tuple[str, str, str], sp
         "spec": {"group": group, "scope": "Namespaced", "names": names_of, "versions": [served]},
     }  # fmt: skip
     api = Api(known.cluster)
-    obj = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": "r"}, "spec": spec}
+    manifest = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": "r"}, "spec": spec}
     api.ok("create", "-f", "-", stdin=crd)
     try:
 
-        def said() -> str:
-            return api.run("create", "--dry-run=server", "-n", known.name, "-f", "-", stdin=obj).stderr
+        def warnings_of_creation() -> str:
+            return api.run("create", "--dry-run=server", "-n", known.name, "-f", "-", stdin=manifest).stderr
 
-        known.wait(lambda: f"{where}.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said(), "it is warned about")
+        known.wait(
+            lambda: f"{template_path}.limits[{names.GPU_MEM}]: 90000 MiB is more than" in warnings_of_creation(),
+            "it is warned about",
+        )
     finally:
         api.ok("delete", "crd", crd_name)
 
@@ -164,8 +171,8 @@ def test_nobody_is_refused_while_the_webhook_is_away(known: Space) -> None:
     webhook = known.cluster.process("webhook")
     webhook.stop()
     try:
-        assert told(known, naming(names.NVIDIA_GPU)) == ""
-        assert told(known, wide(known)) == ""
+        assert warnings_of(known, naming(names.NVIDIA_GPU)) == ""
+        assert warnings_of(known, wide(known)) == ""
     finally:
         webhook.restart()
         known.cluster.parts.wait_ready("webhook")
@@ -174,15 +181,15 @@ def test_nobody_is_refused_while_the_webhook_is_away(known: Space) -> None:
 def test_a_variable_of_ones_own_may_name_the_share(known: Space) -> None:
     pod = mine(build.pod("p", gpu_mem=4000))
     pod["spec"]["containers"][0]["env"] = [{"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}]
-    made = json.loads(
+    document = json.loads(
         Api(known.cluster).ok("create", "--dry-run=server", "-n", known.name, "-o", "json", "-f", "-", stdin=pod)
     )
-    order = [entry["name"] for entry in made["spec"]["containers"][0]["env"]]
+    order = [entry["name"] for entry in document["spec"]["containers"][0]["env"]]
     assert order.index(names.ENV_FRACTION) < order.index("OPTIONS")
 
 
-def explained(space: Space, *what: str) -> str:
-    done = cardwise(space.cluster, "explain", *what, "-n", space.name)
+def explained(space: Space, *arguments: str) -> str:
+    done = cardwise(space.cluster, "explain", *arguments, "-n", space.name)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -197,13 +204,13 @@ def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> Non
 
 def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
     for name in ("one", "two"):
-        known.put(workload(name, gpu_mem=10000))
+        known.create_and_locate(workload(name, gpu_mem=10000))
     known.create(workload("more", gpu_mem=8000))
     known.refused("more", "Insufficient GPU Memory in one device")
-    said = explained(known, "pod/more")
+    output = explained(known, "pod/more")
     cheapest, dearer = "it asked for at most 6276 MiB: that runs now, on card", "these ended"
-    assert said.index(cheapest) < said.index(dearer)
-    assert known.put(workload("advised", gpu_mem=6276)) is not None
+    assert output.index(cheapest) < output.index(dearer)
+    assert known.create_and_locate(workload("advised", gpu_mem=6276)) is not None
 
 
 def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None:
@@ -219,9 +226,9 @@ def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None
 
 def test_doctor_calls_a_cluster_without_a_usable_card_a_problem(space: Space) -> None:
     def so() -> bool:
-        said = cardwise(space.cluster, "doctor", "--no-probe")
-        assert said.returncode == 1
-        problem, remedy, *_ = said.stdout.splitlines()
+        output = cardwise(space.cluster, "doctor", "--no-probe")
+        assert output.returncode == 1
+        problem, remedy, *_ = output.stdout.splitlines()
         return "PROBLEM  cards" in problem and "nodes.selector" in remedy
 
     space.wait(so, "it is the first problem")  # but for an extender that is just late with its Lease

@@ -28,15 +28,15 @@ CARDS = [TestCard(model="Tesla K80", memory_mib=K80), TestCard(model="Tesla P100
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """With a K80 and a P100 on each of two nodes; the webhook knows their classes."""
-    for made in spaces(cluster, request):
-        made.nodes(NODES, CARDS)
-        wait_for_classes(made, K80_CLASS, P100_CLASS)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(NODES, CARDS)
+        wait_for_classes(space, K80_CLASS, P100_CLASS)
+        yield space
 
 
 def used(space: Space, name: str = "team") -> list[Json]:
-    found = space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status", {}).get("used", [])
-    return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in found]
+    lines = space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status", {}).get("used", [])
+    return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in lines]
 
 
 class Ledger(Follower):
@@ -56,12 +56,12 @@ class Ledger(Follower):
     def mib(self) -> int:
         return sum(mib for _, mib in list(self._holds.values()))
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """The pod is so now."""
-        uid = obj["metadata"]["uid"]
-        held = assignment.decode(obj["metadata"].get("annotations") or {})
-        over = kind == "DELETED" or obj.get("status", {}).get("phase") in names.FINISHED_PHASES
-        if over or held is None or not obj["spec"].get("nodeName"):
+        uid = manifest["metadata"]["uid"]
+        held = assignment.decode(manifest["metadata"].get("annotations") or {})
+        over = kind == "DELETED" or manifest.get("status", {}).get("phase") in names.FINISHED_PHASES
+        if over or held is None or not manifest["spec"].get("nodeName"):
             self._holds.pop(uid, None)
         else:
             self._holds[uid] = (len(held.shares()), held.mem)
@@ -111,7 +111,7 @@ def never_above(space: Space, second: Process, unit: str, *, pods: int, shares: 
         # As pods end the waiting ones get in.
         ended = [pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")][: shares // 2]
         space.delete(*ended)
-        space.gone(*ended)
+        space.wait_for_deletion(*ended)
         space.wait(lambda: ledger.shares == shares, "the freed room is taken")
         assert (ledger.most_shares, ledger.most_mib) == (shares, shares * mib)
 
@@ -127,7 +127,7 @@ def kill_twice(ledger: "Ledger", processes: Sequence[Process]) -> None:
 
 def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     space.put_quota({"shares": 1})
-    space.put(workload("first", gpu_mem=1000))
+    space.create_and_locate(workload("first", gpu_mem=1000))
     space.create(workload("second", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("second"), "second waits")
     space.delete("first")
@@ -138,7 +138,7 @@ def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
     space.placed("third")
     space.create(workload("fourth", gpu_mem=1000))
     space.wait(lambda: "GPUQuota" in space.reasons("fourth"), "fourth waits")
-    space.ask("delete", "gpuquota", "team")
+    space.kubectl_json("delete", "gpuquota", "team")
     space.placed("fourth")
 
 
@@ -153,7 +153,7 @@ UNREADABLE = [
 
 
 def test_a_quota_that_cannot_be_read_is_refused(cluster, request):
-    for made in spaces(cluster, request):
+    for space in spaces(cluster, request):
         for hard, says in UNREADABLE:
             with pytest.raises(CommandFailed, match=says):
-                made.put_quota(*hard, name="bad")
+                space.put_quota(*hard, name="bad")

@@ -15,7 +15,7 @@ from tests.cluster.cards import TestCard
 from tests.integration.commands import typed
 from tests.integration.conftest import spaces
 from tests.integration.quotas.test_types import K80, K80_CLASS
-from tests.integration.sharing import Space, binding, wait_for_classes, where, workload
+from tests.integration.sharing import Space, binding, node_and_card, wait_for_classes, workload
 
 pytestmark = [pytest.mark.cluster("sim")]
 T4_CLASS = "nvidia.tesla.t4"
@@ -23,14 +23,14 @@ T4_CLASS = "nvidia.tesla.t4"
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(2, [TestCard(model="Tesla K80", memory_mib=K80)])
-        wait_for_classes(made, K80_CLASS)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(2, [TestCard(model="Tesla K80", memory_mib=K80)])
+        wait_for_classes(space, K80_CLASS)
+        yield space
 
 
 def placed(space: Space) -> list[str]:
-    return [pod["metadata"]["name"] for pod in space.pods() if where(pod)[0]]
+    return [pod["metadata"]["name"] for pod in space.pods() if node_and_card(pod)[0]]
 
 
 def resource_class(space: Space, name: str) -> Json:
@@ -83,21 +83,21 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
 @pytest.fixture
 def other(space: Space) -> Iterator[Space]:
     """Another team's namespace."""
-    with Space(space.cluster, f"{space.name}-other") as made:
-        yield made
+    with Space(space.cluster, f"{space.name}-other") as other_space:
+        yield other_space
 
 
 def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_path):
     """With `edit` there and the ClusterRole of cards: what others hold is counted, and their pods are not named."""
-    other.put(workload("theirs", gpu_mem=3000))
+    other.create_and_locate(workload("theirs", gpu_mem=3000))
     space.put_quota({"shares": 1})
-    space.put(workload("mine", gpu_mem=1000))
+    space.create_and_locate(workload("mine", gpu_mem=1000))
     refused(space, "waits")
     jane = user_of(space, tmp_path)
 
     def used() -> int:
-        found = json.loads(cardwise(jane, "classes", "-o", "json"))["classes"]
-        return next((one["usedMiB"] for one in found if one["name"] == K80_CLASS), 0)
+        document = json.loads(cardwise(jane, "classes", "-o", "json"))["classes"]
+        return next((line["usedMiB"] for line in document if line["name"] == K80_CLASS), 0)
 
     space.wait(lambda: used() == 4000, "the class counts both pods")
     assert "1/1" in cardwise(jane, "quota")
@@ -106,18 +106,18 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_pat
         lambda: "other namespaces/pods (3000 MiB)" in cardwise(jane, "explain", "pod", "waits"), "others are counted"
     )
     assert "beside other namespaces/pods" in cardwise(jane, "explain", "pod", "mine")
-    space.ask("delete", "clusterrolebinding", space.name)
+    space.kubectl_json("delete", "clusterrolebinding", space.name)
     space.wait(lambda: "beside" not in cardwise(jane, "explain", "pod", "mine"), "cards may not be read any more")
     assert "container main: 1000 of 11441 MiB" in cardwise(jane, "explain", "pod", "mine")
 
 
 def user_of(space: Space, folder: Path) -> Path:
     """The kubeconfig of somebody who may edit in the namespace, and look at cards, classes and quotas."""
-    found = space.editor("jane", folder)
-    space.ask("create", stdin=binding(space.name, "cardwise-view", account=f"{space.name}:jane"))
-    may = lambda: [typed({}, verb, "--kubeconfig", str(found)).returncode for verb in ("classes", "quota")]  # noqa: E731
+    kubeconfig = space.editor("jane", folder)
+    space.kubectl_json("create", stdin=binding(space.name, "cardwise-view", account=f"{space.name}:jane"))
+    may = lambda: [typed({}, verb, "--kubeconfig", str(kubeconfig)).returncode for verb in ("classes", "quota")]  # noqa: E731
     space.wait(lambda: may() == [0, 0], "the API server knows her rights")
-    return found
+    return kubeconfig
 
 
 def cardwise(kubeconfig: Path, *args: str) -> str:

@@ -17,10 +17,10 @@ from tests.integration.sharing import (
     assigned,
     cards_of,
     device_numbers,
+    node_and_card,
     probe,
     probed,
     wait_for_classes,
-    where,
     workload,
 )
 
@@ -40,19 +40,19 @@ def sims(cluster: Cluster) -> Iterator[list[str]]:
     nodes say so.
     """
     small = TestCard(model="Tesla K80", memory_mib=SMALL_K80)
-    with cards_of(cluster, n1=[*MODELS["K80"], *MODELS["P100"]]), Space(cluster, "types-nodes") as made:
-        made.nodes(1, [*MODELS["P100"], *MODELS["K80"], small])
-        made.nodes(1, MODELS["K80"] * 2)
-        made.nodes(1, [TestCard(model="Tesla V100", memory_mib=32510)])
+    with cards_of(cluster, n1=[*MODELS["K80"], *MODELS["P100"]]), Space(cluster, "types-nodes") as space:
+        space.nodes(1, [*MODELS["P100"], *MODELS["K80"], small])
+        space.nodes(1, MODELS["K80"] * 2)
+        space.nodes(1, [TestCard(model="Tesla V100", memory_mib=32510)])
         make_class(cluster, "high-mem", HIGH_MEM)
-        wait_for_classes(made, K80_CLASS, P100_CLASS, "high-mem")
+        wait_for_classes(space, K80_CLASS, P100_CLASS, "high-mem")
         for node, resource_class in (
-            ("n1", K80_CLASS), ("n1", P100_CLASS), ("n1", "high-mem"), (made.own_nodes[1], K80_CLASS)
+            ("n1", K80_CLASS), ("n1", P100_CLASS), ("n1", "high-mem"), (space.own_nodes[1], K80_CLASS)
         ):  # fmt: skip
             cluster.wait(
                 lambda n=node, c=resource_class: capacity(cluster, n, c) > 0, f"{node} offers {resource_class}"
             )
-        yield made.own_nodes
+        yield space.own_nodes
         cluster.ask("delete", "resourceclass", "high-mem")
 
 
@@ -70,9 +70,9 @@ def capacity(cluster: Cluster, node: str, resource_class: str) -> int:
 
 def typed(name: str, limits: Json, **settings: object) -> Json:
     """A pod whose container has exactly these limits."""
-    made = workload(name, **settings)  # type: ignore[arg-type]
-    made["spec"]["containers"][0]["resources"] = {"limits": limits}
-    return made
+    pod = workload(name, **settings)  # type: ignore[arg-type]
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return pod
 
 
 def template_of(kind: str, name: str, limits: Json) -> Json:
@@ -81,31 +81,31 @@ def template_of(kind: str, name: str, limits: Json) -> Json:
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
     group = "batch/v1" if "Job" in kind else "v1" if kind in ("PodTemplate", "ReplicationController") else "apps/v1"
-    made: Json = {"apiVersion": group, "kind": kind, "metadata": {"name": name}}
+    manifest: Json = {"apiVersion": group, "kind": kind, "metadata": {"name": name}}
     if kind in ("Job", "CronJob"):
         template["spec"]["restartPolicy"] = "Never"
     match kind:
         case "PodTemplate":
-            made["template"] = template
+            manifest["template"] = template
         case "Job":
-            made["spec"] = {"template": template}
+            manifest["spec"] = {"template": template}
         case "CronJob":
-            made["spec"] = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}
+            manifest["spec"] = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}
         case "ReplicationController":
-            made["spec"] = {"replicas": 1, "selector": labels, "template": template}
+            manifest["spec"] = {"replicas": 1, "selector": labels, "template": template}
         case _:
-            made["spec"] = {"selector": {"matchLabels": labels}, "template": template}
+            manifest["spec"] = {"selector": {"matchLabels": labels}, "template": template}
     if kind == "StatefulSet":
-        made["spec"]["serviceName"] = name
-    return made
+        manifest["spec"]["serviceName"] = name
+    return manifest
 
 
 def limits_of(space: Space, kind: str, name: str) -> Json:
     """Of the only container of the workload's template."""
-    found = space.ask("get", kind, name)
-    inner = found.get("spec", {})
+    stored = space.kubectl_json("get", kind, name)
+    inner = stored.get("spec", {})
     template = (
-        found["template"] if kind == "PodTemplate" else inner.get("jobTemplate", {}).get("spec", inner)["template"]
+        stored["template"] if kind == "PodTemplate" else inner.get("jobTemplate", {}).get("spec", inner)["template"]
     )
     limits: Json = template["spec"]["containers"][0]["resources"]["limits"]
     return limits
@@ -119,9 +119,9 @@ def test_the_bare_name_opens_a_card_of_that_type(space):
     ):
         space.create(typed(name, limits, node="n1", command=probe(numbers), spec={"restartPolicy": "Never"}))
         space.wait(lambda n=name: space.phase(n) == "Succeeded", f"{name} has run")
-        assert where(space.get(name)) == ("n1", index)
-        assert space.told(name) == probed(numbers, index)
-        space.ask("delete", "pod", name)
+        assert node_and_card(space.get(name)) == ("n1", index)
+        assert space.termination_message(name) == probed(numbers, index)
+        space.kubectl_json("delete", "pod", name)
 
 
 def test_a_share_of_a_type_is_placed_card_by_card(space, sims):
@@ -133,16 +133,16 @@ def test_a_share_of_a_type_is_placed_card_by_card(space, sims):
         "any": ({names.GPU_MEM: 3500}, "2"),
     }
     for name, (limits, index) in places.items():
-        assert space.put(typed(name, limits, node=sims[0])) == (sims[0], index)
+        assert space.create_and_locate(typed(name, limits, node=sims[0])) == (sims[0], index)
 
 
 def test_a_class_with_a_share_stands_for_that_much(space, sims):
     make_class(space.cluster, "k80-half", K80_OBJECT | {"share": {"memoryMiB": "5Gi"}})
     space.cluster.wait(lambda: capacity(space.cluster, sims[1], "k80-half") > 0, "the second node offers k80-half")
-    assert space.put(typed("one", {"cardwise.dev/k80-half": 1}, node=sims[1])) == (sims[1], "0")
-    assert space.put(typed("two", {"cardwise.dev/k80-half": 2}, node=sims[1])) == (sims[1], "1")
+    assert space.create_and_locate(typed("one", {"cardwise.dev/k80-half": 1}, node=sims[1])) == (sims[1], "0")
+    assert space.create_and_locate(typed("two", {"cardwise.dev/k80-half": 2}, node=sims[1])) == (sims[1], "1")
     assert [assigned(space.get(name)).mem for name in ("one", "two")] == [5120, 10240]
-    space.ask("delete", "resourceclass", "k80-half")
+    space.kubectl_json("delete", "resourceclass", "k80-half")
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_a_class_with_a_share_stands_for_that_much(space, sims):
 )
 def test_every_template_takes_the_bare_name(space, sims, kind):
     name = f"t-{kind.lower()}"
-    space.ask("create", stdin=template_of(kind, name, {K80_CLASS: 1}))
+    space.kubectl_json("create", stdin=template_of(kind, name, {K80_CLASS: 1}))
     assert limits_of(space, kind, name) == {names.CLASS_PREFIX + K80_CLASS: "1"}
     if kind not in ("CronJob", "PodTemplate"):
         space.wait(
             lambda: any(
-                (p["metadata"].get("labels") or {}).get("app") == name and where(p)[0] in ("n1", *sims[:2])
+                (p["metadata"].get("labels") or {}).get("app") == name and node_and_card(p)[0] in ("n1", *sims[:2])
                 for p in space.pods()
             ),
             f"a pod of {name} was placed",
         )
-    space.ask("delete", kind, name, "--cascade=foreground", "--wait=false")
+    space.kubectl_json("delete", kind, name, "--cascade=foreground", "--wait=false")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_class_without_a_card_waits_and_is_told(space):
     make_class(space.cluster, "rare", {"selector": {"matchLabels": {"model": "Tesla Rare"}}})
     space.create(typed("waits", {"cardwise.dev/rare": 1}))
     space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type")
-    space.ask("delete", "resourceclass", "rare")
+    space.kubectl_json("delete", "resourceclass", "rare")
     space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
 
 
@@ -202,17 +202,17 @@ def test_a_type_that_is_scaled_to_zero_can_be_asked_for_until_an_admin_removes_i
         group.nodes(1, [TestCard(model="Tesla Zero", memory_mib=K80)])
         wait_for_classes(group, resource_class)
     space.wait(lambda: cards_known(space, resource_class) == 0, "the class says that it has no card")
-    space.ask("create", stdin=template_of("Deployment", "by-class", {resource_class: 1}))
+    space.kubectl_json("create", stdin=template_of("Deployment", "by-class", {resource_class: 1}))
     space.wait(space.pods, "the Deployment has its pod: nobody refuses it")
     (waits,) = (pod["metadata"]["name"] for pod in space.pods())
     space.wait(lambda: resource_class in space.reasons(waits), "kube-scheduler names the resource that it misses")
-    assert (space.phase(waits), where(space.get(waits))[0]) == ("Pending", "")
-    space.ask("delete", "resourceclass", resource_class)
+    assert (space.phase(waits), node_and_card(space.get(waits))[0]) == ("Pending", "")
+    space.kubectl_json("delete", "resourceclass", resource_class)
     space.wait(lambda: "ResourceClassDeleted" in space.reasons(waits), "its pod is told that an admin removed it")
     assert f"there is no ResourceClass {resource_class}" in space.rejected(typed("late", {resource_class: 1}))
 
 
 def cards_known(space: Space, resource_class: str) -> int:
     """What the status of the class says; -1 where it says nothing."""
-    status = space.ask("get", "resourceclass", resource_class).get("status") or {}
+    status = space.kubectl_json("get", "resourceclass", resource_class).get("status") or {}
     return int(status.get("cards", -1))

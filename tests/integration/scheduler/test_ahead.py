@@ -34,13 +34,13 @@ def nominating(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def space(nominating: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(nominating, request):
-        made.nodes(NODES)
+    for space in spaces(nominating, request):
+        space.nodes(NODES)
         # Nobody is nominated before a scheduler has asked.
-        made.put(workload("first", gpu_mem=100))
-        made.delete("first", grace=1)  # its node says that it has ended; else its share would be kept for a while
-        made.wait(lambda: all(not used for _, used, _ in inspect(nominating).values()), "nothing is held any more")
-        yield made
+        space.create_and_locate(workload("first", gpu_mem=100))
+        space.delete("first", grace=1)  # its node says that it has ended; else its share would be kept for a while
+        space.wait(lambda: all(not used for _, used, _ in inspect(nominating).values()), "nothing is held any more")
+        yield space
 
 
 def the_nodes(space: Space) -> list[str]:
@@ -72,15 +72,17 @@ def nominate(space: Space, *pods: Json) -> dict[str, str]:
 
 def refused(space: Space, name: str) -> bool:
     conditions = space.get(name)["status"].get("conditions") or []
-    return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions)
+    return any(
+        condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable" for condition in conditions
+    )
 
 
 def test_pods_land_where_they_were_nominated_and_no_room_is_given_twice(cluster, space):
     with without_scheduler(cluster):
-        where = nominate(space, *[workload(f"p{i}", gpu_mem=HALF) for i in range(2 * CARDS * NODES)])
-        assert sorted(where.values()) == [node for node in the_nodes(space) for _ in range(2 * CARDS)]
+        nodes_of_pods = nominate(space, *[workload(f"p{i}", gpu_mem=HALF) for i in range(2 * CARDS * NODES)])
+        assert sorted(nodes_of_pods.values()) == [node for node in the_nodes(space) for _ in range(2 * CARDS)]
         space.create(workload("late", gpu_mem=HALF))
-    for name, node in where.items():
+    for name, node in nodes_of_pods.items():
         assert space.placed(name)[0] == node
     assert {used for _, used, _ in inspect(cluster).values()} == {P100}
     space.wait(lambda: refused(space, "late"), "the one without room waits")
@@ -107,12 +109,12 @@ def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evic
         space.create(workload("high", gpu_mem=P100, spec={"priorityClassName": "first"}))
     space.placed("high")
 
-    def settled() -> bool:
+    def all_nominated() -> bool:
         pods = [space.get(name) for name in low]
         return sum(bool(pod["spec"].get("nodeName")) for pod in pods) == len(low) - 1 and any(
             refused(space, name) for name in low
         )
 
-    space.wait(settled, "one of the others waits")
+    space.wait(all_nominated, "one of the others waits")
     assert all(not pod["metadata"].get("deletionTimestamp") for pod in space.pods())
     assert len(space.pods()) == len(low) + 1

@@ -20,19 +20,19 @@ pytestmark = [pytest.mark.cluster("sim")]
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """Four nodes of two cards, of which all but the first are taken by whole pods."""
-    for made in spaces(cluster, request):
-        taken = made.nodes(4)[1:]
-        for node in taken:
-            made.create(workload(f"whole-{node}", node=node, gpu_count=2))
-        made.running(*(f"whole-{node}" for node in taken))
-        yield made
+    for space in spaces(cluster, request):
+        occupied = space.nodes(4)[1:]
+        for node in occupied:
+            space.create(workload(f"whole-{node}", node=node, gpu_count=2))
+        space.running(*(f"whole-{node}" for node in occupied))
+        yield space
 
 
 def here(space: Space) -> str:
     return f"{space.name}-00"
 
 
-def told(cluster: Cluster) -> dict:
+def nodes_report(cluster: Cluster) -> dict:
     shown = cardwise(cluster, "nodes", "-o", "json")
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)
@@ -40,12 +40,12 @@ def told(cluster: Cluster) -> dict:
 
 def place(space: Space, name: str, mem: int, **settings: object) -> None:
     """A Deployment of one pod of this size, which runs."""
-    made = deployment(name, 1, gpu_mem=mem, **settings)
-    space.cluster.api.create(f"/apis/apps/v1/namespaces/{space.name}/deployments", made)
-    space.wait(lambda: len(of(space, name)) == 1, f"{name} runs")
+    workload = deployment(name, 1, gpu_mem=mem, **settings)
+    space.cluster.api.create(f"/apis/apps/v1/namespaces/{space.name}/deployments", workload)
+    space.wait(lambda: len(pods_of(space, name)) == 1, f"{name} runs")
 
 
-def of(space: Space, name: str) -> list[dict]:
+def pods_of(space: Space, name: str) -> list[dict]:
     """The pods of the Deployment that run and hold a card."""
     pods = [pod for pod in space.pods() if pod["metadata"].get("labels", {}).get("app") == name]
     return [
@@ -54,7 +54,7 @@ def of(space: Space, name: str) -> list[dict]:
 
 
 def card_of(space: Space, name: str) -> str:
-    (pod,) = of(space, name)
+    (pod,) = pods_of(space, name)
     assert pod["spec"]["nodeName"] == here(space)
     return pod["metadata"]["annotations"][names.IDX]
 
@@ -70,7 +70,7 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
     space.delete("filler", grace=1)
 
     def fragmented() -> bool:
-        node = next(one for one in told(cluster)["nodes"] if one["name"] == here(space))
+        node = next(line for line in nodes_report(cluster)["nodes"] if line["name"] == here(space))
         return (node["usedMiB"], node["freeCards"], node["largestFreeMiB"]) == (12_000, 0, P100 - 3000)
 
     space.wait(fragmented, "the filler's memory is free")
@@ -90,7 +90,7 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
     done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", f"{PATIENCE:.0f}s")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done: there is 1 free whole card" in done.stderr
-    space.wait(lambda: len(of(space, "small")) == 1, "the old pod is gone")
+    space.wait(lambda: len(pods_of(space, "small")) == 1, "the old pod is gone")
     assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
     space.create(workload("next", gpu_count=1))
     space.running("next")

@@ -30,18 +30,18 @@ MANY_CARDS = 2 * MANY_NODES
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(NODES)
-        yield made
-        made.clear()
-        made.wait(lambda made=made: not groups(made), "automatic PodGroups go with their pods")
+    for space in spaces(cluster, request):
+        space.nodes(NODES)
+        yield space
+        space.clear()
+        space.wait(lambda space=space: not groups(space), "automatic PodGroups go with their pods")
 
 
 @pytest.fixture
 def big_space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(MANY_NODES)
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes(MANY_NODES)
+        yield space
 
 
 class Witness(Follower):
@@ -53,10 +53,10 @@ class Witness(Follower):
         self._gang = gang
         self._act = first
 
-    def take(self, kind: str, obj: Json) -> None:
+    def on_event(self, kind: str, manifest: Json) -> None:
         """The pod is so now."""
-        ours = (obj["metadata"].get("labels") or {}).get(names.GANG) == self._gang
-        if ours and obj["spec"].get("nodeName") and not self.died.is_set():
+        ours = (manifest["metadata"].get("labels") or {}).get(names.GANG) == self._gang
+        if ours and manifest["spec"].get("nodeName") and not self.died.is_set():
             self._act()
             self.died.set()
 
@@ -124,13 +124,13 @@ def one_card_too_few(space: Space, nodes: int) -> None:
     ill = names.extended_resource_name(card_uuid(space.own_nodes[-1], 1))
     status = paths.extendedresources(ill, "status")
     api.patch(status, {"status": {"health": "Unhealthy"}})
-    told = lambda: api.get(paths.resourceclasses("nvidia.tesla-p100"))["status"]["healthyCards"]  # noqa: E731
-    space.wait(lambda: told() == cards - 1, "the extender knows it")
+    healthy_cards = lambda: api.get(paths.resourceclasses("nvidia.tesla-p100"))["status"]["healthyCards"]  # noqa: E731
+    space.wait(lambda: healthy_cards() == cards - 1, "the extender knows it")
     create_at_once(space, [member(f"g-{i}", "g", cards, gpu_mem=P100) for i in range(cards)])
     waits(space, "g")
-    space.put(workload("single", gpu_mem=P100))
+    space.create_and_locate(workload("single", gpu_mem=P100))
     space.delete("single")
-    space.gone("single")
+    space.wait_for_deletion("single")
     waits(space, "g")
     api.patch(status, {"status": {"health": "Healthy"}})
     space.wait(lambda: len(bound(space, "g-")) == cards, "all are bound")
@@ -162,24 +162,24 @@ def test_a_job_of_parameter_servers_and_workers_as_plain_yaml(space):
 def test_a_podgroup_says_how_many_and_more_follow(space):
     spec = {"minMember": 3, "timeoutSeconds": 10, "priority": 5}
     group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
-    space.ask("create", stdin=group)
+    space.kubectl_json("create", stdin=group)
     for i in range(2):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: groups(space)["g"].get("members") == 2, "two are there")
     space.wait(lambda: "waiting for 1 of 3 members" in space.reasons("g-0"), "the extender has looked at them")
-    space.put(workload("fits", gpu_mem=1))
+    space.create_and_locate(workload("fits", gpu_mem=1))
     assert phase(space, "g") == "Pending"
     assert bound(space, "g-") == {}
     space.delete("fits")
     for i in range(2, 5):
         space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
     space.wait(lambda: len(bound(space, "g-")) == 5, "all five are bound")
-    told = lambda: [groups(space)["g"].get(key) for key in ("phase", "members", "bound")]  # noqa: E731
-    space.wait(lambda: told() == ["Running", 5, 5], "its status says so")
+    podgroup_status = lambda: [groups(space)["g"].get(key) for key in ("phase", "members", "bound")]  # noqa: E731
+    space.wait(lambda: podgroup_status() == ["Running", 5, 5], "its status says so")
     heads, row = (line.split()[:5] for line in space.kubectl("get", "gang").splitlines())
     assert heads == ["NAME", "PHASE", "MIN-MEMBER", "MEMBERS", "BOUND"]
     assert row == ["g", "Running", "3", "5", "5"]
-    space.ask("delete", "gang", "g")
+    space.kubectl_json("delete", "gang", "g")
 
 
 def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster, space):
@@ -204,13 +204,13 @@ def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster
 
 
 @pytest.mark.parametrize(
-    "how", ["kill", pytest.param("stop", marks=pytest.mark.soak), pytest.param("freeze", marks=pytest.mark.soak)]
+    "failure", ["kill", pytest.param("stop", marks=pytest.mark.soak), pytest.param("freeze", marks=pytest.mark.soak)]
 )
-def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, space, how):
+def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, space, failure):
     """A part of the gang is bound then: one member's Binding is refused until then. The rest follows."""
     size, withheld = 20, "g-7"
     extender = cluster.process("extender")
-    die = {"kill": lambda: kill9(extender), "stop": extender.stop, "freeze": extender.pause}[how]
+    die = {"kill": lambda: kill9(extender), "stop": extender.stop, "freeze": extender.pause}[failure]
     with no_binding(space, withheld):
         with Witness(space, "g", die) as witness:
             create_at_once(space, [member(f"g-{i}", "g", size, gpu_mem=500) for i in range(size)])
@@ -219,7 +219,7 @@ def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, spac
         print(f"{len(at_death)} of {size} were bound when it died")
         assert at_death
         assert withheld not in at_death
-    if how == "freeze":
+    if failure == "freeze":
         outlive_lease(cluster)
         extender.resume()
     else:
@@ -245,9 +245,9 @@ def no_binding(space: Space, name: str) -> Iterator[None]:
 
     def refused() -> bool:
         target = {"kind": "Node", "name": space.own_nodes[0]}
-        asked = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": name}, "target": target}
+        manifest = {"kind": "Binding", "apiVersion": "v1", "metadata": {"name": name}, "target": target}
         try:
-            extender.create(paths.pods(space.name, name, "binding"), asked, query={"dryRun": "All"})
+            extender.create(paths.pods(space.name, name, "binding"), manifest, query={"dryRun": "All"})
         except errors.KubeError as error:
             return "withheld" in str(error)
         return False
@@ -255,9 +255,9 @@ def no_binding(space: Space, name: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(extender.close)
         bound_to = {"policyName": policy, "validationActions": ["Deny"]}
-        for kind, one in (("policies", spec), ("policybindings", bound_to)):
+        for kind, spec_of_kind in (("policies", spec), ("policybindings", bound_to)):
             path = f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}"
-            space.cluster.api.create(path, {"metadata": {"name": policy}, "spec": one})
+            space.cluster.api.create(path, {"metadata": {"name": policy}, "spec": spec_of_kind})
             stack.callback(space.cluster.api.delete, f"{path}/{policy}")
         space.wait(refused, "the API server knows the policy")
         yield
@@ -289,15 +289,15 @@ def test_anti_affinity_may_be_what_is_short(space):
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}}
 
     def apart(name: str, gang: str, minimum: int) -> Json:
-        made = member(name, gang, minimum, gpu_mem=1000, spec={"affinity": affinity})
-        made["metadata"]["labels"] = {"apart": "yes"}
-        return made
+        pod = member(name, gang, minimum, gpu_mem=1000, spec={"affinity": affinity})
+        pod["metadata"]["labels"] = {"apart": "yes"}
+        return pod
 
     create_at_once(space, [apart(f"b-{i}", "b", NODES + 1) for i in range(NODES + 1)])
     space.wait(lambda: phase(space, "b") in ("Held", "Waiting"), "b is tried")
     for i in range(NODES + 1):
         space.refused(f"b-{i}")
-    space.put(workload("fits", gpu_mem=1000))
+    space.create_and_locate(workload("fits", gpu_mem=1000))
     assert bound(space, "b-") == {}
     space.delete(*(f"b-{i}" for i in range(NODES + 1)))
     create_at_once(space, [apart(f"a-{i}", "a", NODES) for i in range(NODES)])
@@ -310,7 +310,7 @@ def test_a_big_gang_does_not_keep_others_waiting(space):
     create_at_once(space, [member(f"g-{i}", "g", size, gpu_mem=500) for i in range(size - 1)])
     space.create(member("g-last", "g", size, gpu_mem=500, node="nowhere"))
     space.wait(lambda: groups(space)["g"].get("waitingFor") == ["g-last"], "all but one wait in bind")
-    space.put(workload("single", gpu_mem=500))
+    space.create_and_locate(workload("single", gpu_mem=500))
     assert bound(space, "g-") == {}
     space.delete("g-last")
     space.create(member("g-other", "g", size, gpu_mem=500))

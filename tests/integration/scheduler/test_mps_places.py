@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.cluster("sim")]
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """With one node of two cards."""
-    for made in spaces(cluster, request):
-        made.nodes()
-        yield made
+    for space in spaces(cluster, request):
+        space.nodes()
+        yield space
 
 
 def the_node(space: Space) -> str:
@@ -30,14 +30,16 @@ def the_node(space: Space) -> str:
 def cards(space: Space) -> list[str]:
     """The ExtendedResources of the node, in the order of the cards' indices."""
     query = {"labelSelector": f"{names.NODE_LABEL}={the_node(space)}"}
-    found = space.cluster.api.get(paths.extendedresources(), query)["items"]
-    return [one["metadata"]["name"] for one in sorted(found, key=lambda one: one["spec"]["index"])]
+    resources = space.cluster.api.get(paths.extendedresources(), query)["items"]
+    return [
+        resource["metadata"]["name"] for resource in sorted(resources, key=lambda resource: resource["spec"]["index"])
+    ]
 
 
-def say(cluster: Cluster, name: str, state: str) -> None:
+def report_mps(cluster: Cluster, name: str, state: str) -> None:
     """As the node's manager would."""
-    told = {"mode": "card", "state": state, "multiUser": True, "maxClients": 48, "ceilingMiB": 1024}
-    cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
+    mps_status = {"mode": "card", "state": state, "multiUser": True, "maxClients": 48, "ceilingMiB": 1024}
+    cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": mps_status}}, "merge")
 
 
 def pod(space: Space, name: str, mode: str = "preferred") -> Json:
@@ -45,27 +47,27 @@ def pod(space: Space, name: str, mode: str = "preferred") -> Json:
     return workload(name, gpu_mem=4000, annotations={names.MPS: mode}, node=the_node(space))
 
 
-def waits(space: Space, name: str, why: Refusal) -> None:
+def waits(space: Space, name: str, refusal: Refusal) -> None:
     """kube-scheduler says why, and the pod has no node."""
-    space.refused(name, why.text)
+    space.refused(name, refusal.text)
     assert not space.get(name)["spec"].get("nodeName")
 
 
 def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(space: Space) -> None:
     cluster = space.cluster
     first, second = cards(space)
-    say(cluster, first, "Down")
-    say(cluster, second, "Starting")
+    report_mps(cluster, first, "Down")
+    report_mps(cluster, second, "Starting")
     space.nodes()  # whose cards the extender knows: it hears of all cards by one watch, so it has heard these too
     space.create(pod(space, "waits"))
     space.create(pod(space, "off", "off"))
     waits(space, "waits", Refusal.MPS_DOWN)
     waits(space, "off", Refusal.MPS_DOWN)
-    say(cluster, second, "Ready")
+    report_mps(cluster, second, "Ready")
     space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "off")), "one of them goes")
     lucky, other = ("waits", "off") if space.get("waits")["spec"].get("nodeName") else ("off", "waits")
     assert space.placed(lucky) == (the_node(space), "1")
     waits(space, other, Refusal.MPS_MIXED)
-    say(cluster, first, "Ready")
+    report_mps(cluster, first, "Ready")
     assert space.placed(other) == (the_node(space), "0")
     space.running("waits", "off")

@@ -25,9 +25,9 @@ ONE_CARD = [TestCard(memory_mib=P100)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    for made in started(SpecOf(gates=["GenericWorkload"], apis=[API])):
-        prioritize(made, {"low": 10, "high": 1000})
-        yield made
+    for cluster in started(SpecOf(gates=["GenericWorkload"], apis=[API])):
+        prioritize(cluster, {"low": 10, "high": 1000})
+        yield cluster
 
 
 def groups(space: Space, name: str = "") -> str:
@@ -44,7 +44,14 @@ def group(space: Space, name: str, minimum: int | None, **spec: Json | str) -> N
 def condition(space: Space, name: str) -> str:
     """What kube-scheduler says of the group: whether it has been scheduled."""
     status = space.cluster.api.get(groups(space, name)).get("status") or {}
-    return next((one["status"] for one in status.get("conditions") or () if one["type"].endswith("Scheduled")), "")
+    return next(
+        (
+            condition["status"]
+            for condition in status.get("conditions") or ()
+            if condition["type"].endswith("Scheduled")
+        ),
+        "",
+    )
 
 
 def member(name: str, of: str, **spec: str | Json) -> Json:
@@ -68,8 +75,8 @@ def bound(space: Space) -> set[str]:
 
 
 def gates(space: Space, name: str) -> list[Json]:
-    found: list[Json] = space.get(name)["spec"].get("schedulingGates") or []
-    return found
+    pod_gates: list[Json] = space.get(name)["spec"].get("schedulingGates") or []
+    return pod_gates
 
 
 def single(name: str, priority: str) -> Json:
@@ -82,7 +89,7 @@ def test_a_gang_gets_a_card_each_or_nothing(space: Space) -> None:
     for i in range(2):
         space.create(member(f"m{i}", "g"))
     space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
-    assert [one["name"] for one in gates(space, "m0")] == [names.GANG]
+    assert [name["name"] for name in gates(space, "m0")] == [names.GANG]
     space.create(member("m2", "g"))
     space.wait(lambda: phase(space, "g") == "Waiting", "one of three fits nowhere")
     space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
@@ -101,7 +108,7 @@ def test_one_member_that_fits_nowhere_leaves_all_without_a_node(space: Space) ->
         space.create(member(f"m{i}", "g", **({"nodeSelector": {"zone": "none"}} if i == 2 else {})))
     space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
     space.wait(lambda: phase(space, "g") == "Held", "it fits but for what kube-scheduler alone knows")
-    space.put(single("later", "low"))
+    space.create_and_locate(single("later", "low"))
     assert bound(space) == {"later"}
 
 
@@ -119,15 +126,15 @@ def test_members_beyond_the_minimum_are_bound_where_there_is_room(space: Space) 
 def test_a_group_evicts_nobody_and_goes_when_there_is_room(space: Space) -> None:
     """kube-scheduler tries the group again without the pods that it could evict, and we still count them there."""
     space.nodes(2, ONE_CARD)
-    lower = {space.put(single(f"low{i}", "low")) for i in range(2)}
+    lower = {space.create_and_locate(single(f"low{i}", "low")) for i in range(2)}
     group(space, "g", 2, priorityClassName="high")
     for i in range(2):
         space.create(member(f"m{i}", "g", priorityClassName="high"))
     space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
     # That it evicts at all: a single pod that comes later takes the place of a lower one.
     space.nodes(1, ONE_CARD)
-    alone = space.put(single("low2", "low"))
-    assert space.put(single("high", "high")) in {alone, *lower}
+    alone = space.create_and_locate(single("low2", "low"))
+    assert space.create_and_locate(single("high", "high")) in {alone, *lower}
     assert len([name for name in ("low0", "low1", "low2") if name in bound(space)]) == 2
     space.delete("low0", "low1", "low2", "high", grace=1)
     assert len({space.placed(f"m{i}") for i in range(2)}) == 2
@@ -150,7 +157,7 @@ def test_pods_that_ask_for_nothing_count_and_are_bound_by_kube_scheduler(space: 
 def test_a_group_may_come_after_its_pods_and_be_made_again(space: Space) -> None:
     space.nodes(2, ONE_CARD)
 
-    def gone() -> bool:
+    def no_podgroup_left() -> bool:
         return not space.cluster.api.get(groups(space))["items"]
 
     for i in range(2):
@@ -159,7 +166,7 @@ def test_a_group_may_come_after_its_pods_and_be_made_again(space: Space) -> None
     space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
     space.cluster.api.delete(groups(space, "g"))  # its finalizer keeps it for its pods
     space.delete("m0", "m1")
-    space.wait(gone, "the group is gone with its pods")
+    space.wait(no_podgroup_left, "the group is gone with its pods")
     space.wait(lambda: not ours(space, "g"), "nothing is left of it")
     group(space, "g", 2)
     for i in range(2):
@@ -174,11 +181,11 @@ def test_a_group_without_a_minimum_is_no_gang(space: Space) -> None:
     for i in range(3):
         space.create(member(f"m{i}", "g"))
     space.wait(lambda: len(bound(space)) == 2, "two have a card each")
-    (left,) = {"m0", "m1", "m2"} - bound(space)
-    space.wait(lambda: not gates(space, left), "nothing keeps the third but the cards")
+    (third,) = {"m0", "m1", "m2"} - bound(space)
+    space.wait(lambda: not gates(space, third), "nothing keeps the third but the cards")
     assert ours(space, "g") == {}
     space.delete(min(bound(space)), grace=1)
-    space.running(left)
+    space.running(third)
 
 
 def test_nobody_goes_of_a_group_that_would_break_and_others_do(space: Space) -> None:
@@ -190,8 +197,8 @@ def test_nobody_goes_of_a_group_that_would_break_and_others_do(space: Space) -> 
     grouped = {space.placed(f"m{i}") for i in range(2)}
     assert len(grouped) == 2
     space.nodes(1, ONE_CARD)
-    alone = space.put(single("low", "low"))
+    alone = space.create_and_locate(single("low", "low"))
     assert alone not in grouped
-    assert space.put(single("high", "high")) == alone
+    assert space.create_and_locate(single("high", "high")) == alone
     assert {space.placed(f"m{i}") for i in range(2)} == grouped
-    space.gone("low")
+    space.wait_for_deletion("low")

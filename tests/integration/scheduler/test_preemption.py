@@ -32,23 +32,23 @@ def _priorities(cluster: Cluster) -> None:
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    for made in spaces(cluster, request):
-        made.nodes(NODES)
-        yield made
-        let_go(made, *(pod["metadata"]["name"] for pod in made.pods()))
+    for space in spaces(cluster, request):
+        space.nodes(NODES)
+        yield space
+        let_go(space, *(pod["metadata"]["name"] for pod in space.pods()))
 
 
-def one(name: str, mem: int, priority: str, *, policy: str = "binpack") -> Json:
+def priority_pod(name: str, mem: int, priority: str, *, policy: str = "binpack") -> Json:
     return workload(name, gpu_mem=mem, spec={"priorityClassName": priority}, annotations={names.POLICY: policy})
 
 
 def member(name: str, gang: str, minimum: int, *, card: bool = True) -> Json:
     """Of a gang of high priority."""
-    made = one(name, P100, "high")
+    pod = priority_pod(name, P100, "high")
     if not card:
-        made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
-    made["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(minimum)}
-    return made
+        pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    pod["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(minimum)}
+    return pod
 
 
 def slow(pod: Json) -> Json:
@@ -73,15 +73,15 @@ def there(space: Space) -> set[str]:
     }
 
 
-def fill(space: Space, made: Callable[[Json], Json] = lambda pod: pod) -> dict[tuple[str, str], list[str]]:
+def fill(space: Space, change: Callable[[Json], Json] = lambda pod: pod) -> dict[tuple[str, str], list[str]]:
     """Two pods of low priority on each card. Returns who is where, by node and card.
 
     The scheduler takes the youngest of a node: these are on two cards.
     """
     held: dict[tuple[str, str], list[str]] = {}
     for i in range(2 * NODES * CARDS):
-        where = space.put(made(one(f"low{i}", HALF, "low", policy="spread")))
-        held.setdefault(where, []).append(f"low{i}")
+        card = space.create_and_locate(change(priority_pod(f"low{i}", HALF, "low", policy="spread")))
+        held.setdefault(card, []).append(f"low{i}")
     assert sorted(held.values()) == [[f"low{i}", f"low{i + NODES * CARDS}"] for i in range(NODES * CARDS)]
     return held
 
@@ -90,12 +90,12 @@ def test_exactly_those_who_free_one_card_go(space: Space) -> None:
     held = fill(space)
     everybody = there(space)
     for i in range(3):  # they wait for anything that becomes free
-        space.create(one(f"next{i}", HALF, "low"))
-    where = space.put(one("first", P100, "high"))
-    assert there(space) == everybody - set(held[where]) | {"first"}
+        space.create(priority_pod(f"next{i}", HALF, "low"))
+    card = space.create_and_locate(priority_pod("first", P100, "high"))
+    assert there(space) == everybody - set(held[card]) | {"first"}
     space.running("first")
     # What is left of nobody: those who wait have got nothing of the freed card.
-    assert there(space) == everybody - set(held[where]) | {"first"}
+    assert there(space) == everybody - set(held[card]) | {"first"}
 
 
 @pytest.mark.parametrize("free", [0, 1])
@@ -104,7 +104,7 @@ def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
     held = fill(space)
     for card in sorted(held)[:free]:
         space.delete(*held[card])
-        space.gone(*held[card])
+        space.wait_for_deletion(*held[card])
     everybody = there(space)
     too_many = [member(f"many{i}", "many", NODES * CARDS + 1) for i in range(NODES * CARDS + 1)]
     for pod in too_many:
@@ -112,7 +112,7 @@ def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
     space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
     assert there(space) == everybody
     space.delete(*(pod["metadata"]["name"] for pod in too_many))
-    space.gone(*(pod["metadata"]["name"] for pod in too_many))
+    space.wait_for_deletion(*(pod["metadata"]["name"] for pod in too_many))
     gang = [member(f"g{i}", "g", 4) for i in range(3)] + [member("server", "g", 4, card=False)]
     for pod in gang:
         space.create(pod)
@@ -127,7 +127,7 @@ def test_a_disruption_budget_is_respected(space: Space) -> None:
     """Three pods of a node may go: both of one card, and the younger one of the other."""
     held = fill(space)
     card = min(held)
-    (other,) = (each for each in held if each[0] == card[0] and each != card)
+    (other,) = (candidate for candidate in held if candidate[0] == card[0] and candidate != card)
     free = {*held[card], held[other][1]}
     spared = there(space) - free
     for name in spared:
@@ -138,24 +138,24 @@ def test_a_disruption_budget_is_respected(space: Space) -> None:
     space.wait(
         lambda: space.cluster.api.get(path).get("status", {}).get("currentHealthy") == len(spared), "it is counted"
     )
-    assert space.put(one("first", P100, "high")) == card
+    assert space.create_and_locate(priority_pod("first", P100, "high")) == card
     assert there(space) == spared | {held[other][1], "first"}
 
 
 def test_one_pod_goes_where_only_cards_are_short(space: Space) -> None:
     """Each card has a pod of more than a half: what is left would do in sum, and on no card of its own."""
     for i in range(NODES * CARDS):
-        space.put(one(f"low{i}", HALF + 1, "low"))
+        space.create_and_locate(priority_pod(f"low{i}", HALF + 1, "low"))
     everybody = there(space)
     # A pod that may not preempt waits, though it was refused before one that other pods go for.
     for name, priority in (("next", "low"), ("meek", "never")):
-        space.create(one(name, HALF + 1, priority))
+        space.create(priority_pod(name, HALF + 1, priority))
         space.refused(name, "Insufficient GPU Memory in one device")
-    space.put(one("first", HALF + 1, "high"))
+    space.create_and_locate(priority_pod("first", HALF + 1, "high"))
     (victim,) = everybody - there(space)
     space.wait(lambda: "Preempted: " in space.reasons(victim), "an event tells it on the victim")
     space.wait(lambda: "Preempting: " in space.reasons("first"), "and on the pod that it went for")
-    space.put(one("second", HALF + 1, "high"))
+    space.create_and_locate(priority_pod("second", HALF + 1, "high"))
     assert len(everybody - there(space)) == 2
     assert {"first", "second"} == there(space) - everybody
 
@@ -188,9 +188,9 @@ def test_a_pod_of_high_priority_gets_a_card_that_pods_of_another_kind_hold(
 ) -> None:
     """By kube-scheduler's sums nothing is short."""
     for i in range(count):
-        space.put(of_kind(f"low{i}", low, "low"))
+        space.create_and_locate(of_kind(f"low{i}", low, "low"))
     everybody = there(space)
-    space.put(of_kind("first", high, "high"))
+    space.create_and_locate(of_kind("first", high, "high"))
     assert there(space) - everybody == {"first"}
     assert len(everybody - there(space)) == victims
 
@@ -198,17 +198,17 @@ def test_a_pod_of_high_priority_gets_a_card_that_pods_of_another_kind_hold(
 @pytest.mark.parametrize(("low", "high"), [("whole", "share"), ("small", "whole")])
 def test_a_gang_of_high_priority_gets_cards_that_pods_of_another_kind_hold(space: Space, low: str, high: str) -> None:
     for i in range(NODES * CARDS):
-        space.put(of_kind(f"low{i}", low, "low"))
+        space.create_and_locate(of_kind(f"low{i}", low, "low"))
     everybody = there(space)
     too_many = [of_kind(f"many{i}", high, "high", **{names.GROUP_NAME: "many", names.GROUP_NUM: "5"}) for i in range(5)]
     for pod in too_many:
         space.create(pod)
     space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
-    space.put(of_kind("single", high, "high"))  # pods go for it, since the gang could not be complete
+    space.create_and_locate(of_kind("single", high, "high"))  # pods go for it, since the gang could not be complete
     assert len(everybody - there(space)) == 1
     space.delete("single", *(pod["metadata"]["name"] for pod in too_many))
-    space.gone("single", *(pod["metadata"]["name"] for pod in too_many))
-    space.put(of_kind("again", low, "low"))
+    space.wait_for_deletion("single", *(pod["metadata"]["name"] for pod in too_many))
+    space.create_and_locate(of_kind("again", low, "low"))
     everybody = there(space)
     for i in range(3):
         space.create(of_kind(f"g{i}", high, "high", **{names.GROUP_NAME: "g", names.GROUP_NUM: "3"}))
@@ -217,34 +217,34 @@ def test_a_gang_of_high_priority_gets_cards_that_pods_of_another_kind_hold(space
     assert len(everybody - there(space)) == 3
 
 
-@pytest.mark.parametrize(("how", "ends"), [("kill", "meanwhile"), ("freeze", "afterwards")])
-def test_an_extender_that_dies_while_the_victims_end(cluster: Cluster, space: Space, how: str, ends: str) -> None:
+@pytest.mark.parametrize(("failure", "ends"), [("kill", "meanwhile"), ("freeze", "afterwards")])
+def test_an_extender_that_dies_while_the_victims_end(cluster: Cluster, space: Space, failure: str, ends: str) -> None:
     """The freed card goes to whom it was freed for, and nobody else goes."""
     held = fill(space, slow)
     everybody = there(space)
     for i in range(3):  # they wait for anything that becomes free
-        space.create(one(f"next{i}", HALF, "low"))
-    space.create(one("first", P100, "high"))
+        space.create(priority_pod(f"next{i}", HALF, "low"))
+    space.create(priority_pod("first", P100, "high"))
     space.wait(lambda: len(there(space)) == len(everybody) - 2, "two pods are ending")
     victims = everybody - there(space)
-    (where,) = (card for card, pods in held.items() if set(pods) == victims)
-    space.wait(lambda: space.get("first")["status"].get("nominatedNodeName") == where[0], "first is nominated")
+    (freed_card,) = (card for card, pods in held.items() if set(pods) == victims)
+    space.wait(lambda: space.get("first")["status"].get("nominatedNodeName") == freed_card[0], "first is nominated")
     extender = cluster.process("extender")
-    if how == "kill":
+    if failure == "kill":
         kill9(extender)
     else:
         extender.pause()
     if ends == "meanwhile":
         let_go(space, *victims)
         space.wait(lambda: len(space.pods()) == len(everybody) + 4 - 2, "the victims are gone")
-    if how == "kill":
+    if failure == "kill":
         extender.restart()
     else:
         outlive_lease(cluster)
         extender.resume()
     cluster.parts.wait_ready("extender")
     let_go(space, *victims)
-    assert space.placed("first") == where
+    assert space.placed("first") == freed_card
     assert there(space) == everybody - victims | {"first"}
 
 
@@ -261,16 +261,16 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
         held = fill(space, slow)
         everybody = there(space)
         for i in range(3):
-            space.create(one(f"next{i}", HALF, "low"))
+            space.create(priority_pod(f"next{i}", HALF, "low"))
         over = threading.Event()
         ending = threading.Thread(target=end_by_and_by, args=(space, random.Random(draw.random()), over))
         ending.start()
         try:
             for i in range(2):
-                space.create(one(f"high{i}", P100, "high"))
+                space.create(priority_pod(f"high{i}", P100, "high"))
             time.sleep(draw.uniform(0, 2))
-            how = draw.choice(["kill", "freeze"])
-            if how == "kill":
+            failure = draw.choice(["kill", "freeze"])
+            if failure == "kill":
                 kill9(extender)
                 time.sleep(draw.choice([0, 0, 5, 15]))
                 extender.restart()
@@ -282,7 +282,7 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
             began = time.monotonic()
             cards = {space.placed(f"high{i}") for i in range(2)}
             waited.append(time.monotonic() - began)
-            print(f"{number}: {how}, placed {waited[-1]:.1f} s after the extender was back", flush=True)
+            print(f"{number}: {failure}, placed {waited[-1]:.1f} s after the extender was back", flush=True)
             assert len(cards) == 2
             spared = {name for card in held.keys() - cards for name in held[card]}
             assert there(space) == spared | {"high0", "high1"}, everybody - there(space)

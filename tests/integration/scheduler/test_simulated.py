@@ -52,10 +52,10 @@ Where = tuple[str, tuple[CardShare, ...]]
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """Twenty nodes of four kinds, and nothing on them."""
-    for made in spaces(cluster, request):
+    for space in spaces(cluster, request):
         for count, cards in NODES:
-            made.nodes(count, cards)
-        yield made
+            space.nodes(count, cards)
+        yield space
 
 
 def cleared(space: Space) -> None:
@@ -64,11 +64,11 @@ def cleared(space: Space) -> None:
     space.wait(lambda: not any(used for _, used, _ in inspect(space.cluster).values()), "all cards are free again")
 
 
-def arrivals(many: int, policy: str) -> Iterator[Json]:
+def arrivals(count: int, policy: str) -> Iterator[Json]:
     """Pods in an order that is the same every time."""
     chance = Random(7)
-    asked = chance.choices([asks for _, asks in KINDS], [often for often, _ in KINDS], k=many)
-    for i, asks in enumerate(asked):
+    requests = chance.choices([asks for _, asks in KINDS], [often for often, _ in KINDS], k=count)
+    for i, asks in enumerate(requests):
         yield workload(f"{policy}-{i:03d}", annotations={names.POLICY: policy}, **asks)
 
 
@@ -76,32 +76,32 @@ def compared(
     space: Space, simulated: SimulatedCluster, pods: Iterator[Json]
 ) -> tuple[dict[str, Where], dict[str, Where]]:
     """Where the simulator puts each, and where the cluster does. One without room there is not waited for here."""
-    said: dict[str, Where] = {}
+    simulated_places: dict[str, Where] = {}
     done: dict[str, Where] = {}
     for pod in pods:
-        made = space.cluster.api.create(paths.pods(space.name), pod)  # as the webhook made it
-        name, uid = made["metadata"]["name"], made["metadata"]["uid"]
-        if simulated.place(uid, SimulatedPod(name, PodShape(request.parse(made), snapshots.load_of(made)))) is None:
+        stored = space.cluster.api.create(paths.pods(space.name), pod)  # as the webhook made it
+        name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
+        if simulated.place(uid, SimulatedPod(name, PodShape(request.parse(stored), snapshots.load_of(stored)))) is None:
             space.cluster.api.delete(paths.pods(space.name, name), {"gracePeriodSeconds": 0})
             continue
         holding = simulated.ledger.holding(uid)
-        said[name] = holding.node, holding.assignment.shares()
-        found: list[Json] = []
+        simulated_places[name] = holding.node, holding.assignment.shares()
+        findings: list[Json] = []
 
-        def bound(name: str = name, found: list[Json] = found) -> bool:
-            found[:] = [space.get(name)]
-            return bool(found[0]["spec"].get("nodeName"))
+        def bound(name: str = name, findings: list[Json] = findings) -> bool:
+            findings[:] = [space.get(name)]
+            return bool(findings[0]["spec"].get("nodeName"))
 
-        space.wait(bound, f"{name} has a node; simulated: {said[name]}")
-        done[name] = found[0]["spec"]["nodeName"], assigned(found[0]).shares()
-    return said, done
+        space.wait(bound, f"{name} has a node; simulated: {simulated_places[name]}")
+        done[name] = findings[0]["spec"]["nodeName"], assigned(findings[0]).shares()
+    return simulated_places, done
 
 
 def test_binpack_places_pods_as_it_is_simulated(space: Space):
     simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, "binpack")
-    said, done = compared(space, simulated, arrivals(MANY, "binpack"))
-    assert done == said
-    assert len(said) == MANY
+    simulated_places, done = compared(space, simulated, arrivals(MANY, "binpack"))
+    assert done == simulated_places
+    assert len(simulated_places) == MANY
     assert len({node for node, _ in done.values()}) > 5
 
 
@@ -115,20 +115,20 @@ def _learned(space: Space) -> str:
         mem = asks.get("gpu_mem", 0) // cards
         workload_seen.saw(Ask(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
     at = paths.configmaps(names.NAMESPACE, names.WORKLOAD)
-    extender, told = cluster.process("extender"), "learned the workload"
+    extender, output = cluster.process("extender"), "learned the workload"
     extender.stop()
-    before = cluster.log_tail("extender", _ALL).count(told)
+    before = cluster.log_tail("extender", _ALL).count(output)
     saved = {"data": {names.WORKLOAD_ASKS: workload_seen.dump()}}
     try:
         cluster.api.patch(at, saved)
     except errors.NotFound:
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.WORKLOAD}, **saved}
-        cluster.api.create(paths.configmaps(names.NAMESPACE), made)
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.WORKLOAD}, **saved}
+        cluster.api.create(paths.configmaps(names.NAMESPACE), manifest)
     extender.restart()
     cluster.parts.wait_ready("extender")
     # The first pod that asks for such a policy has it loaded; it is placed by `binpack` if that takes longer.
-    space.put(workload("first", annotations={names.POLICY: "fgd"}, **KINDS[0][1]))
-    space.wait(lambda: cluster.log_tail("extender", _ALL).count(told) > before, "the extender has learned")
+    space.create_and_locate(workload("first", annotations={names.POLICY: "fgd"}, **KINDS[0][1]))
+    space.wait(lambda: cluster.log_tail("extender", _ALL).count(output) > before, "the extender has learned")
     cleared(space)
     return str(cluster.api.get(at)["data"][names.WORKLOAD_ASKS])
 
@@ -138,7 +138,7 @@ def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
     for policy in ("priced", "fgd"):
         simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, policy)
         simulated.load_workload(learned)
-        said, done = compared(space, simulated, arrivals(FEW, policy))
-        assert done == said
-        assert len(said) == FEW
+        simulated_places, done = compared(space, simulated, arrivals(FEW, policy))
+        assert done == simulated_places
+        assert len(simulated_places) == FEW
         cleared(space)

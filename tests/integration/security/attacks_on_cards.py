@@ -33,12 +33,12 @@ DRA = "/apis/resource.k8s.io/v1"
 PRIVILEGED = {"securityContext": {"privileged": True}}
 
 
-def listing(path: str, where: str = "containers") -> Json:
+def listing(path: str, field: str = "containers") -> Json:
     """A pod that names devices to NVIDIA's runtime by a mount at `path`."""
-    made = with_host_path(plain(), "/dev/null")
+    manifest = with_host_path(plain(), "/dev/null")
     mounting = container("lister") | {"volumeMounts": [{"name": "host", "mountPath": path}]}
-    made["spec"].setdefault(where, []).append(mounting)
-    return made
+    manifest["spec"].setdefault(field, []).append(mounting)
+    return manifest
 
 
 PAST_CARDWISE = (
@@ -48,7 +48,7 @@ PAST_CARDWISE = (
         [
             creates(with_env(plain(), **{DEVICES: "all"}), By.ENVIRONMENT, "spec.containers[main].env", DEVICES),
             creates(
-                with_env(plain(), where="initContainers", **{DEVICES: "0"}),
+                with_env(plain(), field="initContainers", **{DEVICES: "0"}),
                 By.ENVIRONMENT,
                 "spec.initContainers[early].env",
             ),
@@ -80,12 +80,12 @@ PAST_CARDWISE = (
         "driver: in a container, an init container, beside a share, by `kubectl debug`",
         [
             creates(
-                with_env(plain(), where=where, **{f"NVIDIA_GPU_MEMORY_{which}": "16276"}),
+                with_env(plain(), field=field, **{f"NVIDIA_GPU_MEMORY_{bound}": "16276"}),
                 By.ENVIRONMENT,
-                f"spec.{where}[{name}].env",
+                f"spec.{field}[{name}].env",
                 "NVIDIA_GPU_MEMORY_*",
             )
-            for where, name, which in (
+            for field, name, bound in (
                 ("containers", "main", "LIMIT"),
                 ("containers", "main", "REQUEST"),
                 ("initContainers", "early", "LIMIT"),
@@ -98,7 +98,7 @@ PAST_CARDWISE = (
                 By.ENVIRONMENT,
                 "spec.ephemeralContainers[debug].env",
                 sub="ephemeralcontainers",
-                more=True,
+                as_debugger=True,
             )
         ],
         late=[By.WEBHOOK],
@@ -118,7 +118,7 @@ PAST_CARDWISE = (
                 By.ENVIRONMENT,
                 "spec.ephemeralContainers[debug].env",
                 sub="ephemeralcontainers",
-                more=True,
+                as_debugger=True,
             ),
             patches(
                 "steady",
@@ -126,7 +126,7 @@ PAST_CARDWISE = (
                 By.ENVIRONMENT,
                 "spec.ephemeralContainers[debug].envFrom",
                 sub="ephemeralcontainers",
-                more=True,
+                as_debugger=True,
             ),
         ],
     ),
@@ -209,9 +209,9 @@ PAST_CARDWISE = (
             )
         ]
         + [
-            binds("idle", key, "nvidia.com/gpu=all", where)
+            binds("idle", key, "nvidia.com/gpu=all", field)
             for key in ("cdi.k8s.io/mine", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod")
-            for where in ("annotations", "labels")
+            for field in ("annotations", "labels")
         ],
     ),
     Attack(
@@ -267,7 +267,7 @@ PAST_CARDWISE = (
                 By.HOST_PATHS,
                 "volumeMounts",
                 sub="ephemeralcontainers",
-                more=True,
+                as_debugger=True,
             ),
         ],
     ),
@@ -277,8 +277,8 @@ PAST_CARDWISE = (
         "of its cards, or more and `spec.nodeName`, in a container beside them, in a debug container",
         [
             *(
-                creates(with_spec(made, runtimeClassName=OF_NVIDIA), By.RUNTIME_CLASSES, "spec.runtimeClassName")
-                for made in (
+                creates(with_spec(manifest, runtimeClassName=OF_NVIDIA), By.RUNTIME_CLASSES, "spec.runtimeClassName")
+                for manifest in (
                     plain(),
                     one_container(envFrom=[{"configMapRef": {"name": "stolen"}}]),
                     one_container(resources={"limits": {names.NVIDIA_GPU: "0"}}),
@@ -292,13 +292,13 @@ PAST_CARDWISE = (
                     with_spec(
                         plain(),
                         runtimeClassName=OF_NVIDIA,
-                        containers=[container() | {"resources": {"limits": {asked: "1"}}}, container("other") | env],
+                        containers=[container() | {"resources": {"limits": {resource: "1"}}}, container("other") | env],
                     ),
                     By.RUNTIME_CLASSES,
                     "spec.containers[other].env",
                 )
-                for asked in (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb")
-                for env in ({}, {"env": [{"name": DEVICES, "value": value} for value in ("void", "none")]})
+                for resource in (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb")
+                for env in ({}, {"env": [{"name": DEVICES, "value": device_list} for device_list in ("void", "none")]})
             ),
             patches(
                 "sharing",
@@ -306,7 +306,7 @@ PAST_CARDWISE = (
                 By.RUNTIME_CLASSES,
                 "spec.ephemeralContainers[debug].env",
                 sub="ephemeralcontainers",
-                more=True,
+                as_debugger=True,
             ),
         ],
     ),
@@ -322,8 +322,10 @@ ANOTHER_CARD = (
         "T17",
         "placement annotations in a pod that asks for nothing",
         [
-            creates(plain(annotations={key: value}), By.ANNOTATIONS, f"metadata.annotations[{key}]", "leave it out")
-            for key, value in (
+            creates(
+                plain(annotations={key: device_list}), By.ANNOTATIONS, f"metadata.annotations[{key}]", "leave it out"
+            )
+            for key, device_list in (
                 (names.IDX, "0"),
                 (names.ASSIGNMENT, "{}"),
                 (f"{names.DEVICES_OF}0", "GPU-x"),
@@ -346,7 +348,7 @@ ANOTHER_CARD = (
             ),
             patches("steady", {"metadata": {"annotations": None}}, By.ANNOTATIONS, "only Cardwise changes this"),
             patches("steady", annotated(**{names.IDX: "1"}), By.RBAC, "pods/status", sub="status"),
-            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, sub="status", more=True),
+            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, sub="status", as_debugger=True),
         ],
     ),
     Attack(
@@ -368,8 +370,8 @@ ANOTHER_CARD = (
         "T55",
         "a share without MPS where his namespace asks for it, also by opting out of its defaults",
         [
-            creates(ours(annotations=said), By.WEBHOOK, "off is less than the preferred", guarded=True)
-            for said in ({names.MPS: "off"}, {names.MPS: "off", names.DEFAULTS_OPT_OUT: "disabled"})
+            creates(ours(annotations=annotations), By.WEBHOOK, "off is less than the preferred", guarded=True)
+            for annotations in ({names.MPS: "off"}, {names.MPS: "off", names.DEFAULTS_OPT_OUT: "disabled"})
         ],
     ),
     Attack(

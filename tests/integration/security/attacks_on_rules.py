@@ -40,15 +40,15 @@ EXTENDER = f"system:serviceaccount:{names.NAMESPACE}:cardwise-extender"
 SYSTEM = paths.namespaces(names.NAMESPACE)
 
 
-def _fatten(how: str, metadata: Json) -> Callable[[Tenant], object]:
+def _fatten(write: str, metadata: Json) -> Callable[[Tenant], object]:
     """A PodGroup with this in its metadata, from the beginning or later."""
 
     def act(tenant: Tenant) -> object:
         path = paths.podgroups(tenant.space.name)
-        made: Json = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "spec": {"minMember": 2}}
-        if how == "created":
-            return tenant.edit.create(path, made | {"metadata": {"name": "fat"} | metadata})
-        tenant.edit.create(path, made | {"metadata": {"name": "fat"}})
+        podgroup: Json = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "spec": {"minMember": 2}}
+        if write == "created":
+            return tenant.edit.create(path, podgroup | {"metadata": {"name": "fat"} | metadata})
+        tenant.edit.create(path, podgroup | {"metadata": {"name": "fat"}})
         try:
             return tenant.edit.patch(f"{path}/fat", {"metadata": metadata})
         finally:
@@ -105,7 +105,7 @@ BIGGER_SHARE = (
                 By.KUBERNETES,
                 "only cpu and memory resources are mutable",
                 sub="resize",
-                more=True,
+                as_debugger=True,
             ),
         ],
         since=33,
@@ -183,7 +183,7 @@ BIGGER_SHARE = (
         "T63",
         "his share given back early: an end that has not come, in the pod's status",
         [
-            patches("steady", {"status": status}, By.STATUS, f"status.{field}", sub="status", more=True)
+            patches("steady", {"status": status}, By.STATUS, f"status.{field}", sub="status", as_debugger=True)
             for field, status in (
                 ("phase", {"phase": "Failed"}),
                 ("phase", {"phase": "Succeeded"}),
@@ -204,14 +204,14 @@ PAST_THE_SCHEDULER = (
         "T32",
         "a Binding by hand, also one that names a card, a gang or a mode of MPS",
         [
-            Try(lambda tenant: bound(tenant, "gated", more=False), By.RBAC, ("pods/binding",)),
+            Try(lambda tenant: bound(tenant, "gated", as_debugger=False), By.RBAC, ("pods/binding",)),
             Try(
                 lambda tenant: bound_at_last(tenant, "ungated"),
                 By.WEBHOOK,
                 ("only the Cardwise extender binds pods",),
             ),
             Try(
-                lambda tenant: bound(tenant, "ungated", more=True, annotations=FORGED),
+                lambda tenant: bound(tenant, "ungated", as_debugger=True, annotations=FORGED),
                 By.BINDINGS,
                 (f"metadata.annotations[{names.GPUSHARE_PREFIX}", "leave it out of the Binding"),
             ),
@@ -243,7 +243,7 @@ PAST_THE_SCHEDULER = (
                 By.STATUS,
                 "status.nominatedNodeName",
                 sub="status",
-                more=True,
+                as_debugger=True,
             ),
         ],
     ),
@@ -279,7 +279,7 @@ PAST_THE_SCHEDULER = (
                 status={"phase": "Running"},
             ),
             Try(
-                lambda tenant: tenant.more.patch(
+                lambda tenant: tenant.debugger.patch(
                     paths.podgroups(tenant.space.name, "held", "status"), {"status": {"phase": "Running"}}
                 ),
                 By.PODGROUPS,
@@ -338,8 +338,8 @@ QUOTAS_AND_RIGHTS = (
         "T40",
         "a ResourceQuota in other words: units, several containers, sidecars, split over cards",
         [
-            creates(made, By.QUOTA, f"requests.{names.GPU_MEM}=", guarded=True)
-            for made in (
+            creates(manifest, By.QUOTA, f"requests.{names.GPU_MEM}=", guarded=True)
+            for manifest in (
                 amount("9Gi"),
                 with_spec(
                     ours(gpu_mem="8Gi"), initContainers=[container("s", gpu_mem=1) | {"restartPolicy": "Always"}]
@@ -382,7 +382,7 @@ QUOTAS_AND_RIGHTS = (
                 ("resourcequotas",),
             ),
             created(
-                lambda tenant: tenant.of("limitranges"),
+                lambda tenant: tenant.path_of("limitranges"),
                 By.RBAC,
                 "limitranges",
                 spec={"limits": [{"type": "Container"}]},
@@ -448,7 +448,7 @@ QUOTAS_AND_RIGHTS = (
                 ("mutatingwebhookconfigurations",),
             ),
             created(
-                lambda tenant: tenant.of("rolebindings", base=RBAC_PATH),
+                lambda tenant: tenant.path_of("rolebindings", base=RBAC_PATH),
                 By.RBAC,
                 "rolebindings",
                 roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cardwise-extender"},
@@ -468,7 +468,9 @@ QUOTAS_AND_RIGHTS = (
         "a namespace of his own by the name of one that is exempt and not there",
         [
             Try(
-                lambda tenant, made={"metadata": {"name": name}}: tenant.more.create(paths.namespaces(), made),
+                lambda tenant, manifest={"metadata": {"name": name}}: tenant.debugger.create(
+                    paths.namespaces(), manifest
+                ),
                 By.NAMESPACES,
                 (f"a namespace called {name}", "choose another name"),
             )
@@ -480,7 +482,7 @@ QUOTAS_AND_RIGHTS = (
         "what a number means in an administrator's quota: a namespace of his own that says its unit",
         [
             Try(
-                lambda tenant: tenant.more.create(
+                lambda tenant: tenant.debugger.create(
                     paths.namespaces(), {"metadata": {"name": "own-unit", "labels": {names.GPU_MEM_UNIT: "GiB"}}}
                 ),
                 By.GPU_MEM_UNIT,
@@ -532,8 +534,8 @@ CARDWISE_ITSELF = (
         "T60",
         "a waiting pod grown by an update until no write of the extender fits",
         [
-            patches("ungated", {"metadata": {field: value}}, By.ANNOTATIONS, f"metadata.{field}", "at most")
-            for field, value in (
+            patches("ungated", {"metadata": {field: content}}, By.ANNOTATIONS, f"metadata.{field}", "at most")
+            for field, content in (
                 ("annotations", {"x": "x" * 132_000}),
                 ("annotations", {"x": "é" * 66_000}),
                 ("annotations", {f"x{i}": "" for i in range(600)}),
@@ -556,9 +558,9 @@ CARDWISE_ITSELF = (
         "T61",
         "fat PodGroups, which the extender writes to, so that other tenants' wait for theirs",
         [
-            Try(_fatten(where, {field: value}), By.PODGROUPS, ("metadata", "at most"))
-            for where in ("created", "changed")
-            for field, value in (
+            Try(_fatten(write, {field: content}), By.PODGROUPS, ("metadata", "at most"))
+            for write in ("created", "changed")
+            for field, content in (
                 ("labels", {f"x{i}": "" for i in range(1_000)}),
                 ("annotations", {f"x{i}": "" for i in range(100)}),
                 ("annotations", {"x": "x" * 33_000}),
@@ -587,8 +589,8 @@ CARDWISE_ITSELF = (
         "a pod of thousands of unknown classes, containers, annotations, variables or gates, which keeps the webhook "
         "from others",
         [
-            creates(made, By.WEBHOOK, says)
-            for made, says in (
+            creates(manifest, By.WEBHOOK, says)
+            for manifest, says in (
                 (one_container(resources={"limits": {f"no.class-{i}": "1" for i in range(5000)}}), "5000 different"),
                 (
                     with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(2000)]),

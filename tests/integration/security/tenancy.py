@@ -74,30 +74,32 @@ class Tenant:
         with ExitStack() as stack:
             self.edit = self._client("tenant", ("ClusterRole", "edit"))
             stack.callback(self.edit.close)
-            self.more = self._client("debugger", ("ClusterRole", "edit"), ("Role", "more"))
-            stack.callback(self.more.close)
+            self.debugger = self._client("debugger", ("ClusterRole", "edit"), ("Role", "more"))
+            stack.callback(self.debugger.close)
             stack.callback(cluster.api.delete, f"{RBAC_PATH}/clusterrolebindings/{name}")
             stack.callback(cluster.api.delete, f"{RBAC_PATH}/clusterroles/{name}")
             making = [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["create"]}]
             cluster.api.create(f"{RBAC_PATH}/clusterroles", {"metadata": {"name": name}, "rules": making})
             self._bind(f"{RBAC_PATH}/clusterrolebindings", name, "debugger", "ClusterRole", name)
-            for look in (
-                lambda: self.edit.get(self.of("pods")),
+            for try_call in (
+                lambda: self.edit.get(self.path_of("pods")),
                 lambda: self.edit.get(paths.pods(self.guarded.name)),
-                lambda: self.more.get(self.of("pods", "nobody", "ephemeralcontainers")),
-                lambda: self.more.create(paths.namespaces(), {"metadata": {"name": "any"}}, query={"dryRun": "All"}),
+                lambda: self.debugger.get(self.path_of("pods", "nobody", "ephemeralcontainers")),
+                lambda: self.debugger.create(
+                    paths.namespaces(), {"metadata": {"name": "any"}}, query={"dryRun": "All"}
+                ),
             ):
-                cluster.wait(lambda look=look: allowed(look), "the API server knows the roles")
+                cluster.wait(lambda try_call=try_call: allowed(try_call), "the API server knows the roles")
             self._clients = stack.pop_all()
 
     def close(self) -> None:
         self._clients.close()
 
-    def of(self, kind: str, name: str = "", sub: str = "", base: str = "/api/v1") -> str:
+    def path_of(self, kind: str, name: str = "", sub: str = "", base: str = "/api/v1") -> str:
         """The path of what lies in his namespace."""
         return paths.namespaced(base, kind, self.space.name, *filter(None, [name, sub]))
 
-    def held(self) -> dict[str, int]:
+    def mib_by_card(self) -> dict[str, int]:
         """MiB that the extender says his pods hold, by card."""
         mine = (f"{self.space.name}/", f"{self.guarded.name}/")
         return {
@@ -109,9 +111,9 @@ class Tenant:
         """Reads his own pods by another's name."""
         client = PatientClient.load(self._folder / "tenant")
         try:
-            client.get(self.of("pods"))  # with a token it renews its headers at the first call
+            client.get(self.path_of("pods"))  # with a token it renews its headers at the first call
             client._headers[""]["Impersonate-User"] = user
-            return client.get(self.of("pods"))
+            return client.get(self.path_of("pods"))
         finally:
             client.close()
 
@@ -149,16 +151,16 @@ class Try:
     says: tuple[str, ...] = ()
 
     def refused(self, tenant: Tenant) -> None:
-        before = tenant.held()
+        before = tenant.mib_by_card()
         try:
-            made = self.act(tenant)
+            response = self.act(tenant)
         except errors.KubeError as error:
-            said = str(error)
+            message = str(error)
         else:
-            raise AssertionError(f"was not refused: {made}")
+            raise AssertionError(f"was not refused: {response}")
         for text in (told_by(self.by), *self.says):
-            assert text in said, f"{text!r} is not in: {said}"
-        after = tenant.held()  # less where a pod of another test has ended meanwhile
+            assert text in message, f"{text!r} is not in: {message}"
+        after = tenant.mib_by_card()  # less where a pod of another test has ended meanwhile
         assert all(mib <= before.get(card, 0) for card, mib in after.items()), f"{before} became {after}"
 
 
@@ -176,7 +178,7 @@ class Attack:
 
     @property
     def refused_by(self) -> str:
-        return ", ".join(dict.fromkeys([*(one.by for one in self.tries), *self.late]))
+        return ", ".join(dict.fromkeys([*(attempt.by for attempt in self.tries), *self.late]))
 
 
 def ours(**settings: Any) -> Json:
@@ -189,51 +191,51 @@ def plain(**settings: Any) -> Json:
     return pod("attack", containers=[container()], **settings)
 
 
-def with_spec(made: Json, **spec: Any) -> Json:
-    made["spec"] |= spec
-    return made
+def with_spec(pod: Json, **spec: Any) -> Json:
+    pod["spec"] |= spec
+    return pod
 
 
-def with_env(made: Json, *, where: str = "containers", **env: Any) -> Json:
+def with_env(pod: Json, *, field: str = "containers", **env: Any) -> Json:
     """`env`: values, or where one is a mapping, its `valueFrom`."""
     entries = [
-        {"name": name} | ({"valueFrom": value} if isinstance(value, dict) else {"value": value})
-        for name, value in env.items()
+        {"name": name} | ({"valueFrom": source} if isinstance(source, dict) else {"value": source})
+        for name, source in env.items()
     ]
-    made["spec"].setdefault(where, [container("early")])[0]["env"] = entries
-    return made
+    pod["spec"].setdefault(field, [container("early")])[0]["env"] = entries
+    return pod
 
 
-def with_host_path(made: Json, path: str) -> Json:
-    return with_spec(made, volumes=[{"name": "host", "hostPath": {"path": path}}])
+def with_host_path(pod: Json, path: str) -> Json:
+    return with_spec(pod, volumes=[{"name": "host", "hostPath": {"path": path}}])
 
 
-def creates(made: Json, by: By, *says: str, guarded: bool = False) -> Try:
+def creates(manifest: Json, by: By, *says: str, guarded: bool = False) -> Try:
     """The pod that must not be created."""
 
     def act(tenant: Tenant) -> object:
         namespace = (tenant.guarded if guarded else tenant.space).name
         return tenant.edit.create(
-            paths.pods(namespace), made | {"metadata": made["metadata"] | {"namespace": namespace}}
+            paths.pods(namespace), manifest | {"metadata": manifest["metadata"] | {"namespace": namespace}}
         )
 
     return Try(act, by, says)
 
 
-def patches(name: str, change: Json, by: By, *says: str, sub: str = "", more: bool = False) -> Try:
+def patches(name: str, change: Json, by: By, *says: str, sub: str = "", as_debugger: bool = False) -> Try:
     """The change of a pod of his that must not be made."""
 
     def act(tenant: Tenant) -> object:
-        client = tenant.more if more else tenant.edit
-        return client.patch(tenant.of("pods", name, sub), change, "strategic")
+        client = tenant.debugger if as_debugger else tenant.edit
+        return client.patch(tenant.path_of("pods", name, sub), change, "strategic")
 
     return Try(act, by, says)
 
 
-def created(path: str | Callable[[Tenant], str], by: By, *says: str, **obj: Any) -> Try:
+def created(path: str | Callable[[Tenant], str], by: By, *says: str, **manifest: Any) -> Try:
     """What is no pod and must not be created."""
-    made = {"metadata": {"name": "attack"}} | obj
-    return Try(lambda tenant: tenant.edit.create(_at(path, tenant), made), by, says)
+    named = {"metadata": {"name": "attack"}} | manifest
+    return Try(lambda tenant: tenant.edit.create(_at(path, tenant), named), by, says)
 
 
 def changed(path: str | Callable[[Tenant], str], by: By, *says: str, **change: Any) -> Try:
@@ -249,37 +251,37 @@ def annotated(**annotations: str) -> Json:
     return {"metadata": {"annotations": dict(annotations)}}
 
 
-def debugged(**more: Any) -> Json:
+def debugged(**fields: Any) -> Json:
     """What `kubectl debug` sends."""
-    return {"spec": {"ephemeralContainers": [container("debug") | {"resources": {}} | more]}}
+    return {"spec": {"ephemeralContainers": [container("debug") | {"resources": {}} | fields]}}
 
 
-def one_container(**more: Any) -> Json:
-    return with_spec(plain(), containers=[container() | more])
+def one_container(**fields: Any) -> Json:
+    return with_spec(plain(), containers=[container() | fields])
 
 
 def amount(text: str) -> Json:
     return ours(gpu_mem=text)
 
 
-def bound(tenant: Tenant, name: str, *, more: bool, dry: bool = False, **metadata: Json) -> object:
+def bound(tenant: Tenant, name: str, *, as_debugger: bool, dry: bool = False, **metadata: Json) -> object:
     """A Binding by hand."""
-    client = tenant.more if more else tenant.edit
+    client = tenant.debugger if as_debugger else tenant.edit
     binding = {
         "metadata": {"name": name} | metadata,
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
-    return client.create(tenant.of("pods", name, "binding"), binding, query={"dryRun": "All"} if dry else None)
+    return client.create(tenant.path_of("pods", name, "binding"), binding, query={"dryRun": "All"} if dry else None)
 
 
 def bound_at_last(tenant: Tenant, name: str) -> object:
     """Raises what refuses it, by dry run: the API server goes on without a webhook that is late (T65)."""
-    ask = functools.partial(bound, tenant, name, more=True, dry=True)
+    ask = functools.partial(bound, tenant, name, as_debugger=True, dry=True)
     raise tenant.space.refusal(ask, f"the Binding of {name} is refused")
 
 
-def binds(name: str, key: str, value: str, where: str = "annotations") -> Try:
+def binds(name: str, key: str, text: str, field: str = "annotations") -> Try:
     """The Binding by one who debugs that must not be made, since the pod would take this over from it."""
-    metadata = {where: {key: value if where == "annotations" else "1"}}
-    says = (f"metadata.{where}[{key}]", "leave it out of the Binding")
-    return Try(lambda tenant: bound(tenant, name, more=True, **metadata), By.BINDINGS, says)
+    metadata = {field: {key: text if field == "annotations" else "1"}}
+    says = (f"metadata.{field}[{key}]", "leave it out of the Binding")
+    return Try(lambda tenant: bound(tenant, name, as_debugger=True, **metadata), By.BINDINGS, says)

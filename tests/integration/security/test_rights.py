@@ -141,10 +141,10 @@ MAY_NOT: dict[str, list[Right]] = {
 def rendered(template: str, *settings: str) -> list[Json]:
     """A template of the chart with other settings than the test cluster's."""
     helm = str(binaries.helm(print) / "helm")
-    flags = [flag for each in settings for flag in ("--set", each)]
+    flags = [flag for setting in settings for flag in ("--set", setting)]
     chart = ["template", "cardwise", str(CHART), "-n", OWN, "--kube-version", versions.version(), *GIVEN]
     objects = yaml.safe_load_all(processes.run([helm, *chart, "-s", f"templates/{template}", *flags]))
-    return [each for each in objects if each]  # comments alone are a document too
+    return [setting for setting in objects if setting]  # comments alone are a document too
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
     plugins no pods.
     """
     roles = rendered("mps/rbac.yaml", "mps.enabled=true")
-    policies = [each for each in rendered("policies/deviceplugin.yaml") if each["kind"].endswith("Policy")]
+    policies = [manifest for manifest in rendered("policies/deviceplugin.yaml") if manifest["kind"].endswith("Policy")]
     without_nodes = rendered("policies/deviceplugin.yaml", "deviceplugin.restrictToNode=false")
     cluster.apply([*roles, *policies])
     try:
@@ -174,8 +174,8 @@ def world(accounts: Cluster, request: pytest.FixtureRequest) -> Iterator[World]:
         stack.callback(api.delete, paths.resourceclasses("of-a-person"))
         api.create(paths.pods(OWN), workload("replica", spec={"nodeSelector": {"no": "where"}}))
         stack.callback(api.delete, paths.pods(OWN, "replica"), {"gracePeriodSeconds": 0})
-        space.put(workload("steady", gpu_mem=64, node=node))
-        space.put(workload("there", gpu_mem=64, node=other))
+        space.create_and_locate(workload("steady", gpu_mem=64, node=node))
+        space.create_and_locate(workload("there", gpu_mem=64, node=other))
         space.running("steady", "there")  # else a write of the status that they have not got yet changes nothing
         space.create(workload("waiting", gpu_mem=64, spec={"nodeSelector": {"no": "where"}}))
         gang = {names.GROUP_NAME: "automatic", names.GROUP_NUM: "3"}
@@ -184,11 +184,13 @@ def world(accounts: Cluster, request: pytest.FixtureRequest) -> Iterator[World]:
         api.create(paths.podgroups(space.name), of_ours("PodGroup", "own", {"minMember": 2}))
         stack.callback(api.delete, paths.podgroups(space.name, "own"))
         space.wait(lambda: automatic(space), "the gang has its PodGroup and the cards their class")
-        found = {card["spec"]["node"]: card["metadata"]["name"] for card in api.get(paths.extendedresources())["items"]}
+        resources = {
+            card["spec"]["node"]: card["metadata"]["name"] for card in api.get(paths.extendedresources())["items"]
+        }
         with acting(accounts, "deviceplugin", node) as client:
-            told = lambda: refused(client, paths.nodes(other), {})  # noqa: E731
-            space.wait(lambda: other in told(), "the policy acts")
-        yield World(api, space.name, node, other, found[node], found[other], AUTOMATIC, "of-a-person")
+            is_refused = lambda: refused(client, paths.nodes(other), {})  # noqa: E731
+            space.wait(lambda: other in is_refused(), "the policy acts")
+        yield World(api, space.name, node, other, resources[node], resources[other], AUTOMATIC, "of-a-person")
 
 
 @pytest.fixture(scope="module")
@@ -200,13 +202,13 @@ def clients(accounts: Cluster, world: World) -> Iterator[Mapping[str, KubeClient
 
 def automatic(space: Space) -> bool:
     api = space.cluster.api
-    groups = [one["metadata"]["name"] for one in api.get(paths.podgroups(space.name))["items"]]
-    known = [one["metadata"]["name"] for one in api.get(paths.resourceclasses())["items"]]
+    groups = [path["metadata"]["name"] for path in api.get(paths.podgroups(space.name))["items"]]
+    known = [path["metadata"]["name"] for path in api.get(paths.resourceclasses())["items"]]
     return "automatic" in groups and AUTOMATIC in known
 
 
-def excess_id(value: object) -> str:
-    return value.id if isinstance(value, Excess) else str(value)
+def excess_id(excess: object) -> str:
+    return excess.id if isinstance(excess, Excess) else str(excess)
 
 
 def user(part: str) -> str:
@@ -214,10 +216,10 @@ def user(part: str) -> str:
 
 
 def allowed(cluster: Cluster, part: str, right: Right) -> bool:
-    verb, group, resource, where = right
-    namespace, _, name = where.partition("/")
+    verb, group, resource, scope = right
+    namespace, _, name = scope.partition("/")
     resource, _, sub = resource.partition("/")
-    asked = {
+    review = {
         "verb": verb,
         "group": group,
         "resource": resource,
@@ -226,7 +228,7 @@ def allowed(cluster: Cluster, part: str, right: Right) -> bool:
         "name": name,
     }
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{OWN}", "system:authenticated"]
-    spec = {"user": user(part), "groups": groups, "resourceAttributes": asked}
+    spec = {"user": user(part), "groups": groups, "resourceAttributes": review}
     return bool(cluster.api.create(REVIEWS, {"spec": spec})["status"].get("allowed"))
 
 
@@ -277,12 +279,14 @@ def test_each_part_writes_the_fields_that_are_its_work(
             act(clients[part], world)
 
 
-@pytest.mark.parametrize(("part", "excess"), [(part, one) for part in EXCESS for one in EXCESS[part]], ids=excess_id)
+@pytest.mark.parametrize(
+    ("part", "excess"), [(part, excess_write) for part in EXCESS for excess_write in EXCESS[part]], ids=excess_id
+)
 def test_no_part_writes_another(clients: Mapping[str, KubeClient], world: World, part: str, excess: Excess) -> None:
-    with pytest.raises(errors.KubeError) as told:
+    with pytest.raises(errors.KubeError) as failure:
         excess.act(clients[part], world)
-    said = str(told.value)
-    assert excess.says in said or (excess.also and f"ValidatingAdmissionPolicy '{excess.also}'" in said)
+    message = str(failure.value)
+    assert excess.says in message or (excess.also and f"ValidatingAdmissionPolicy '{excess.also}'" in message)
 
 
 def test_kubernetes_itself_says_that_the_pods_of_a_vanished_node_have_failed(accounts: Cluster, world: World) -> None:
@@ -304,14 +308,16 @@ def teams(accounts: Cluster) -> Iterator[Space]:
         _, honest = space.nodes(2)
         quota = of_ours("GPUQuota", "team", {"hard": [{"memoryMiB": 1000}]})
         accounts.api.create(paths.gpuquotas(space.name), quota)
-        space.put(workload("victim", gpu_mem=64, node=honest))
+        space.create_and_locate(workload("victim", gpu_mem=64, node=honest))
         space.running("victim")
         yield space
 
 
 def card_of(space: Space, node: str) -> Json:
-    found = space.cluster.api.get(paths.extendedresources())["items"]
-    return next(one for one in found if one["spec"]["node"] == node and one["spec"]["index"] == 0)
+    resources = space.cluster.api.get(paths.extendedresources())["items"]
+    return next(
+        resource for resource in resources if resource["spec"]["node"] == node and resource["spec"]["index"] == 0
+    )
 
 
 def says(cluster: Cluster, node: str, card: Json, *held: Json) -> None:
@@ -324,23 +330,23 @@ def says(cluster: Cluster, node: str, card: Json, *held: Json) -> None:
 def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     cluster, (liar, honest) = teams.cluster, teams.own_nodes
     uid = teams.get("victim")["metadata"]["uid"]
-    where = card_of(teams, honest)
-    size = where["spec"]["memoryMiB"]
+    card_name = card_of(teams, honest)
+    size = card_name["spec"]["memoryMiB"]
     share = {"podUID": uid, "namespace": teams.name, "name": "victim", "memoryMiB": 64, "container": "0"}
     stranger = share | {"podUID": "never-there", "name": "never-there", "memoryMiB": 10**9}
 
     def used() -> int:
         status = cluster.api.get(paths.gpuquotas(teams.name, "team")).get("status") or {}
-        return sum(one["memoryMiB"] for one in status.get("used") or ())
+        return sum(entry["memoryMiB"] for entry in status.get("used") or ())
 
     def allocated(node: str) -> int:
         return int(card_of(teams, node)["status"].get("allocated", {}).get("memoryMiB", 0))
 
     teams.wait(lambda: (used(), allocated(honest)) == (64, 64), "the quota counts it")
     teams.delete("victim", grace=0)
-    says(cluster, honest, where, share)
-    noted = lambda: [one["podUID"] for one in card_of(teams, honest)["status"].get("terminating") or ()]  # noqa: E731
-    teams.wait(lambda: noted() == [uid], "the extender has noted whose it was")
+    says(cluster, honest, card_name, share)
+    terminating_uids = lambda: [entry["podUID"] for entry in card_of(teams, honest)["status"].get("terminating") or ()]  # noqa: E731
+    teams.wait(lambda: terminating_uids() == [uid], "the extender has noted whose it was")
     # N02: what the liar says takes room on its card alone.
     says(cluster, liar, card_of(teams, liar), share, stranger)
     teams.wait(lambda: allocated(liar) == size, "the extender has heard the lie")
@@ -354,12 +360,14 @@ def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     says(cluster, liar, card_of(teams, liar))
     teams.wait(lambda: allocated(liar) == 0, "the extender has heard the silence")
     # The ledger too, since statuses come later.
-    assert (used(), allocated(honest), inspect(cluster)[honest, 0][1], noted()) == (64, 64, 64, [uid])
+    assert (used(), allocated(honest), inspect(cluster)[honest, 0][1], terminating_uids()) == (64, 64, 64, [uid])
     # and its word keeps nothing alive.
     says(cluster, liar, card_of(teams, liar), share)
     teams.wait(lambda: allocated(liar) == 64, "the extender has heard the lie again")
-    says(cluster, honest, where)
-    teams.wait(lambda: (used(), allocated(honest), noted()) == (0, 0, []), "the share has ended with its containers")
+    says(cluster, honest, card_name)
+    teams.wait(
+        lambda: (used(), allocated(honest), terminating_uids()) == (0, 0, []), "the share has ended with its containers"
+    )
     assert allocated(liar) == 64
 
 
@@ -370,8 +378,8 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
         spec = {"node": node, "index": index, "uuid": f"GPU-{node}-{index}", "model": model, "memoryMiB": 1024}
         return of_ours("ExtendedResource", f"gpu-{node}-{index}", spec)
 
-    def made() -> set[str]:
-        return {one["metadata"]["name"] for one in api.get(paths.resourceclasses())["items"]} & {*invented, real}
+    def class_names() -> set[str]:
+        return {path["metadata"]["name"] for path in api.get(paths.resourceclasses())["items"]} & {*invented, real}
 
     invented, real = [f"nvidia.invented-{i:02}" for i in range(count)], "nvidia.tesla.t4"
     with Space(accounts, "invented") as space, ExitStack() as stack:
@@ -383,12 +391,12 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
         api.create(paths.extendedresources(), card(honest, 100, "Tesla T4"))
         stack.callback(api.delete, paths.extendedresources(f"gpu-{honest}-100"))
         # How few of one node come before it is for a unit test: tests/extender/reporting/test_classcontroller.py.
-        space.wait(lambda: len(made()) == count + 1, "each model has its class, the other node's too")
+        space.wait(lambda: len(class_names()) == count + 1, "each model has its class, the other node's too")
         stack.close()
         # Classes outlive their cards, so that a type that was scaled to zero can be asked for; an admin removes them.
-        for name in made():
+        for name in class_names():
             api.delete(paths.resourceclasses(name))
-        space.wait(lambda: not made(), "an admin removes what is invented no more")
+        space.wait(lambda: not class_names(), "an admin removes what is invented no more")
 
 
 def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:
@@ -404,7 +412,7 @@ def full_annotations(api: KubeClient, node: str) -> Iterator[None]:
     """The node's annotations are at the API's limit, 256 KiB in all, so that none can be added."""
     there = api.get(paths.nodes(node))["metadata"].get("annotations") or {}
     there.pop(names.NODE_CHANGED, None)
-    filler = "x" * (256 * 1024 - sum(len(key) + len(value) for key, value in there.items()) - len("filler"))
+    filler = "x" * (256 * 1024 - sum(len(key) + len(text) for key, text in there.items()) - len("filler"))
     api.patch(paths.nodes(node), {"metadata": {"annotations": {names.NODE_CHANGED: None, "filler": filler}}})
     try:
         yield
@@ -418,7 +426,7 @@ def test_n06_nodes_that_cannot_be_changed_keep_no_pod_waiting(accounts: Cluster)
         *full, good = space.nodes(3)
         full += [node["metadata"]["name"] for node in api.get(paths.nodes())["items"]]
         space.put_quota({"shares": 1})
-        space.put(workload("first", gpu_mem=64))
+        space.create_and_locate(workload("first", gpu_mem=64))
         space.create(workload("second", gpu_mem=64))
         space.wait(lambda: "GPUQuota" in space.reasons("second"), "second waits")
         for node in dict.fromkeys(full):
@@ -454,16 +462,16 @@ def test_n07_a_card_is_not_larger_than_cards_need(accounts: Cluster) -> None:
         there, api = card_of(space, liar), accounts.api
         path = paths.extendedresources(there["metadata"]["name"])
         spec = {"node": liar, "index": 9, "uuid": f"GPU-{liar}-9", "model": "Tesla T4", "memoryMiB": 1024}
-        told = "ValidatingAdmissionPolicy 'extendedresources.cardwise.dev'"
+        message = "ValidatingAdmissionPolicy 'extendedresources.cardwise.dev'"
         for field, change in changes:
             # Of metadata a device plugin may write little, so here it is an administrator.
-            with pytest.raises(errors.KubeError, match=f"(?s){told}.*{field}.*at most"):
+            with pytest.raises(errors.KubeError, match=f"(?s){message}.*{field}.*at most"):
                 api.create(paths.extendedresources(), fat(spec, change))
-            with pytest.raises(errors.KubeError, match=f"(?s){told}.*{field}.*at most"):
+            with pytest.raises(errors.KubeError, match=f"(?s){message}.*{field}.*at most"):
                 api.patch(path, change)
         share = {"podUID": "x" * 36, "namespace": "x" * 63, "name": "x" * 253, "memoryMiB": 1}
         says(accounts, liar, there, *[share] * 512)  # as many as count
-        with pytest.raises(errors.KubeError, match=f"{told}.*status.held"):
+        with pytest.raises(errors.KubeError, match=f"{message}.*status.held"):
             says(accounts, liar, there, *[share] * 1024)
         says(accounts, liar, there)
 
@@ -471,4 +479,4 @@ def test_n07_a_card_is_not_larger_than_cards_need(accounts: Cluster) -> None:
 def test_the_page_lists_the_fields() -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
     listed = [row for row in rows if row[0] in WORDS.values()]
-    assert listed == [(WORDS[part], one.verb, one.what, one.fields) for part in MAY for one in MAY[part]]
+    assert listed == [(WORDS[part], right.verb, right.subject, right.fields) for part in MAY for right in MAY[part]]

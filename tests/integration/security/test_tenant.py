@@ -88,48 +88,48 @@ GUARDED = (
 def guarding() -> list[Json]:
     """What the page tells administrators to apply, with a namespace's name to fill in."""
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return [obj for obj in yaml.safe_load_all(block) if obj]
+    return [manifest for manifest in yaml.safe_load_all(block) if manifest]
 
 
 @pytest.fixture(scope="module")
 def tenant(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
     """With the pods in his namespace that the attacks are about."""
-    made = Tenant(cluster, "tenant", tmp_path_factory.mktemp("tenant"))
-    for obj in guarding():
-        obj["metadata"] |= (
-            {"name": made.guarded.name} if obj["kind"] == "Namespace" else {"namespace": made.guarded.name}
+    tenant = Tenant(cluster, "tenant", tmp_path_factory.mktemp("tenant"))
+    for manifest in guarding():
+        manifest["metadata"] |= (
+            {"name": tenant.guarded.name} if manifest["kind"] == "Namespace" else {"namespace": tenant.guarded.name}
         )
-        cluster.apply([obj])
-    cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
-    create(made, workload("steady", gpu_mem=64, node=NODE))
+        cluster.apply([manifest])
+    cluster.api.create(tenant.path_of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
+    create(tenant, workload("steady", gpu_mem=64, node=NODE))
     runtime = {"metadata": {"name": OF_NVIDIA}, "handler": "runc"}
     cluster.api.create(RUNTIME_CLASSES, runtime)
-    create(made, workload("sharing", gpu_mem=64, node=NODE, spec={"runtimeClassName": OF_NVIDIA}))
+    create(tenant, workload("sharing", gpu_mem=64, node=NODE, spec={"runtimeClassName": OF_NVIDIA}))
     null = {"volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]}
-    create(made, workload("idle", node=NODE, spec=null))
-    create(made, workload("ungated", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
+    create(tenant, workload("idle", node=NODE, spec=null))
+    create(tenant, workload("ungated", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
     for name in ("gated", "gated-too"):
         gang = {names.GROUP_NAME: "held", names.GROUP_NUM: "3"}
-        create(made, workload(name, whole_gpu=1, node=NODE, annotations=gang))
-    made.space.running("steady", "sharing", "idle")
-    made.space.wait(lambda: "held" in groups(made), "the gang has its PodGroup")
+        create(tenant, workload(name, whole_gpu=1, node=NODE, annotations=gang))
+    tenant.space.running("steady", "sharing", "idle")
+    tenant.space.wait(lambda: "held" in groups(tenant), "the gang has its PodGroup")
     for tried, says in GUARDED:
-        refused = lambda tried=tried, says=says: says in made.guarded.rejected(tried)  # noqa: E731
-        made.space.wait(refused, f"who guards the namespace says {says}")
-    yield made
-    for space in (made.space, made.guarded):
+        refused = lambda tried=tried, says=says: says in tenant.guarded.rejected(tried)  # noqa: E731
+        tenant.space.wait(refused, f"who guards the namespace says {says}")
+    yield tenant
+    for space in (tenant.space, tenant.guarded):
         space.clear()
     cluster.api.delete(f"{RUNTIME_CLASSES}/{OF_NVIDIA}")
-    made.close()
+    tenant.close()
 
 
 def create(tenant: Tenant, pod: Json) -> str:
     """As the tenant; returns the UID."""
-    return str(tenant.edit.create(tenant.of("pods"), pod)["metadata"]["uid"])
+    return str(tenant.edit.create(tenant.path_of("pods"), pod)["metadata"]["uid"])
 
 
 def groups(tenant: Tenant) -> list[str]:
-    return [one["metadata"]["name"] for one in tenant.cluster.api.get(paths.podgroups(tenant.space.name))["items"]]
+    return [path["metadata"]["name"] for path in tenant.cluster.api.get(paths.podgroups(tenant.space.name))["items"]]
 
 
 def ended(tenant: Tenant, *pods: str) -> None:
@@ -139,19 +139,23 @@ def ended(tenant: Tenant, *pods: str) -> None:
 
 @pytest.mark.parametrize(
     "attack",
-    [pytest.param(one, marks=since(one.since, "what is attacked"), id=one.id) for one in ATTACKS if one.tries],
+    [
+        pytest.param(attack, marks=since(attack.since, "what is attacked"), id=attack.id)
+        for attack in ATTACKS
+        if attack.tries
+    ],
 )
 def test_refused(tenant: Tenant, attack: Attack) -> None:
-    for one in attack.tries:
-        one.refused(tenant)
+    for attempt in attack.tries:
+        attempt.refused(tenant)
 
 
 def test_the_page_lists_the_attacks() -> None:
     rows = re.findall(r"^\| (T\d+) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    assert rows == [(one.id, one.title, one.refused_by) for one in ATTACKS]
-    assert len({one.id for one in ATTACKS}) == len(ATTACKS)
+    assert rows == [(attack.id, attack.title, attack.refused_by) for attack in ATTACKS]
+    assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
     judged = {name.split("_")[1].upper() for name in globals() if re.match(r"test_t\d", name)}
-    assert {one.id for one in ATTACKS if one.late} == judged
+    assert {attack.id for attack in ATTACKS if attack.late} == judged
 
 
 def test_t04_environment_from_elsewhere_gives_a_pod_with_a_share_no_more(tenant: Tenant) -> None:
@@ -162,7 +166,7 @@ def test_t04_environment_from_elsewhere_gives_a_pod_with_a_share_no_more(tenant:
     looking = container(gpu_mem=64) | {"envFrom": stolen, "env": own, "command": script}
     create(tenant, workload("stealing", [looking], node=NODE, spec={"restartPolicy": "Never"}))
     ended(tenant, "stealing")
-    told = tenant.space.told("stealing")
+    output = tenant.space.termination_message("stealing")
     (index,) = assigned(tenant.space.get("stealing")).indices()
     for line in (
         *probed(numbers, str(index)),
@@ -173,7 +177,7 @@ def test_t04_environment_from_elsewhere_gives_a_pod_with_a_share_no_more(tenant:
         "CARDWISE_MEM_LIMIT_MIB=64",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=64M",
     ):
-        assert line in told, f"{line} is not in {told}"
+        assert line in output, f"{line} is not in {output}"
 
 
 def test_t05_environment_from_elsewhere_gives_a_pod_without_a_share_nothing(tenant: Tenant) -> None:
@@ -184,22 +188,24 @@ def test_t05_environment_from_elsewhere_gives_a_pod_without_a_share_nothing(tena
     }
     create(tenant, workload("wishing", [looking], node=NODE, spec={"restartPolicy": "Never"}))
     ended(tenant, "wishing")
-    assert tenant.space.told("wishing") == [f"refused {index} Operation not permitted" for index in numbers]
+    assert tenant.space.termination_message("wishing") == [
+        f"refused {index} Operation not permitted" for index in numbers
+    ]
 
 
 def test_t07_an_ephemeral_container_opens_no_card(tenant: Tenant) -> None:
     numbers = device_numbers(tenant.cluster, NODE)
     debug = container("look") | {"command": ["sh", "-c", probe(numbers)], "targetContainerName": "main"}
     del debug["resources"]
-    path = tenant.of("pods", "steady", "ephemeralcontainers")
-    tenant.more.patch(path, {"spec": {"ephemeralContainers": [debug]}}, "strategic")
+    path = tenant.path_of("pods", "steady", "ephemeralcontainers")
+    tenant.debugger.patch(path, {"spec": {"ephemeralContainers": [debug]}}, "strategic")
 
-    def told() -> list[str]:
+    def debug_output() -> list[str]:
         (state,) = tenant.space.get("steady")["status"].get("ephemeralContainerStatuses") or [{}]
         return str(state.get("state", {}).get("terminated", {}).get("message", "")).splitlines()
 
-    tenant.space.wait(lambda: bool(told()), "the ephemeral container has looked")
-    assert told() == [f"refused {index} Operation not permitted" for index in numbers]
+    tenant.space.wait(lambda: bool(debug_output()), "the ephemeral container has looked")
+    assert debug_output() == [f"refused {index} Operation not permitted" for index in numbers]
 
 
 def test_t08_a_device_node_of_its_own_opens_no_other_card(tenant: Tenant) -> None:
@@ -218,14 +224,16 @@ def test_t11_mounted_device_nodes_cannot_be_opened(tenant: Tenant) -> None:
     volumes = [{"name": "host", "hostPath": {"path": str(devices)}}]
     create(tenant, workload("mounting", [looking], node=NODE, spec={"restartPolicy": "Never", "volumes": volumes}))
     ended(tenant, "mounting")
-    assert tenant.space.told("mounting") == [f"refused /host/nvidia{i} Operation not permitted" for i in (0, 1)]
+    assert tenant.space.termination_message("mounting") == [
+        f"refused /host/nvidia{i} Operation not permitted" for i in (0, 1)
+    ]
 
 
 @since(34, "resource.k8s.io/v1")
 def test_t16_a_claim_of_a_device_gets_no_card(tenant: Tenant) -> None:
     request = {"name": "card", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     claim = {"metadata": {"name": "card"}, "spec": {"devices": {"requests": [request]}}}
-    tenant.edit.create(tenant.of("resourceclaims", base=DRA), claim)
+    tenant.edit.create(tenant.path_of("resourceclaims", base=DRA), claim)
     claims = [{"name": "card", "resourceClaimName": "card"}]
     looking = container() | {"resources": {"claims": [{"name": "card"}]}}
     create(tenant, workload("claiming", [looking], spec={"resourceClaims": claims}))
@@ -235,8 +243,8 @@ def test_t16_a_claim_of_a_device_gets_no_card(tenant: Tenant) -> None:
 
 def condition(tenant: Tenant, pod: str) -> str:
     """What the scheduler says of a pod that waits."""
-    found = tenant.space.get(pod)["status"].get("conditions") or ()
-    return " ".join(one.get("message", "") for one in found if one["type"] == "PodScheduled")
+    conditions = tenant.space.get(pod)["status"].get("conditions") or ()
+    return " ".join(entry.get("message", "") for entry in conditions if entry["type"] == "PodScheduled")
 
 
 def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
@@ -259,41 +267,41 @@ def test_t20_other_subresources_take_no_annotations(tenant: Tenant) -> None:
     before = annotations()
     other = {names.IDX: "7", names.ASSIGNMENT: "{}"}
     for sub in ("resize", "ephemeralcontainers"):
-        tenant.more.patch(tenant.of("pods", "steady", sub), {"metadata": {"annotations": other}})
+        tenant.debugger.patch(tenant.path_of("pods", "steady", sub), {"metadata": {"annotations": other}})
         assert annotations() == before
 
 
 def test_t21_a_container_cannot_name_the_cards_of_another(tenant: Tenant) -> None:
     reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.DEVICES_OF}1']"}}
-    one = container("one", gpu_mem=64) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": reference}]}
-    pod = workload("pair", [one, container("two", whole_gpu=1)])
-    made = tenant.edit.create(tenant.of("pods"), pod, query={"dryRun": "All"})
-    (entry,) = [e for e in made["spec"]["containers"][0]["env"] if e["name"] == "NVIDIA_VISIBLE_DEVICES"]
+    spy = container("one", gpu_mem=64) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": reference}]}
+    pod = workload("pair", [spy, container("two", whole_gpu=1)])
+    stored = tenant.edit.create(tenant.path_of("pods"), pod, query={"dryRun": "All"})
+    (entry,) = [e for e in stored["spec"]["containers"][0]["env"] if e["name"] == "NVIDIA_VISIBLE_DEVICES"]
     assert entry["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{names.DEVICES_OF}0']"
 
 
 def test_t77_limits_of_the_driver_are_taken_out_beside_a_share(tenant: Tenant) -> None:
     """What comes by `envFrom` the node replaces (tests/deviceplugin/mps)."""
-    raised = [{"name": f"NVIDIA_GPU_MEMORY_{which}", "value": "16276"} for which in ("REQUEST", "LIMIT")]
+    raised = [{"name": f"NVIDIA_GPU_MEMORY_{end}", "value": "16276"} for end in ("REQUEST", "LIMIT")]
     beside = [container("main", gpu_mem=64) | {"env": raised}, container("beside") | {"env": raised}]
-    made = workload("raising", beside, init=[container("early") | {"env": raised}])
-    spec = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})["spec"]
-    for one in (*spec["initContainers"], *spec["containers"]):
-        assert not [entry for entry in one["env"] if entry["name"].startswith("NVIDIA_GPU_MEMORY_")], one["name"]
+    pod = workload("raising", beside, init=[container("early") | {"env": raised}])
+    spec = tenant.edit.create(tenant.path_of("pods"), pod, query={"dryRun": "All"})["spec"]
+    for attack in (*spec["initContainers"], *spec["containers"]):
+        assert not [entry for entry in attack["env"] if entry["name"].startswith("NVIDIA_GPU_MEMORY_")], attack["name"]
 
 
 def test_t30_a_forced_deletion_frees_nothing_early(tenant: Tenant) -> None:
     space = tenant.space
-    both = [container(whole_gpu=2) | {"command": ["sh", "-c", STUBBORN]}]
-    first = create(tenant, workload("twin", both, node=OTHER, grace=30))
+    stubborn = [container(whole_gpu=2) | {"command": ["sh", "-c", STUBBORN]}]
+    first = create(tenant, workload("twin", stubborn, node=OTHER, grace=30))
     space.running("twin")
-    tenant.edit.delete(tenant.of("pods", "twin"), FORCED)
+    tenant.edit.delete(tenant.path_of("pods", "twin"), FORCED)
     second = create(tenant, workload("twin", whole_gpu=2, node=OTHER))
     space.running("twin")
     log = tenant.cluster.process(f"deviceplugin-{OTHER}").log.read_text().splitlines()
-    said = [json.loads(line) for line in log if '"uid":"' in line]
-    told = [(one["event"], one["uid"]) for one in said if one["event"] in ("granted", "freed")]
-    assert told.index(("freed", first)) < told.index(("granted", second))
+    document = [json.loads(line) for line in log if '"uid":"' in line]
+    events = [(attack["event"], attack["uid"]) for attack in document if attack["event"] in ("granted", "freed")]
+    assert events.index(("freed", first)) < events.index(("granted", second))
     space.delete("twin")
 
 
@@ -307,25 +315,25 @@ def test_t35_a_gang_that_is_not_whole_holds_nothing(tenant: Tenant) -> None:
 
 def test_t64_no_gang_keeps_those_of_others_from_being_planned(tenant: Tenant) -> None:
     def gang(name: str, pods: list[Json]) -> None:
-        said = {names.GROUP_NAME: name, names.GROUP_NUM: str(len(pods)), names.QUEUE_PRIORITY: "999999999"}
-        for one in pods:
-            one["metadata"]["annotations"] |= said
-            create(tenant, one)
+        annotations = {names.GROUP_NAME: name, names.GROUP_NUM: str(len(pods)), names.QUEUE_PRIORITY: "999999999"}
+        for member in pods:
+            member["metadata"]["annotations"] |= annotations
+            create(tenant, member)
 
     gang("motley", [workload(f"motley-{i}", gpu_mem=64 + i) for i in range(17)])
     never = {"schedulingGates": [{"name": "tenant.example/never"}]}
     gang("barred", [workload(f"barred-{i}", gpu_mem=64, spec=never if i else None) for i in range(3)])
     with Space(tenant.cluster, "neighbour") as neighbour:
         for i in range(2):
-            said = {names.GROUP_NAME: "fair", names.GROUP_NUM: "2"}
-            neighbour.create(workload(f"fair-{i}", gpu_mem=64, node=NODE, annotations=said))
+            annotations = {names.GROUP_NAME: "fair", names.GROUP_NUM: "2"}
+            neighbour.create(workload(f"fair-{i}", gpu_mem=64, node=NODE, annotations=annotations))
         neighbour.running("fair-0", "fair-1")
 
-    def told() -> str:
+    def podgroups_text() -> str:
         return json.dumps(tenant.cluster.api.get(paths.podgroups(tenant.space.name)))
 
-    tenant.space.wait(lambda: "17 different things" in told(), "the one says why")
-    tenant.space.wait(lambda: "scheduling gate tenant.example/never" in told(), "the other, too")
+    tenant.space.wait(lambda: "17 different things" in podgroups_text(), "the one says why")
+    tenant.space.wait(lambda: "scheduling gate tenant.example/never" in podgroups_text(), "the other, too")
     held = [pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods]
     assert not [pod for pod in held if "motley" in pod or "barred" in pod]
 
@@ -337,12 +345,12 @@ def test_t75_a_gang_that_waits_long_keeps_no_more_of_a_card_than_its_pods_ask_fo
 
 def test_t76_a_gang_that_waits_for_cpu_keeps_no_card(tenant: Tenant) -> None:
     cpu = tenant.cluster.api.get(paths.nodes(NODE))["status"]["capacity"]["cpu"]
-    each = f"{int(cpu) * 400}m"  # two of three fit
+    per_member = f"{int(cpu) * 400}m"  # two of three fit
 
     def busy(name: str) -> Json:
-        made = workload(name, gpu_mem=64, node=NODE)
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": each}
-        return made
+        pod = workload(name, gpu_mem=64, node=NODE)
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": per_member}
+        return pod
 
     create(tenant, busy("busy"))
     tenant.space.running("busy")
@@ -359,21 +367,21 @@ def waiting_long(tenant: Tenant, members: list[Json]) -> Iterator[Space]:
     neighbour's namespace.
     """
     members = [*members, *(workload(f"many-{i}", gpu_mem=P100, node=OTHER) for i in range(2))]
-    said = {names.GROUP_NAME: "long", names.GROUP_NUM: str(len(members)), names.QUEUE_PRIORITY: "999999999"}
+    annotations = {names.GROUP_NAME: "long", names.GROUP_NUM: str(len(members)), names.QUEUE_PRIORITY: "999999999"}
     soon = ("--gang-reserve-seconds=0", "--gang-reserve-refusals=1")
     with Space(tenant.cluster, "neighbour") as neighbour, flags(tenant.cluster, "extender", *soon):
         neighbour.create(workload("there", gpu_mem=P100, node=OTHER))
         neighbour.running("there")
         try:
-            for one in members:
-                one["metadata"]["annotations"] |= said
-                create(tenant, one)
+            for member in members:
+                member["metadata"]["annotations"] |= annotations
+                create(tenant, member)
             tenant.space.wait(lambda: "does not fit as a whole" in tenant.space.reasons("few-0"), "the gang waits")
             late = (f"late-{i}" for i in count())
             tenant.space.wait(lambda: is_reserved(neighbour, next(late)), "what the neighbour leaves there is reserved")
             yield neighbour
         finally:
-            tenant.space.delete(*(one["metadata"]["name"] for one in members))
+            tenant.space.delete(*(member["metadata"]["name"] for member in members))
 
 
 def is_reserved(neighbour: Space, name: str) -> bool:
@@ -383,14 +391,14 @@ def is_reserved(neighbour: Space, name: str) -> bool:
 
     def tried() -> bool:
         pod = neighbour.get(name)
-        said = [one.get("message", "") for one in pod["status"].get("conditions") or ()]
-        because[:] = [any("reserved for a gang" in text for text in said)]
+        messages = [condition.get("message", "") for condition in pod["status"].get("conditions") or ()]
+        because[:] = [any("reserved for a gang" in text for text in messages)]
         return because[0] or bool(pod["spec"].get("nodeName"))
 
     neighbour.wait(tried, f"{name} has a node, or is refused because of a gang")
     if not because[0]:
         neighbour.delete(name)
-        neighbour.gone(name)
+        neighbour.wait_for_deletion(name)
     return because[0]
 
 
@@ -416,26 +424,26 @@ def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
 
 
 def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> None:
-    budgets = tenant.of("poddisruptionbudgets", base="/apis/policy/v1")
+    budgets = tenant.path_of("poddisruptionbudgets", base="/apis/policy/v1")
     budget = {"metadata": {"name": "mine"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "mine"}}}}
     tenant.edit.create(budgets, budget)
-    both = [container("beside"), container("main", gpu_mem=P100 // 2)]
-    made = workload("past", both, grace=300, spec={"schedulerName": "nobody"})
-    made["metadata"]["labels"] = {"app": "mine"}
-    create(tenant, made)
+    containers = [container("beside"), container("main", gpu_mem=P100 // 2)]
+    pod = workload("past", containers, grace=300, spec={"schedulerName": "nobody"})
+    pod["metadata"]["labels"] = {"app": "mine"}
+    create(tenant, pod)
     webhook = tenant.cluster.process("webhook")
     kill9(webhook)
     try:
-        bound(tenant, "past", more=True)
+        bound(tenant, "past", as_debugger=True)
     finally:
         webhook.restart()
         tenant.cluster.parts.wait_ready("webhook")
-    tenant.space.gone("past")
-    told = {"fieldSelector": "reason=BoundPastCardwise"}
+    tenant.space.wait_for_deletion("past")
+    query = {"fieldSelector": "reason=BoundPastCardwise"}
     tenant.space.wait(
         lambda: [
-            one["involvedObject"]["name"]
-            for one in tenant.cluster.api.get(paths.events(tenant.space.name), told)["items"]
+            event["involvedObject"]["name"]
+            for event in tenant.cluster.api.get(paths.events(tenant.space.name), query)["items"]
         ] == ["past"],
         "an event says why",
     )  # fmt: skip
@@ -448,30 +456,30 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
 
 
 def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:
-    made = deployment(
+    workload = deployment(
         "many", 1, containers=[container() | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]
     )
-    tenant.edit.create(tenant.of("deployments", base="/apis/apps/v1"), made)
+    tenant.edit.create(tenant.path_of("deployments", base="/apis/apps/v1"), workload)
     events = {"fieldSelector": "reason=FailedCreate"}
 
-    def told() -> str:
+    def events_text() -> str:
         return json.dumps(tenant.cluster.api.get(paths.events(tenant.space.name), events)["items"])
 
-    tenant.space.wait(lambda: told_by(By.ENVIRONMENT) in told(), "the ReplicaSet says why it makes no pods")
-    assert "spec.containers[main].env" in told()
+    tenant.space.wait(lambda: told_by(By.ENVIRONMENT) in events_text(), "the ReplicaSet says why it makes no pods")
+    assert "spec.containers[main].env" in events_text()
     assert not [pod for pod in tenant.space.pods() if pod["metadata"]["name"].startswith("many")]
-    tenant.edit.delete(tenant.of("deployments", "many", base="/apis/apps/v1"))
+    tenant.edit.delete(tenant.path_of("deployments", "many", base="/apis/apps/v1"))
 
 
 def test_t58_containers_beside_a_share_tell_the_runtime_that_they_want_no_card(tenant: Tenant) -> None:
     stolen = {"envFrom": [{"configMapRef": {"name": "stolen"}}]}
     init = [container("early") | stolen, container("sidecar") | stolen | {"restartPolicy": "Always"}]
-    made = workload("beside", [container(gpu_mem=64), container("other") | stolen], init=init)
-    spec = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})["spec"]
-    beside = [one for one in (*spec["initContainers"], *spec["containers"]) if one["name"] != "main"]
-    assert {one["name"] for one in beside} >= {"early", "sidecar", "other"}
-    for one in beside:
-        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in one["env"]
+    pod = workload("beside", [container(gpu_mem=64), container("other") | stolen], init=init)
+    spec = tenant.edit.create(tenant.path_of("pods"), pod, query={"dryRun": "All"})["spec"]
+    beside = [entry for entry in (*spec["initContainers"], *spec["containers"]) if entry["name"] != "main"]
+    assert {entry["name"] for entry in beside} >= {"early", "sidecar", "other"}
+    for entry in beside:
+        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in entry["env"]
 
 
 def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> None:
@@ -489,9 +497,9 @@ def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> No
         with urllib.request.urlopen(request, context=context, timeout=PATIENCE) as answer:
             return str(json.load(answer)["response"]["status"]["message"])
 
-    told = stranger()
-    assert told.startswith("GPUQuota: ")
-    assert "12288" not in told
+    response = stranger()
+    assert response.startswith("GPUQuota: ")
+    assert "12288" not in response
     with flags(cluster, "webhook", f"--client-ca={cluster.control_plane.webhook_callers}"):
         with pytest.raises((urllib.error.URLError, OSError)) as refused:
             stranger()
@@ -533,7 +541,11 @@ def test_t67_no_name_in_a_review_is_another_url_of_the_api_server(tenant: Tenant
             create(tenant, workload(name, gpu_mem=64, node=NODE))
         tenant.space.running(*fair)
     assert answers
-    wrong = [one for one in answers if b'"allowed":false' not in one or b"is no name in Kubernetes" not in one]
+    wrong = [
+        response
+        for response in answers
+        if b'"allowed":false' not in response or b"is no name in Kubernetes" not in response
+    ]
     assert not wrong, wrong[0]
     assert resident_mib(cluster, "webhook") - before < 64
     tenant.space.delete(*fair, *(f"fat{number}" for number in range(20)))
@@ -545,8 +557,8 @@ def asked_about(tenant: Tenant, *texts: str, addresses: int) -> Iterator[list[by
     namespace or as its pod, and of a pod of a gang in such a namespace. Yields the answers so far.
     """
     cluster, gang = tenant.cluster, {names.GROUP_NAME: "asked", names.GROUP_NUM: "2"}
-    made = workload("asked", gpu_mem=64, annotations=gang)
-    admitted = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})
+    pod = workload("asked", gpu_mem=64, annotations=gang)
+    admitted = tenant.edit.create(tenant.path_of("pods"), pod, query={"dryRun": "All"})
     binding = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": NODE}}
     bodies = list[tuple[str, bytes]]()
     for text in texts:
@@ -557,7 +569,7 @@ def asked_about(tenant: Tenant, *texts: str, addresses: int) -> Iterator[list[by
             bodies.append(("/validate/bindings", json.dumps(review).encode()))
     answers, over = list[bytes](), threading.Event()
 
-    def go_on(line: http.client.HTTPSConnection) -> None:
+    def send_until_over(line: http.client.HTTPSConnection) -> None:
         while not over.wait(0.02):  # what it costs the attacker is next to nothing
             for path, body in bodies:
                 line.request("POST", path, body, {"Content-Type": "application/json"})
@@ -569,7 +581,7 @@ def asked_about(tenant: Tenant, *texts: str, addresses: int) -> Iterator[list[by
             for number in range(addresses)
             for line in webhook_lines(cluster, 1, f"127.0.1.{number + 1}")
         ]
-        loops = [pool.submit(go_on, line) for line in lines]
+        loops = [pool.submit(send_until_over, line) for line in lines]
         try:
             yield answers
         finally:
@@ -610,31 +622,31 @@ def answered_before(cluster: Cluster, count: int) -> int:
     """So many connections ask for large reviews of one namespace until a small one of another has its answer. How many
     of the large were answered before it.
     """
-    said = {"many": large_review_of("many"), "one": review_of("one", pod("small", gpu_mem=64))}
+    reviews = {"many": large_review_of("many"), "one": review_of("one", pod("small", gpu_mem=64))}
     answered: list[str] = []
     first, over = threading.Event(), threading.Event()
 
-    def ask(line: http.client.HTTPSConnection, namespace: str) -> None:
-        line.request("POST", "/mutate", said[namespace], {"Content-Type": "application/json"})
+    def send_review(line: http.client.HTTPSConnection, namespace: str) -> None:
+        line.request("POST", "/mutate", reviews[namespace], {"Content-Type": "application/json"})
         # Not decoded: sixty threads at that would keep the one from being sent, and its answer from being seen.
         assert b'"allowed":true' in line.getresponse().read()
         answered.append(namespace)
         first.set()
 
-    def go_on(line: http.client.HTTPSConnection) -> None:
+    def send_until_over(line: http.client.HTTPSConnection) -> None:
         while not over.is_set():
-            ask(line, "many")
+            send_review(line, "many")
 
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as pool:
         lines = [stack.enter_context(contextlib.closing(line)) for line in webhook_lines(cluster, count + 1)]
-        many = [pool.submit(go_on, line) for line in lines[1:]]
+        futures = [pool.submit(send_until_over, line) for line in lines[1:]]
         try:
             assert first.wait(PATIENCE), "the first of many is answered"
-            ask(lines[0], "one")
+            send_review(lines[0], "one")
         finally:
             over.set()
-        for each in many:
-            each.result()
+        for future in futures:
+            future.result()
     return answered.index("one")
 
 
@@ -642,10 +654,10 @@ def webhook_lines(cluster: Cluster, count: int, address: str = "") -> list[http.
     """Quickly: the webhook closes those that say nothing for some seconds. `address`: of our end."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a default one reads the machine's authorities
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    where = cluster.parts.url("webhook").removeprefix("https://")
+    host = cluster.parts.url("webhook").removeprefix("https://")
     source = (address, 0) if address else None
     options = {"context": context, "timeout": PATIENCE, "source_address": source}
-    lines = [http.client.HTTPSConnection(where, **options) for _ in range(count)]
+    lines = [http.client.HTTPSConnection(host, **options) for _ in range(count)]
     for line in lines:
         line.connect()
     return lines
@@ -657,16 +669,16 @@ def large_review_of(namespace: str) -> bytes:
     return review_of(namespace, pod("large", containers=containers))
 
 
-def review_of(namespace: str, obj: Json) -> bytes:
+def review_of(namespace: str, manifest: Json) -> bytes:
     """Of a pod that is created."""
-    asked = {
+    request = {
         "uid": "1",
         "resource": {"group": "", "version": "v1", "resource": "pods"},
         "operation": "CREATE",
         "namespace": namespace,
-        "object": obj,
+        "object": manifest,
     }
-    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
 
 
 def test_t59_a_pod_that_is_nested_too_deep_keeps_nobody_from_cards(tenant: Tenant) -> None:
@@ -675,13 +687,13 @@ def test_t59_a_pod_that_is_nested_too_deep_keeps_nobody_from_cards(tenant: Tenan
     entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields}
     create(tenant, workload("deep", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
     change = {"metadata": {"managedFields": [entry]}}
-    tenant.edit.patch(tenant.of("pods", "deep"), change)
-    listed = tenant.cluster.api.request("GET", tenant.of("pods"))
+    tenant.edit.patch(tenant.path_of("pods", "deep"), change)
+    listed = tenant.cluster.api.request("GET", tenant.path_of("pods"))
     assert b'{"f:a":' * levels in listed, "the API server takes it"
     with flags(tenant.cluster, "extender"):  # starts it anew: it lists
         create(tenant, workload("others", gpu_mem=64, node=NODE))
         tenant.space.running("others")
-    tenant.edit.patch(tenant.of("pods", "deep"), change)
+    tenant.edit.patch(tenant.path_of("pods", "deep"), change)
     create(tenant, workload("later", gpu_mem=64, node=NODE))
     tenant.space.running("later")
     tenant.space.delete("deep", "others", "later")

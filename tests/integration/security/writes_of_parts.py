@@ -51,7 +51,7 @@ class Write:
     """A row of the page: the part's account may do this to those fields."""
 
     verb: str
-    what: str
+    subject: str
     fields: str
     acts: Sequence[Act]
 
@@ -72,10 +72,10 @@ def patched(path: Callable[[World], str], change: Json | list[Json], kind: Patch
     return lambda client, world: client.patch(path(world), change, kind, query=DRY)
 
 
-def created(path: str | Callable[[World], str], made: Json) -> Act:
+def created(path: str | Callable[[World], str], manifest: Json) -> Act:
     def act(client: KubeClient, world: World) -> object:
         try:
-            return client.create(path if isinstance(path, str) else path(world), made, query=DRY)
+            return client.create(path if isinstance(path, str) else path(world), manifest, query=DRY)
         except errors.AlreadyExists:
             return None  # behind all who may refuse
 
@@ -102,8 +102,8 @@ def labelled(**labels: str) -> Json:
     return {"metadata": {"labels": labels}}
 
 
-def annotated(key: str, value: str = "x") -> Json:
-    return {"metadata": {"annotations": {key: value}}}
+def annotated(key: str, text: str = "x") -> Json:
+    return {"metadata": {"annotations": {key: text}}}
 
 
 def imaged(image: str) -> Json:
@@ -125,14 +125,14 @@ def of_ours(kind: str, name: str, spec: Json, *, auto: bool = False) -> Json:
     return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def resource(node: Callable[[World], str], metadata: Callable[[World], Json] = lambda _: {}, **more: object) -> Act:
+def resource(node: Callable[[World], str], metadata: Callable[[World], Json] = lambda _: {}, **fields: object) -> Act:
     """A new ExtendedResource of that node."""
 
     def act(client: KubeClient, world: World) -> object:
-        spec = {"node": node(world), "index": 9, "uuid": "GPU-new", "model": "Tesla-P100", "memoryMiB": 16276, **more}
-        made = of_ours("ExtendedResource", "gpu-new", spec)
-        made["metadata"] |= metadata(world)
-        return client.create(paths.extendedresources(), made, query=DRY)
+        spec = {"node": node(world), "index": 9, "uuid": "GPU-new", "model": "Tesla-P100", "memoryMiB": 16276, **fields}
+        manifest = of_ours("ExtendedResource", "gpu-new", spec)
+        manifest["metadata"] |= metadata(world)
+        return client.create(paths.extendedresources(), manifest, query=DRY)
 
     return act
 
@@ -194,12 +194,12 @@ ANYBODY = "annotations.cardwise.dev"
 EVENT = {"metadata": {"generateName": "x"}, "reason": "x", "message": "x", "type": "Normal"}
 
 
-def told(client: KubeClient, world: World) -> object:
+def create_event(client: KubeClient, world: World) -> object:
     about = {"involvedObject": {"kind": "Pod", "namespace": world.namespace, "name": "steady"}}
     return client.create(paths.events(world.namespace), EVENT | about, query=DRY)
 
 
-EVENTS = Write("create, patch", "Events", "all", [told])
+EVENTS = Write("create, patch", "Events", "all", [create_event])
 BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n").decode()
 CLASS = {"selector": {"matchLabels": {"model": "Tesla-P100"}}}
 ALLOCATED = {"memoryMiB": 1, "corePercent": 0, "shares": 1, "whole": False, "pods": 1}
