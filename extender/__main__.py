@@ -274,7 +274,7 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
         ) from error
     except errors.KubeError as error:
         if not isinstance(error, errors.AlreadyExists):
-            _log.warning("cannot check the lease yet", error=str(error))
+            _log.warning("failed to check the lease", error=str(error))
 
 
 def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool) -> None:

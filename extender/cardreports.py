@@ -99,7 +99,7 @@ class CardReports:
             self._hand_over(key, new)
             return
         if node not in self._waiting:
-            _log.warning("the node's reports are too many; the newest of each card is read as time permits", node=node)
+            _log.warning("a node reports too often; reading only the newest report of each card", node=node)
         self._keep_waiting(node, key, new)
         self._cordon(key, new)
 

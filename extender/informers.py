@@ -183,7 +183,9 @@ class _Pods:
             self._state.set_other(key, new)
             return
         if new.problem and (not isinstance(old, PodRecord) or old.problem != new.problem):
-            _log.warning("unreadable assignment", pod=f"{new.namespace}/{new.name}", uid=new.uid, problem=new.problem)
+            _log.warning(
+                "ignored an invalid assignment", pod=f"{new.namespace}/{new.name}", uid=new.uid, problem=new.problem
+            )
             about = ObjectRef.pod(new.namespace, new.name, new.uid)
             text = f"{new.problem}; the pod's GPU share is not counted, delete the pod"
             self._events.record(about, "UnreadableAssignment", text, "Warning")

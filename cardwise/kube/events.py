@@ -194,10 +194,12 @@ class EventRecorder:
                 self._write(note)
             except errors.KubeError as error:
                 self.failed += 1
-                _log.warning("event not written", reason=note.reason, error=str(error), **_subject(note.regarding))
+                _log.warning(
+                    "failed to write an Event", reason=note.reason, error=str(error), **_subject(note.regarding)
+                )
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
-                _log.exception("event not written", reason=note.reason, **_subject(note.regarding))
+                _log.exception("failed to write an Event", reason=note.reason, **_subject(note.regarding))
             self._turns.took(note.namespace, self._clock.now() - began)
 
     def _write(self, note: _Note) -> None:

@@ -78,7 +78,7 @@ class MostCards(Generic[T]):
         if is_full:
             if node not in self._warned:
                 self._warned.add(node)
-                _log.warning("too many ExtendedResources of a node; the others are ignored", node=node, most=MOST_CARDS)
+                _log.warning("too many ExtendedResources on a node; ignored the others", node=node, most=MOST_CARDS)
             return False
         self._keep(key, node)
         return True

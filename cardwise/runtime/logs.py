@@ -98,7 +98,7 @@ class LineLimit:
                 self._lines += 1
                 self._lines_of[key] += 1
         if left_out:
-            self._log.info("lines left out in the last minute", lines=left_out)
+            self._log.info("dropped log lines in the last minute", lines=left_out)
         if not full:
             getattr(self._log, level)(event, **about)
 

@@ -221,7 +221,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
         _name_in_log(args)
         return verbs.prioritize(parts.state, parts.preferences, args)
     except Malformed as error:
-        _log.info("unreadable prioritize call", error=str(error))
+        _log.info("failed to parse a prioritize call", error=str(error))
         raise
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("prioritize failed")

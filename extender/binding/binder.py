@@ -277,7 +277,7 @@ class Binder:
             raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
             who = f"{args.pod_namespace}/{args.pod_name}"
-            _log.info("cannot look at the pod after a failed binding", pod=who, uid=args.pod_uid, error=str(error))
+            _log.info("failed to read the pod after a failed Binding", pod=who, uid=args.pod_uid, error=str(error))
             return _Look.UNKNOWN
         pod = Pod(found)
         if pod.uid != args.pod_uid:
@@ -316,7 +316,7 @@ def look_up(
             if fate is Fate.WAITS and term is not None:
                 fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
-            _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
+            _log.info("failed to read a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
             fate = Fate.UNPROVEN
         if fate is Fate.UNPROVEN:
             state.look_up_failed(pod.uid)

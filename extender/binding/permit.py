@@ -74,7 +74,7 @@ class WaitingBinds:
                 for _, hold, name in closed:
                     self._cancel(hold, f"kube-scheduler gave up waiting for {name}")
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would see connections close
-                _log.exception("cannot look at the connections of waiting binds")
+                _log.exception("failed to check the connections of waiting bind calls")
             self._clock.sleep(_LOOK_SECONDS)
 
 

@@ -164,7 +164,7 @@ def _logged(do: Callable[[Nominee], None], nominee: Nominee) -> None:
     try:
         do(nominee)
     except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
-        _log.exception("a nominated node could not be written", pod=nominee.pod.pod, uid=nominee.pod.uid)
+        _log.exception("failed to write a nominated node", pod=nominee.pod.pod, uid=nominee.pod.uid)
 
 
 def _is_ours(pod: Mapping[str, Any], node: str) -> bool:

@@ -80,7 +80,7 @@ class Evictions:
                 # While its place is kept, no other victims are looked for. Others of it are as far.
                 refused = [one.uid for one in eviction.victims if self._preemption.wanted(eviction, one.uid)]
                 _log.warning(
-                    "a pod could not be evicted; its place is kept no longer for the pod that waits for it",
+                    "failed to evict a pod; released the reservation of the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
                 self._preemption.given_up(eviction, refused, _STUCK_SECONDS)
@@ -94,7 +94,12 @@ class Evictions:
         except errors.NotFound:
             return True
         except errors.KubeError as error:
-            _log.info("a pod may not be evicted", pod=victim.pod, uid=victim.uid, error=str(error))
+            _log.info(
+                "a disruption budget does not allow the eviction of a pod",
+                pod=victim.pod,
+                uid=victim.uid,
+                error=str(error),
+            )
             return False
         return True
 
@@ -105,7 +110,7 @@ class Evictions:
         except (errors.NotFound, errors.Conflict):
             return True  # it is gone, and one of the same name is another
         except errors.KubeError as error:
-            _log.warning("cannot evict a pod; it is tried again", pod=victim.pod, uid=victim.uid, error=str(error))
+            _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False
         newcomer, node = eviction.claimant.ref, eviction.node
         text = f"evicted for {newcomer.pod}, of higher priority, which needs its GPU card"

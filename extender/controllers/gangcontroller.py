@@ -110,7 +110,7 @@ class GangController:
             if self._active() and not self._stopping:
                 write()
         except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
-            _log.exception("a pod of a gang could not be written", pod=pod.pod, uid=pod.uid)
+            _log.exception("failed to write a pod of a gang", pod=pod.pod, uid=pod.uid)
         finally:
             with self._lock:
                 del self._writing[pod.uid]
@@ -126,7 +126,7 @@ class GangController:
         except (errors.NotFound, errors.Conflict, errors.Invalid):
             pass  # the watch will say what became of it
         except errors.KubeError as error:
-            _log.warning("cannot take a gate away; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
+            _log.warning("failed to remove a scheduling gate; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _evict(self, pod: PodRef, why: str) -> None:
         if not self._active() or not self._state.gangs.evicts(pod.uid):
@@ -136,7 +136,7 @@ class GangController:
         except (errors.NotFound, errors.Conflict):
             return
         except errors.KubeError as error:
-            _log.warning("cannot evict a pod of a gang; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
+            _log.warning("failed to evict a pod of a gang; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
             return
         about, reason, text = rolled_back(pod, why)
         self._events.record(about, reason, text, "Warning")
@@ -173,7 +173,7 @@ class GangController:
         except errors.NotFound:
             self._state.gangs.set_foreign(kind, key, None)
         except errors.KubeError as error:
-            _log.warning("cannot read somebody else's PodGroup", group=kind, name=key, error=str(error))
+            _log.warning("failed to read a PodGroup of another controller", group=kind, name=key, error=str(error))
         else:
             self._state.gangs.set_foreign(kind, key, _of_kubernetes(spec) if kind is Foreign.KUBERNETES else _of(spec))
 

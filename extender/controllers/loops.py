@@ -115,7 +115,7 @@ class Loops:
         """One round."""
         if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
             # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
-            _log.warning("this process stood still; waiting pods are tried again")
+            _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
                 queue.move_all_of_others()
         due = self._state.tick()
@@ -157,7 +157,9 @@ def touch(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | Non
     try:
         client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_TIMEOUT)
     except errors.KubeError as error:
-        _log.warning("cannot wake waiting pods by this node; another is tried", node=node, error=str(error))
+        _log.warning(
+            "failed to requeue pending pods by changing this node; trying another node", node=node, error=str(error)
+        )
         return error
-    _log.debug("woke waiting pods", node=node)
+    _log.debug("requeued pending pods", node=node)
     return None

@@ -75,10 +75,10 @@ class Overfull:
                 self._look(node)
             except errors.KubeError as error:
                 self._later(node, error.retry_after)
-                _log.info("cannot mend an over-full card yet", node=node, error=str(error))
+                _log.info("failed to resolve an overcommitted card; trying again", node=node, error=str(error))
             except Exception:  # noqa: BLE001 - one odd pod must not keep other nodes from being mended
                 self._later(node)
-                _log.exception("cannot mend an over-full card", node=node)
+                _log.exception("failed to resolve an overcommitted card", node=node)
             else:
                 del self._due[node]
                 self._backoffs.pop(node, None)
@@ -140,7 +140,7 @@ class Overfull:
             evict(self._client, pod.namespace, pod.name, pod.uid, version=victim.version)
         except errors.NotFound:
             return
-        _log.warning("evicted from a card that was given away twice", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
+        _log.warning("evicted a pod from an overcommitted card", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
         text = f"evicted before its start was seen: {uuid} of node {node} was given to more pods than it has room for"
         self._events.record(pod.about, "CardGivenTwice", text, "Warning")
 

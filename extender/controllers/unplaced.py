@@ -73,9 +73,16 @@ class Unplaced:
             except errors.KubeError as error:
                 at_least = error.retry_after
                 pod = there[uid][0]
-                _log.info("cannot delete a pod bound past us yet", pod=pod.pod, uid=uid, error=str(error))
+                _log.info(
+                    "failed to delete a pod that was bound without the extender; trying again",
+                    pod=pod.pod,
+                    uid=uid,
+                    error=str(error),
+                )
             except Exception:  # noqa: BLE001 - one odd pod must not keep others there
-                _log.exception("cannot delete a pod that was bound past us", pod=there[uid][0].pod, uid=uid)
+                _log.exception(
+                    "failed to delete a pod that was bound without the extender", pod=there[uid][0].pod, uid=uid
+                )
             # Until the watch shows that it is gone.
             self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next(at_least)
 
@@ -95,7 +102,7 @@ class Unplaced:
         if pod.uid in self._told:
             return
         self._told.add(pod.uid)
-        _log.warning("deleted a pod that was bound past the extender", pod=pod.pod, uid=pod.uid, node=node)
+        _log.warning("deleted a pod that was bound without the extender", pod=pod.pod, uid=pod.uid, node=node)
         text = (
             f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
         )

@@ -89,7 +89,7 @@ class WorkloadController:
         if study is None:
             return False
         self._state.policies.adopt(learn(study))
-        _log.info("learned the workload", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
+        _log.info("updated the workload model", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
         return True
 
     def _save_asks(self, asks: str) -> None:
@@ -118,7 +118,7 @@ class WorkloadController:
         except errors.NotFound:
             known = {}
         except errors.KubeError as error:
-            _log.warning("cannot tell the settings yet", error=str(error))
+            _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
         self._saved = known.get(names.WORKLOAD_ASKS, "")  # so that a workload that somebody removed is saved again
         return self._settings.items() <= known.items() or self._save(self._settings)
@@ -135,10 +135,10 @@ class WorkloadController:
         except errors.NotFound:
             return True
         except errors.KubeError as error:
-            _log.warning("cannot read the workload yet", error=str(error))
+            _log.warning("failed to read the saved workload model; trying again", error=str(error))
             return False
         except InvalidWorkload as error:
-            _log.warning("the saved workload is not used", error=str(error))
+            _log.warning("ignored the saved workload model", error=str(error))
         return True
 
     def _save(self, data: dict[str, str]) -> bool:
@@ -151,6 +151,6 @@ class WorkloadController:
                 created = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
                 self._client.create(paths.configmaps(self._namespace), created, timeout=_TIMEOUT)
         except errors.KubeError as error:
-            _log.warning("cannot save the workload", keys=sorted(data), error=str(error))
+            _log.warning("failed to save the workload model", keys=sorted(data), error=str(error))
             return False
         return True

@@ -156,10 +156,14 @@ class Fence:
             else:
                 self._tell(pod, error)
         for namespace, pods in left_out.items():
-            _log.warning("others of its waiting pods take too long to change", namespace=namespace, left_out=pods)
+            _log.warning(
+                "skipped the namespace's other pending pods: API writes are too slow",
+                namespace=namespace,
+                left_out=pods,
+            )
 
     def _tell(self, pod: PodRef, error: errors.KubeError) -> None:
-        _log.warning("a waiting pod cannot be changed", pod=pod.pod, uid=pod.uid, error=str(error))
+        _log.warning("failed to change a pending pod", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
             self._events.record(pod.about, "CannotBeFenced", text, "Warning")

@@ -222,7 +222,7 @@ class ByLease(Leadership):
             self._word, self._token, self._voided = (epoch, word), token, ("", set())
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
-            _log.info("answers from now on", lease=self._name, term=epoch)
+            _log.info("became leader; serving scheduler calls", lease=self._name, term=epoch)
 
     def _prove(self, still: Callable[[], bool]) -> None:
         """Tries again to change the pods that could not be changed when the term began: an earlier Binding may land on
@@ -314,7 +314,7 @@ class ByLease(Leadership):
                 pause = _LOOK_SECONDS
             except Exception:  # noqa: BLE001 - the outermost loop: without it no term would ever begin again
                 pause = backoff.next(_LOOK_SECONDS)
-                _log.exception("the term could not begin; it is tried again", retry_in=round(pause, 1))
+                _log.exception("failed to start as leader; trying again", retry_in=round(pause, 1))
 
 
 def by_lease(

@@ -169,22 +169,20 @@ class ClassController:
         for model in sorted(models):
             name = classes.name_of_model(model)
             if name in found and not found[name].auto_models:
-                said.setdefault(
-                    name, f"a person's class has this name: there is no automatic one for model {quoted(model)}"
-                )
+                said.setdefault(name, f"a class of this name was created by hand, for model {quoted(model)}")
         for name, text in said.items():
             if self._said.get(name) != text:
-                _log.warning("automatic class", name=name, problem=text)
+                _log.warning("a model has no automatic class", name=name, problem=text)
         self._said = said
 
     def _create(self, name: str, models: Models) -> None:
         if name in self._kept:
-            _log.warning("an automatic class was deleted while its cards are there; it is made anew", name=name)
+            _log.warning("recreating an automatic class that was deleted while nodes have its cards", name=name)
         made = automatic(name, *models)
         self._write(
             name,
             lambda: self._client.create(paths.resourceclasses(), made, timeout=_TIMEOUT),
-            ("cannot make an automatic class", "automatic class made"),
+            ("failed to create an automatic class", "created an automatic class"),
             models,
         )
 
@@ -193,7 +191,7 @@ class ClassController:
         self._write(
             name,
             lambda: self._client.patch(paths.resourceclasses(name), patch, "merge", timeout=_TIMEOUT),
-            ("cannot change an automatic class", "automatic class changed"),
+            ("failed to update an automatic class", "updated an automatic class"),
             models,
         )
 
@@ -203,7 +201,7 @@ class ClassController:
         self._write(
             name,
             lambda: self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT),
-            ("cannot delete an automatic class", "automatic class deleted: too many have no card"),
+            ("failed to delete an automatic class", "deleted an automatic class: too many have no card"),
             seen.auto_models,
         )
 

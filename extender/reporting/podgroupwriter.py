@@ -112,7 +112,7 @@ class PodGroupWriter:
         except (errors.NotFound, errors.Conflict):
             self._schedule.failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show what has happened
         except errors.KubeError as error:
-            _log.warning("cannot write a PodGroup; it is tried again", name=key.key, error=str(error))
+            _log.warning("failed to write a PodGroup; trying again", name=key.key, error=str(error))
             self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
         else:
             self._schedule.wrote(key, what, self._clock.now())

@@ -258,7 +258,7 @@ class StatusWriter:
         about, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
             self._complained[about] = now
-            _log.warning("cannot write a status; it is tried again", kind=key.kind, name=key.key, error=str(error))
+            _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
     # What to write where; None where nothing is to be written.
 

@@ -227,7 +227,7 @@ class ClusterView:
         """It was made while nobody checked. Its status changes often, so this is said once."""
         if self._unreadable.get(what) != str(error):
             self._unreadable[what] = str(error)
-            _log.warning("cannot be read, so it does not count", object=what, error=str(error))
+            _log.warning("failed to parse an object; ignoring it", object=what, error=str(error))
 
 
 class _ByNamespace(Generic[T]):

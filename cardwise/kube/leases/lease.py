@@ -127,7 +127,7 @@ class LeaderElector:
         """One exchange with the API server; the seconds to wait before the next."""
         if not self._able():
             if self._trouble != "unable":
-                _log.warning("this process cannot act: the lease is left to others", lease=self._path)
+                _log.warning("not running for leader: this process cannot act", lease=self._path)
             self._trouble = "unable"
             self._tell()
             return min(self._backoff.next(), self._election.turn(self._clock.now()) + 0.001)
@@ -154,7 +154,7 @@ class LeaderElector:
                 return
             error = self._exchange(call, _FAREWELL_SECONDS)
             if error is not None:
-                _log.info("lease not given back", lease=self._path, error=str(error))
+                _log.info("failed to release the lease", lease=self._path, error=str(error))
 
     def _run(self) -> None:
         delay = 0.0
@@ -162,13 +162,13 @@ class LeaderElector:
             try:
                 delay = self.step()
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
-                _log.exception("leader election failed; it goes on")
+                _log.exception("leader election failed; trying again")
                 delay = self._backoff.next()
         self._tell()
         try:
             self.leave()
         except Exception:  # noqa: BLE001 - it then ends by itself
-            _log.exception("lease not given back", lease=self._path)
+            _log.exception("failed to release the lease", lease=self._path)
 
     def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
@@ -189,7 +189,7 @@ class LeaderElector:
         holder = self._election.holder
         if holder != self._holder:
             self._holder = holder
-            _log.info("the lease has another holder", lease=self._path, holder=holder, identity=self.identity)
+            _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.leader else 0
         told, self._told = self._told, leading
         # At the end always: who asks `holds` may have acted before this thread could say that we led.
@@ -210,7 +210,7 @@ class LeaderElector:
         try:
             self._on_change(leading)
         except Exception:  # noqa: BLE001 - somebody else's code must not cost the Lease
-            _log.exception("on_change failed", leading=leading)
+            _log.exception("a callback of the leader election failed", leading=leading)
 
     def _complain(self, call: LeaseCall, error: errors.KubeError) -> None:
         """Logs news only: the same every two seconds would bury all else."""
@@ -219,5 +219,10 @@ class LeaderElector:
         self._outage.mark_failed()
         trouble = f"{call.kind} {error.status} {error.reason}"
         if trouble != self._trouble:
-            _log.warning("no answer about the lease", lease=self._path, call=call.kind, error=str(error))
+            _log.warning(
+                "failed to renew the lease: no answer from the API server",
+                lease=self._path,
+                call=call.kind,
+                error=str(error),
+            )
         self._trouble = trouble

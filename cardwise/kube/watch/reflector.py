@@ -228,7 +228,7 @@ class Reflector(Generic[T]):
                 self._outage.mark_failed(self._disconnected_at)
                 self._log.warning("the watch went silent, connecting again", error=str(error))
             except errors.Gone as error:
-                self._log.info("list again: version expired", error=str(error))
+                self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
                 self._version = ""
                 delay = backoff.next()
             except errors.KubeError as error:
@@ -238,13 +238,15 @@ class Reflector(Generic[T]):
                     # Our version is from a future that the server no longer knows: etcd was restored from a backup.
                     self._version = ""
                 delay = backoff.next(error.retry_after)
-                self._log.warning("cannot follow the API server", error=str(error), retry_in=round(delay, 1))
+                self._log.warning(
+                    "failed to watch the API server; trying again", error=str(error), retry_in=round(delay, 1)
+                )
             except Exception:  # noqa: BLE001 - foreign code; logged and counted
                 # The outermost loop: whatever it was, a fresh list puts it right or shows it again.
                 self.errors += 1
                 self._version = ""
                 delay = backoff.next()
-                self._log.exception("reflector failed, will list again", retry_in=round(delay, 1))
+                self._log.exception("reflector failed; listing again", retry_in=round(delay, 1))
             if self.events > before:
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
                 backoff.reset()

@@ -111,7 +111,7 @@ class HealthServer:
         try:
             return HTTPStatus.OK, encoder(self._registry), content_type
         except Exception:  # noqa: BLE001 - a collector is foreign code; logged and answered
-            _log.exception("collecting metrics failed")
+            _log.exception("failed to collect metrics")
             return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
 

@@ -505,7 +505,7 @@ class HttpServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     # Raising would end the server and with it every connection. Give the others a moment to end.
-                    _log.error("cannot accept connections", error=str(error))
+                    _log.error("failed to accept connections", error=str(error))
                     self._clock.sleep(0.05)
                 elif error.errno not in _GONE:
                     raise
@@ -752,7 +752,7 @@ class HttpServer:
         try:
             answer, connection.last = httpcalls.answered(self._app, call, lambda: not self._alive)
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
-            _log.exception("call failed", path=call.environ["PATH_INFO"])
+            _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
             answer, connection.last = httpcalls.refusal(HTTPStatus.INTERNAL_SERVER_ERROR), True
         connection.unsent = memoryview(answer)
         if not connection.send():

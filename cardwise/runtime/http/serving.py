@@ -173,7 +173,7 @@ class _Parent(Arbiter):  # type: ignore[misc]
         for pid, worker in list(self.WORKERS.items()):
             looks = worker.looks()
             if looks == _SILENT_LOOKS:
-                _log.error("the serving process hangs: it is replaced; where its threads stand follows", worker=pid)
+                _log.error("replacing the serving process, which hangs; the stacks of its threads follow", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
             elif looks > _SILENT_LOOKS + _LOOKS_FOR_THE_LOG:
                 self.kill_worker(pid, signal.SIGKILL)  # stopped, it did not hear the first
@@ -282,8 +282,8 @@ class _Contexts:
             # Files in the middle of a change; the next connection looks again.
             if self._context is None:
                 raise
-            _log.warning("TLS files cannot be read, keeping the former certificate", error=str(error))
+            _log.warning("failed to read the TLS files; keeping the current certificate", error=str(error))
             return self._context
         self._context, self._signature = context, signature
-        _log.info("TLS certificate loaded", cert=str(self._files.cert))
+        _log.info("loaded the TLS certificate", cert=str(self._files.cert))
         return context

@@ -107,9 +107,9 @@ class CaBundle:
                 # Another replica or a chart upgrade was first (Invalid: the patch's own test of the version failed).
                 if attempt == _ATTEMPTS - 1:
                     raise
-                _log.debug("configuration changed meanwhile", path=path, error=str(error))
+                _log.debug("the webhook configuration changed in the meantime", path=path, error=str(error))
             else:
-                _log.info("CA bundle written", path=path, webhooks=len(patch) - 1)
+                _log.info("wrote the CA bundle", path=path, webhooks=len(patch) - 1)
                 return True
         return False
 
@@ -117,7 +117,7 @@ class CaBundle:
         bundle = self._bundle
         if not self.ensure():
             # Not there yet: its creation wakes us.
-            _log.debug("a webhook configuration or the bundle is missing", paths=self._paths)
+            _log.debug("a webhook configuration or the CA bundle does not exist", paths=self._paths)
         elif bundle == self._bundle:
             self.asserted.set()
 

@@ -216,7 +216,7 @@ def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
         world.run(100)
     assert world.calls() == []
     assert len(logs) == 1
-    assert "a person's class" in logs[0]["problem"]
+    assert "created by hand" in logs[0]["problem"]
 
 
 def test_somebody_who_is_first_is_no_reason_to_ask_again_and_again(world):
@@ -236,7 +236,7 @@ def test_a_class_that_is_deleted_while_its_cards_are_there_comes_again(world):
     with capture_logs() as logs:
         world.run(10)
     assert world.api.get(class_path(K80)) is not None
-    assert ["made anew" in line["event"] for line in logs] == [True, False]
+    assert ["recreating" in line["event"] for line in logs] == [True, False]
 
 
 def test_a_refused_class_is_tried_again_after_a_while():

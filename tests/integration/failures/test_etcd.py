@@ -175,5 +175,5 @@ def test_who_missed_what_a_compaction_took_away_lists_again(space: Space, cluste
         cluster.process(APISERVER).kill()  # it would wait a minute for those who watch
         cluster.process(APISERVER).restart()
         cluster.wait(lambda: cluster.api.get(paths.namespaces(space.name)), "the API server is back")
-    space.wait(lambda: "version expired" in extender.log.read_text()[log_start:], "the extender is told 410")
+    space.wait(lambda: "resourceVersion expired" in extender.log.read_text()[log_start:], "the extender is told 410")
     nothing_is_lost(space)

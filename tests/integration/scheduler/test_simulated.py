@@ -115,7 +115,7 @@ def _learned(space: Space) -> str:
         mem = asks.get("gpu_mem", 0) // cards
         workload_seen.saw(Ask(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
     at = paths.configmaps(names.NAMESPACE, names.WORKLOAD)
-    extender, output = cluster.process("extender"), "learned the workload"
+    extender, output = cluster.process("extender"), "updated the workload model"
     extender.stop()
     before = cluster.log_tail("extender", _ALL).count(output)
     saved = {"data": {names.WORKLOAD_ASKS: workload_seen.dump()}}

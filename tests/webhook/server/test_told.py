@@ -169,7 +169,7 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
     assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
     clock.advance(60)
     first, second = lines(1, "greedy")
-    assert (first["event"], first["lines"]) == ("lines left out in the last minute", 30 + 63)
+    assert (first["event"], first["lines"]) == ("dropped log lines in the last minute", 30 + 63)
     assert second["event"] == "refused"
     assert json.dumps(second)
 
