@@ -1,19 +1,29 @@
 """Prints: the one way out of the command line, for people and for programs.
 
 Other users write reasons, names of processes, messages of events and annotations, and a terminal obeys an escape
-sequence in them. So text for people loses its control characters. JSON and YAML stay as they are, because the encoder
-has escaped them.
+sequence in them. So text for people shows control characters by their codes, its lines have a limit, and a line ends
+where the program ends it. JSON and YAML stay as they are, because the encoder has escaped them.
 """
 
 import shutil
 import sys
+from typing import Final
 
 import click
 
+from cardwise.core.values import wording
 
-def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """For people, on a terminal or in a file."""
-    click.echo(clean(text), err=err, nl=nl)
+_MOST_LINE: Final = 16 * 1024  # bytes: more than the longest command that doctor proposes
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A sentence for people, as one line."""
+    click.echo(line(text), err=err)
+
+
+def show(text: str) -> None:
+    """Lines for people, on a terminal or in a file: a table, or sentences of which each is one line already."""
+    click.echo(clean(text), nl=False)
 
 
 def data(text: str, *, nl: bool = True) -> None:
@@ -27,12 +37,10 @@ def columns() -> int | None:
 
 
 def clean(text: str) -> str:
-    """The text in its lines, without control characters and what else is not seen."""
+    """The text in its lines, each as `line` has it."""
     return "\n".join(map(line, text.split("\n")))
 
 
 def line(text: str) -> str:
-    """As `clean`, as one line."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in text)
+    """The text as one line of limited length, in which each character is seen."""
+    return wording.line(text, _MOST_LINE)

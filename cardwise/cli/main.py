@@ -69,7 +69,7 @@ class _Group(click.Group):
         except click.UsageError:
             raise  # nobody's words but ours and of who types
         except click.ClickException as error:
-            raise click.ClickException(console.clean(error.message)) from error
+            raise click.ClickException(console.line(error.message)) from error
         finally:
             self.called = ctx.invoked_subcommand or ""
 
@@ -98,14 +98,14 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(console.clean(f"cardwise: {rights.refusal(error, cli.called)}"))
+                sys.exit(console.line(f"cardwise: {rights.refusal(error, cli.called)}"))
             case errors.UnknownKind():
                 sys.exit(
                     "cardwise: this cluster has no kinds of cardwise.dev: Cardwise is not installed there; "
                     "`cardwise doctor` says what is missing"
                 )
             case errors.KubeError() | errors.KubeConfigError():
-                sys.exit(console.clean(f"cardwise: {error}"))
+                sys.exit(console.line(f"cardwise: {error}"))
             case ValueError() if _is_of_a_header(error):
                 sys.exit(
                     "cardwise: the credentials of the kubeconfig cannot be sent: the user's token, tokenFile, username "

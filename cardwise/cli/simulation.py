@@ -232,7 +232,7 @@ def _show(outcome: _Outcome, world: _World, asked: SimulationOptions) -> None:
     elif asked.output == "csv":
         console.data(replays.as_csv(outcome.rows), nl=False)
     else:
-        console.say(outcome.table, nl=False)
+        console.show(outcome.table)
     if asked.plots is not None:
         for i, workload in enumerate(world.workloads):
             prefix = f"{workload.name}-churn" if asked.leaving else workload.name

@@ -72,8 +72,8 @@ def unmark(client: KubeClient, card: ExtendedResource) -> None:
 def title(card: ExtendedResource) -> str:
     """What it is called in a message."""
     spec = card.spec
-    what = "card" if spec.kind == classes.KIND else f"{spec.kind} device"
-    return f"{what} {spec.index} of node {spec.node} ({spec.uuid})"
+    what = "card" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
+    return f"{what} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
 
 
 def find(client: KubeClient, text: str) -> ExtendedResource:

@@ -9,6 +9,7 @@ from typing import Final
 
 from cardwise.core.api import names, policies
 from cardwise.core.api.cardlimits import CardLimits
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -52,7 +53,7 @@ def take(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
     if not policy:
         note = f"the {configmap} names no policy"
     elif policy not in policies.POLICIES:
-        note = f"the {configmap} names a policy that is not known here ({policy})"
+        note = f"the {configmap} names a policy that is not known here ({wording.quoted(policy)})"
     return Published(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 

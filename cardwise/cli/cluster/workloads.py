@@ -9,6 +9,7 @@ from cardwise.cli.cluster import podevents
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -179,12 +180,12 @@ def successor(pod: Json) -> str:
     """Which pod takes the place of this one when it is gone, as the end of a sentence."""
     if is_bare(pod):
         return recreation(pod)
-    kind = controller(pod).get("kind") or ""
+    kind = str(controller(pod).get("kind") or "")
     if names.MIRROR in annotations_of(pod):
         return "the kubelet makes another while the manifest is there"
     if kind == "Job":
         return "its Job makes another while its backoffLimit allows"
-    return f"its {kind} {'makes' if kind in _CONTROLLERS else 'may make'} another"
+    return f"its {quote_unless_name(kind)} {'makes' if kind in _CONTROLLERS else 'may make'} another"
 
 
 def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:

@@ -42,12 +42,12 @@ def classes(output: str, name: str | None) -> None:
             if of_devices
             else classtable.one_of_cards(of_cards[0], console.columns())
         )
-        console.say(of_one, nl=False)
+        console.show(of_one)
     else:
         wide = output == "wide"
         parts = [classtable.of_cards(of_cards, None if wide else console.columns(), wide=wide)] if of_cards else []
         parts += [classtable.of_devices(of_devices, wide=wide)] if of_devices else []
-        console.say("\n".join(parts), nl=False)
+        console.show("\n".join(parts))
 
 
 def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
@@ -66,4 +66,4 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
     if output in ("json", "yaml"):
         printing.dump({"classes": [classtable.type_as_json(one) for one in found]}, output)
         return
-    console.say(classtable.of_types(found, None if output == "wide" else console.columns()), nl=False)
+    console.show(classtable.of_types(found, None if output == "wide" else console.columns()))

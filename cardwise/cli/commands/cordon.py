@@ -4,6 +4,8 @@ import click
 
 from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
+from cardwise.core.values import wording
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.wire import ExtendedResource
 
 
@@ -35,5 +37,6 @@ def uncordon(card: str) -> None:
 
 def _why(card: ExtendedResource) -> str:
     said = card.spec.cordon
-    by = f" by {said.by}" if said.by else ""
-    return console.line(f"{by}{f' at {said.at}' if said.at else ''}{f': {said.reason}' if said.reason else ''}")
+    by = f" by {quote_unless_name(said.by)}" if said.by else ""
+    at = f" at {quote_unless_name(said.at)}" if said.at else ""
+    return f"{by}{at}{f': {wording.message(said.reason)}' if said.reason else ''}"

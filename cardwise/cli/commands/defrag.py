@@ -156,7 +156,7 @@ def defrag(
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     outcome = _planned(client, seen, asked, told, clock.wall())
     if output == "table":
-        console.say(text(outcome), nl=False)
+        console.show(text(outcome))
     else:
         printing.dump(as_json(outcome), output)
     if not outcome.reached:

@@ -46,7 +46,7 @@ def doctor(
         options.check_namespace(client, probe_in)
     found = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
     if output == "table":
-        console.say(finding.table(found), nl=False)
+        console.show(finding.table(found))
     else:
         printing.dump(finding.as_json(found), output)
     if finding.worst(found) is finding.Severity.PROBLEM:
@@ -58,7 +58,7 @@ def _propose(client: "KubeClient", namespace: str, output: str, *, probe: bool) 
     findings = before.examine(client, namespace, probe=probe)
     command = before.command(findings, namespace)
     if output == "table":
-        console.say(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}", nl=False)
+        console.show(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}")
     else:
         printing.dump(finding.as_json(findings) | {"command": command}, output)
     if finding.worst(findings) is finding.Severity.PROBLEM:

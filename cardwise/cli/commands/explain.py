@@ -72,7 +72,7 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, what: t
 
 def _show(text: str, data: Json, output: str) -> None:
     if output == "table":
-        console.say(text, nl=False)
+        console.show(text)
     else:
         printing.dump(data, output)
 

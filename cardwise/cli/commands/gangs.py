@@ -22,6 +22,6 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     if output in ("json", "yaml"):
         printing.dump(gangtable.as_json(views), output)
     elif views:
-        console.say(gangtable.table(views, options.clock().wall(), wide=output == "wide"), nl=False)
+        console.show(gangtable.table(views, options.clock().wall(), wide=output == "wide"))
     else:
         console.say(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)

@@ -40,10 +40,10 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         printing.dump(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
         return
     draw = inspecttable.details if details else inspecttable.summary
-    console.say(draw(seen.ledger, seen.addresses, node), nl=False)
+    console.show(draw(seen.ledger, seen.addresses, node))
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
-        console.say(gangtable.holds_table(podgroups.holds(client), node), nl=False)
+        console.show(gangtable.holds_table(podgroups.holds(client), node))
     printing.warn(seen)

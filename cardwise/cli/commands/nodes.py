@@ -98,7 +98,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     if output in ("json", "yaml"):
         printing.dump(as_json(found, node), output)
     else:
-        console.say(table(found, node, console.columns(), wide=output == "wide"), nl=False)
+        console.show(table(found, node, console.columns(), wide=output == "wide"))
 
 
 def views(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:

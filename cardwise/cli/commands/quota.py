@@ -32,7 +32,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     if output in ("json", "yaml"):
         printing.dump(quotatable.as_json(views, native), output)
         return
-    console.say(quotatable.table(views, native, wide=output == "wide"), nl=False)
+    console.show(quotatable.table(views, native, wide=output == "wide"))
     if not views and not native:
         where = f"namespace {of!r} has" if of else "there is"
         console.say(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)

@@ -60,7 +60,7 @@ def top(
         visibletable.show(visible.look(client, error, node), error, output)
         return
     if output == "table":
-        console.say(look.screen(console.columns()), nl=False)
+        console.show(look.screen(console.columns()))
     else:
         printing.dump(look.as_json(), output)
 
@@ -134,7 +134,7 @@ class TopView:
             return "no card is shared: `cardwise doctor` says why\n"
         left = len(seen.everything) - len(seen.shown)
         more = f"{wording.count(left, 'more node')}, less used; --limit shows more, NODE one of them\n" if left else ""
-        notes = "".join(f"note: {note}\n" for note in seen.notes)
+        notes = "".join(f"{console.line(f'note: {note}')}\n" for note in seen.notes)
         return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{more}{notes}"
 
     def as_json(self) -> dict[str, object]:
@@ -160,7 +160,7 @@ def live(look: TopView, interval: float, clock: Clock = SYSTEM) -> None:
                 look.look(_room()[1])
                 problem = ""
             except errors.KubeError as error:
-                problem = f"; not of now: {error}"
+                problem = f"; not of now: {wording.message(str(error))}"
 
 
 def _room() -> tuple[int, int]:

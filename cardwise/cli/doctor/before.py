@@ -15,6 +15,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
 from cardwise.core.values import shellcommand, wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods.nodeconstraints import Ground
@@ -172,7 +173,7 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
 def taints(seen: Preview) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
     unusual = {
-        str(taint)
+        quote_unless_name(taint)
         for node in _with_gpus(seen)
         for taint in Ground.of(node).taints
         if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
@@ -195,7 +196,7 @@ def container_runtimes(seen: Preview) -> Iterator[Finding]:
     values = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
     for runtime, nodes in by_runtime.items():
         name, _, number = runtime.partition("://")
-        where = f"{finding.nodes(nodes)}: {runtime or 'unknown container runtime'}"
+        where = f"{finding.nodes(nodes)}: {quote_unless_name(runtime) if runtime else 'unknown container runtime'}"
         if name not in cdiruntimes.CDI_AT_ALL:
             yield Finding("runtime", Severity.PROBLEM, f"{where} has no CDI", cluster.cdi_remedy(name, number))
         elif not cdiruntimes.has_cdi(name, number):

@@ -10,6 +10,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.wording import quote_unless_name
 
 _LEAST: Final = (1, 31)  # as the chart says
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
@@ -70,10 +71,14 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         where = finding.nodes(nodes)
         runtime, _, number = said.partition("://")
         if how == "env":
-            text = f"{where}: cards are given by environment only, a container can get past it ({said})"
+            text = (
+                f"{where}: cards are given by environment only, a container can get past it ({quote_unless_name(said)})"
+            )
             yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, number))
         else:
-            text = f"{where}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
+            text = (
+                f"{where}: the device plugin has not said how it gives cards ({quote_unless_name(said or 'unknown')})"
+            )
             log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
             yield Finding("card-access", Severity.WARNING, text, f"the log of the device plugin there says why: {log}")
     closed = sum(how == "cdi" for how in access.values())

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from cardwise.cli import console
 from cardwise.cli.doctor.facts import KINDS
-from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
 
@@ -73,13 +73,12 @@ def worst(findings: Sequence[Finding]) -> Severity:
 
 def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
     """One row for each, and below each that needs something done, what. `kinds`: of objects that were to be read."""
-    rows = [[one.level.upper().ljust(_WIDTH), one.check, one.text] for one in findings]
-    lines = tables.aligned(rows).splitlines()
+    widest = max((len(one.check) for one in findings), default=0)
     shown: list[str] = []
-    for one, line in zip(findings, lines, strict=True):
-        shown.append(line)
+    for one in findings:
+        shown.append(f"{one.level.upper():{_WIDTH}}  {one.check:{widest}}  {console.line(one.text)}")
         if one.remedy:
-            shown.append(f"{'':{_WIDTH}}  -> {one.remedy}")
+            shown.append(f"{'':{_WIDTH}}  -> {console.line(one.remedy)}")
     counts = ", ".join(
         f"{number} ok" if level is Severity.OK else wording.count(number, level)
         for level in reversed(Severity)

@@ -10,6 +10,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 
 _FEW: Final = 5
 
@@ -46,7 +47,9 @@ def resource_quotas(facts: Facts) -> Iterator[Finding]:
         of_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
         for key in sorted(hard):
             if near := _meant(key, offered, known):
-                text = f"ResourceQuota {name_of(quota)}: {key} counts nothing, since no node offers it"
+                text = (
+                    f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, since no node offers it"
+                )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
     for missing, there in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
         open_ = sorted(

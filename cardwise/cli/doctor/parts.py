@@ -14,6 +14,7 @@ from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
@@ -192,8 +193,8 @@ def leader(facts: Facts) -> Iterator[Finding]:
         return
     lease = next((one for one in facts.leases if one["metadata"]["name"] == names.LEASE), None)
     spec = (lease or {}).get("spec") or {}
-    holder = spec.get("holderIdentity")
-    if lease is None or not holder:
+    holder = quote_unless_name(spec.get("holderIdentity") or "")
+    if lease is None or not spec.get("holderIdentity"):
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
         deployment = next((one for one in facts.deployments if one["metadata"]["name"] == _EXTENDER), None)
         if lease is None and deployment is None:
@@ -259,7 +260,9 @@ def cards(facts: Facts) -> Iterator[Finding]:
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
-    for reason, some in _by(sick, lambda card: card["status"].get("reason") or "no reason told").items():
+    for reason, some in _by(
+        sick, lambda card: wording.message(card["status"].get("reason") or "no reason told")
+    ).items():
         text = f"{_many(some)} unhealthy: {reason}"
         remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
         level = Severity.WARNING if usable else Severity.PROBLEM
@@ -371,7 +374,7 @@ def _pod_spec(daemonset: Json) -> Json:
 def _many(some: Sequence[Json]) -> str:
     """Such cards in a few words: one by its name, more by their number and nodes."""
     if len(some) == 1:
-        return f"{some[0]['spec']['node']}: {some[0]['spec']['uuid']} is"
+        return f"{some[0]['spec']['node']}: {quote_unless_name(some[0]['spec']['uuid'])} is"
     nodes = sorted({card["spec"]["node"] for card in some})
     return f"{finding.nodes(nodes)}, {len(some)} cards:"
 
@@ -384,7 +387,7 @@ def mps(facts: Facts) -> Iterator[Finding]:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
         yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
     ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
-    reasons = _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}")
+    reasons = _by(ill, lambda card: f"{quote_unless_name(told[card['spec']['uuid']].get('state'))}: {_why(card)}")
     if ill and len(ill) == len(known):
         by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
         text = f"{_many(ill)} without MPS, {wording.few(by_number, _FEW_REASONS)}: no card is left for pods that use it"
@@ -420,7 +423,7 @@ def _uncordon(card: Json) -> str:
 
 
 def _why(card: Json) -> str:
-    return str(card["status"]["mps"].get("reason") or "no reason told")
+    return wording.message(card["status"]["mps"].get("reason") or "no reason told")
 
 
 def _is_card(card: Json) -> bool:

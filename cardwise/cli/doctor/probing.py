@@ -17,6 +17,7 @@ from cardwise.cli.doctor.facts import PROBE_POD_PREFIX
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
@@ -28,6 +29,7 @@ _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
 _NAME: Final = "probe"  # of its container
 _NOBODY: Final = 65534
+_FEW: Final = 5  # taints that a line names
 _TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
@@ -154,7 +156,6 @@ def _admitted(pod: Json) -> Iterator[Finding]:
 def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str) -> Iterator[Finding]:
     namespace, name = made["metadata"]["namespace"], made["metadata"]["name"]
     deadline = clock.now() + _SECONDS
-    said = ""
     while clock.now() < deadline:
         try:
             pod = client.get(paths.pods(namespace, name))
@@ -165,16 +166,16 @@ def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str)
         if node := pod["spec"].get("nodeName"):
             yield _bound(pod, node, wire)
             return
-        said = workloads.scheduler_says(pod)
-        if said:
+        if said := workloads.scheduler_says(pod):
             yield _refused(said, pod, _nodes(client), renew)
             return
         clock.sleep(_EVERY)
+    scheduler = wording.quote_unless_name(made["spec"].get("schedulerName"))
     yield Finding(
         "scheduler",
         Severity.PROBLEM,
         f"kube-scheduler has not looked at the probe pod for {_SECONDS:.0f} s",
-        f"see that {made['spec'].get('schedulerName')} runs, and that no extender keeps it waiting",
+        f"see that {scheduler} runs, and that no extender keeps it waiting",
     )
 
 
@@ -209,20 +210,22 @@ def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
 
 def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
     """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
+    shown = wording.message(said)
     barring = _barring(nodes or (), pod) if _TAINTED in said else ()
     if barring:
-        text = f"every node with cards has a taint that keeps out pods which ask for cards: {', '.join(barring)}"
+        some = wording.few([*map(wording.quote_unless_name, barring)], _FEW)
+        text = f"every node with cards has a taint that keeps out pods which ask for cards: {some}"
         return Finding(
             "scheduler", Severity.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
         )
     if any(refusal.text in said for refusal in Refusal):
-        return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {said}")
+        return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {shown}")
     if f"Insufficient {names.GPU_MEM}" in said:
         if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
-            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to ask the extender: {said}"
+            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to ask the extender: {shown}"
             remedy = "the findings about cards and the device plugin say why; then run `cardwise doctor` again"
             return Finding("scheduler", Severity.NOTE, text, remedy)
-        text = f"no card is free, so kube-scheduler had nothing to ask the extender: {said}"
+        text = f"no card is free, so kube-scheduler had nothing to ask the extender: {shown}"
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
     if any(sign in said for sign in _REACH):
         remedy = (
@@ -230,7 +233,7 @@ def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> 
             if "x509" in said
             else "see that the extender runs, and its URL in kube-scheduler's configuration"
         )
-        return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {said}", remedy)
+        return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {shown}", remedy)
     return Finding(
-        "scheduler", Severity.WARNING, f"the probe pod was not placed: {said}", "see `kubectl describe nodes`"
+        "scheduler", Severity.WARNING, f"the probe pod was not placed: {shown}", "see `kubectl describe nodes`"
     )

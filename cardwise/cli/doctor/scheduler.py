@@ -13,6 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 
 _FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _SLOW: Final = (names.SHARE, names.BIND_MARKER)
@@ -70,7 +71,7 @@ def deleted(facts: Facts) -> Iterator[Finding]:
     events = [event for event in recent if not event.name.startswith(PROBE_POD_PREFIX)]
     pods = sorted({f"{event.namespace}/{event.name}" for event in events})
     if pods:
-        writers = sorted({event.writer or "no name" for event in events})
+        writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})
         text = (
             f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "
             f"without the extender, so without a card, and deleted, by Events of {wording.few(writers, _FEW)}"

@@ -202,8 +202,8 @@ def _of_container(facts: Facts, component: str, container: Json) -> _Trouble | N
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
-        message = wording.message(str(waiting.get("message") or ""), _SHOWN)
-        return _Trouble(component, "does not start", f"{reason}: {message}" if message else reason, "describe")
+        message, named = wording.message(str(waiting.get("message") or ""), _SHOWN), wording.quote_unless_name(reason)
+        return _Trouble(component, "does not start", f"{named}: {message}" if message else named, "describe")
     end = ended or (container.get("lastState") or {}).get("terminated") or {}
     if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
         return None
@@ -256,7 +256,7 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     if not events:
         return ""
     last = max(events, key=lambda event: event.time)
-    return f"{last.reason}: {wording.message(last.message, _SHOWN)}"
+    return f"{wording.quote_unless_name(last.reason)}: {wording.message(last.message, _SHOWN)}"
 
 
 def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:

@@ -26,7 +26,8 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
         if said in list(Unit):
             named[Unit(said)].append(name)
         elif said is not None:
-            text = f"namespace {name}: its label {names.GPU_MEM_UNIT} says {said!r}, no unit, which counts for nothing"
+            label = f"its label {names.GPU_MEM_UNIT} says {wording.quoted(said)}"
+            text = f"namespace {name}: {label}, no unit, which counts for nothing"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _ours(facts.mutating)
     theirs = {

@@ -10,6 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 
 _FEW: Final = 5
 _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
@@ -80,7 +81,8 @@ def _stopped(made: Made) -> Iterator[str]:
             if spec.get("replicas") == 0:
                 scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
                 whose = workloads.controller(made.obj)
-                of = f"{whose['kind']} {whose['name']} has another one now, or wants no pod" if whose else ""
+                maker = " ".join(quote_unless_name(whose[key]) for key in ("kind", "name") if whose)
+                of = f"{maker} has another one now, or wants no pod" if whose else ""
                 yield f"It is to have none (spec.replicas is 0): {of or f'`{scale}` asks for one'}."
             if spec.get("paused"):
                 resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
@@ -107,8 +109,8 @@ def _of_job(job: Json) -> Iterator[str]:
         yield "It is to have none at a time (spec.parallelism is 0)."
     if end := _end(job):
         why = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
-        how = "is complete" if end["type"] == "Complete" else f"has failed ({wording.message(why)})"
-        yield f"It {how}: no more pods are made."
+        says = f" Its status says: {wording.message(why)}" if end["type"] == "Failed" and why else ""
+        yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: no more pods are made.{says}"
 
 
 def _end(job: Json) -> Json:
@@ -127,10 +129,10 @@ def _of_cronjob(made: Made) -> Iterator[str]:
     for job in unfinished:
         yield from (f"Of its job {job['metadata']['name']}: {line}" for line in _of_job(job))
     if not unfinished:
-        zone = f" {spec['timeZone']}" if spec.get("timeZone") else ""
+        zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
         last = status.get("lastScheduleTime")
-        when = f"its last job was made at {last}" if last else "it has not made a job yet"
-        yield f"It is not due: its schedule is {spec.get('schedule', '?')}{zone}, and {when}."
+        when = f"its last job was made at {quote_unless_name(last)}" if last else "it has not made a job yet"
+        yield f"It is not due: its schedule is {wording.quoted(spec.get('schedule', '?'))}{zone}, and {when}."
 
 
 def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
@@ -140,7 +142,8 @@ def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]
     lines = [f"pod {namespace}/{name} is gone. Its last events:"]
     for event in events[-_FEW:]:
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
-        lines.append(f"  {event.at} {event.reason}: {by}{wording.message(event.message)}")
+        reason = quote_unless_name(event.reason)
+        lines.append(f"  {event.at} {reason}: {by}{wording.message(event.message)}")
     if any(event.reason == names.BOUND_PAST_CARDWISE for event in events):
         lines.append(
             f"It got no GPU, since {_UNWIRED.format(them='it')}; until then a pod that is made in its place is deleted "

@@ -20,6 +20,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
@@ -205,16 +206,17 @@ def nobody_places(pod: Json, around: Around) -> list[str]:
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
         if name.startswith(_KUEUE):
             lines.append(
-                f"Kueue has not admitted it yet (scheduling gate {name}): "
+                f"Kueue has not admitted it yet (scheduling gate {quote_unless_name(name)}): "
                 f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` says why."
             )
         elif name != names.GANG:
-            lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
+            gate = quote_unless_name(name)
+            lines.append(f"It is not placed before its scheduling gate {gate} is taken away by whoever set it.")
     scheduler = spec.get("schedulerName") or _DEFAULT
     if scheduler in around.stopped:
         lines.append(
-            f"It is left to the scheduler {scheduler}, which does not run: the Deployment {names.SCHEDULER} of "
-            "Cardwise has no ready pod. Your administrator runs `cardwise doctor`."
+            f"It is left to the scheduler {quote_unless_name(scheduler)}, which does not run: the Deployment "
+            f"{names.SCHEDULER} of Cardwise has no ready pod. Your administrator runs `cardwise doctor`."
         )
         return lines
     if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
@@ -227,8 +229,8 @@ def nobody_places(pod: Json, around: Around) -> list[str]:
         )
     elif not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
         lines.append(
-            f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
-            f"gets a card. {_without_scheduler(pod)}"
+            f"It is left to the scheduler {quote_unless_name(scheduler)}, and nothing says that this one asks "
+            f"Cardwise: if not, it never gets a card. {_without_scheduler(pod)}"
         )
     return lines
 
@@ -238,31 +240,34 @@ def _without_scheduler(pod: Json) -> str:
     if workloads.is_bare(pod):
         recreation = workloads.recreation(pod, dropping=["schedulerName"])
         return f"Without spec.schedulerName it would be left to {_DEFAULT}: {recreation}."
-    maker = workloads.controller(pod).get("kind", "manifest")
+    maker = quote_unless_name(workloads.controller(pod).get("kind") or "manifest")
     return f"Remove spec.schedulerName from the template of its {maker}, or write {_DEFAULT} there."
 
 
 def gang(view: GangView) -> list[str]:
     """How far it is, and who is missing."""
-    since = f" since {view.since}" if view.since else ""
+    since = f" since {quote_unless_name(view.since)}" if view.since else ""
     there = f"{len(view.members)} are there, {len(view.bound)} have a node"
-    lines = [f"Its gang {view.name} needs {view.minimum or '?'} pods: {there} ({view.phase}{since})."]
+    lines = [
+        f"Its gang {view.name} needs {view.minimum or '?'} pods: {there} ({quote_unless_name(view.phase)}{since})."
+    ]
     if not view.minimum:
         lines.append(
             f"Nobody says how many, so it waits for ever: make a PodGroup {view.name} with spec.minMember, or create "
             f"its pods again with the annotation {names.GROUP_NUM}."
         )
+    waiting_for = [*map(quote_unless_name, view.waiting_for)]
     missing = view.minimum - len(view.members)
     if missing > 0:
         there = wording.few(view.members, _FEW) or "none"
         lines.append(f"{missing} more must be created before any of them is scheduled; there are {there}.")
     elif len(view.bound) < view.minimum and view.waiting_for:
-        lines.append(f"It fits, and waits for {wording.few(view.waiting_for, _FEW)} to be scheduled.")
+        lines.append(f"It fits, and waits for {wording.few(waiting_for, _FEW)} to be scheduled.")
     if view.held:
-        on = ", ".join(f"{held.node} ({held.cards})" for held in view.held)
-        lines.append(f"Cards held for it: {view.cards}, on {on}.")
+        on = [f"{quote_unless_name(held.node)} ({held.cards})" for held in view.held]
+        lines.append(f"Cards held for it: {view.cards}, on {wording.few(on, _FEW_NODES, 'node')}.")
     if view.reason:
-        lines.append(f"Last said of it: {view.reason}.")
+        lines.append(f"Last said of it: {wording.message(view.reason)}.")
     return lines
 
 
@@ -345,12 +350,15 @@ def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
         if not nodestates.of_taint(taint.partition(":")[0].partition("=")[0])
     }
     if taints:
-        found.append(f"taints that it does not tolerate ({wording.few(sorted(taints), _FEW)})")
+        found.append(
+            f"taints that it does not tolerate ({wording.few([*map(quote_unless_name, sorted(taints))], _FEW)})"
+        )
     return " and ".join(found)
 
 
 def _selector(pod: Json) -> str:
-    return ", ".join(f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items())
+    labels = ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
+    return wording.few([quote_unless_name(f"{key}={value}") for key, value in labels], _FEW)
 
 
 def beside_cards(pod: Json, said: str, foreign: Sequence[str]) -> str:
@@ -381,12 +389,15 @@ def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
         if not lookalikes.like_a_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
             continue
         if offered is not None and name in offered:
-            lines.append(f"It asks for {name}, which is not of Cardwise: the device plugin that offers it gives it.")
+            resource = quote_unless_name(name)
+            lines.append(
+                f"It asks for {resource}, which is not of Cardwise: the device plugin that offers it gives it."
+            )
             continue
         near = lookalikes.meant(name, (*sorted(offered or ()), *classes))
         no = "which no node offers" if offered is not None else "which is not of Cardwise"
         other = " Cardwise shares NVIDIA GPUs only." if lookalikes.of_other_vendor(name) else ""
-        lines.append(f"It asks for {name}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
+        lines.append(f"It asks for {quote_unless_name(name)}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
     return lines
 
 

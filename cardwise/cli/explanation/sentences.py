@@ -19,6 +19,7 @@ from cardwise.core.values.decoded import Json, annotations_of, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 
@@ -29,6 +30,9 @@ _STARTING = ("ContainerCreating", "PodInitializing")
 _NOT_ADMITTED = "UnexpectedAdmissionError"  # of the kubelet, where a device plugin does not give what a pod needs
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _ABOUT_DEVICES = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
+_FEW = 5  # finalizers that a line names
+_FEW_NODES = 10  # on which the pod fits
+_MOST_MODEL = 80  # bytes
 _UNTOLD = wire.ExtendedResourceStatus()
 
 
@@ -50,7 +54,8 @@ def explain(
     node = spec.get("nodeName")
     if status.get("phase") in names.FINISHED_PHASES:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *([why] if why else []), *_exits(pod)]
+        says = [f"Its status says: {wording.message(why)}"] if why else []
+        lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *says, *_exits(pod)]
         if status.get("reason") == _NOT_ADMITTED:
             lines += _not_admitted(pod)
         return text(lines)
@@ -91,7 +96,8 @@ def _ends(pod: Json, around: Around) -> list[str]:
     since = _deleted_at(metadata)
     finalizers = metadata.get("finalizers") or ()
     if not node:
-        kept = f", and is there as long as it has the finalizers {', '.join(finalizers)}" if finalizers else ""
+        some = wording.few([*map(quote_unless_name, finalizers)], _FEW)
+        kept = f", and is there as long as it has the finalizers {some}" if finalizers else ""
         return [f"It is being deleted (since {since}) and is not placed any more{kept}."]
     free = f": {what} is free once its containers have ended" if (what := _what_it_holds(pod)) else ""
     lines = [f"It is being deleted (since {since}){free}."]
@@ -147,12 +153,19 @@ def _in_words(asked: request.PodRequest, pod: Json) -> str:
         amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
         over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
         core = f" and {c.core} % of the SMs" if c.core else ""
-        of_class = f" of class {c.resource_class}" if c.resource_class else ""
-        parts.append(f"{amount}{over}{core}{of_class} (container {c.name})")
+        of_class = f" of class {quote_unless_name(c.resource_class)}" if c.resource_class else ""
+        parts.append(f"{amount}{over}{core}{of_class} (container {quote_unless_name(c.name)})")
     for one in asked.devices:
         amount = f"{one.count} device{'s' * (one.count > 1)}"
-        parts.append(f"{amount} of class {one.resource_class} (container {container[one.key]})")
+        parts.append(
+            f"{amount} of class {quote_unless_name(one.resource_class)} (container {_called(one.key, container)})"
+        )
     return " + ".join(parts)
+
+
+def _called(key: str, container: Mapping[str, str]) -> str:
+    """The name of a container by its key, as a sentence has it; the key where the pod has no such container."""
+    return quote_unless_name(container.get(key, key))
 
 
 def _names(pod: Json) -> dict[str, str]:
@@ -174,12 +187,14 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
         for share in shares:
             part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
             about = "" if survey is None else _beside(survey, node, share, pod) + _state(survey, node, share)
-            lines.append(f"  container {container.get(key, key)}: {part} of card {share.index} {share.uuid}{about}")
+            card = f"card {share.index} {quote_unless_name(share.uuid)}"
+            lines.append(f"  container {_called(key, container)}: {part} of {card}{about}")
     for key, devices in assigned.devices.items():
         for device in devices:
             state = "" if survey is None else _state_of_device(survey, node, device)
-            of_class = f"device {device.uuid} of class {device.resource_class}"
-            lines.append(f"  container {container.get(key, key)}: {of_class}{state}")
+            of_class = quote_unless_name(device.resource_class)
+            what = f"device {quote_unless_name(device.uuid)} of class {of_class}"
+            lines.append(f"  container {_called(key, container)}: {what}{state}")
     if assigned.containers:
         # Of devices alone no annotation tells.
         runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
@@ -191,8 +206,8 @@ def _placed(who: str, pod: Json, node: str, survey: Survey | None, around: Aroun
             not_yet = "Its containers have ended." if over else "It runs."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
     if around.warning is not None:
-        said = wording.message(around.warning.message)
-        lines.append(f"  its last warning ({around.warning.reason}, {around.warning.at}): {said}")
+        said, reason = wording.message(around.warning.message), quote_unless_name(around.warning.reason)
+        lines.append(f"  its last warning ({reason}, {around.warning.at}): {said}")
     return text([*lines, *_states(pod), *_ends(pod, around), *holdups.state_of_node(pod, around)])
 
 
@@ -223,30 +238,36 @@ def _states(pod: Json) -> list[str]:
     init = _init_containers(pod)
     for one in statuses_of(pod):
         state, kind = one.get("state") or {}, "init container" if one.get("name") in init else "container"
+        name = quote_unless_name(one.get("name"))
         if one.get("name") in init and "running" in state:
-            lines.append(f"  {kind} {one['name']} runs: the containers after it start once it has ended")
+            lines.append(f"  {kind} {name} runs: the containers after it start once it has ended")
             continue
         if ended := _ended(one):
-            how = f"exit code {ended.get('exitCode')} ({ended.get('reason')})"
+            how = _how(ended)
             if _restarts(pod, one):
                 then = ", and the containers after it start once it has succeeded" * (one.get("name") in init)
-                lines.append(f"  {kind} {one.get('name')} ended with {how}: the kubelet restarts it{then}")
+                lines.append(f"  {kind} {name} ended with {how}: the kubelet restarts it{then}")
             elif one.get("name") not in init:
                 rest = "; what the pod holds is free once all of it has ended"
-                lines.append(f"  {kind} {one.get('name')} has ended with {how}{rest}")
+                lines.append(f"  {kind} {name} has ended with {how}{rest}")
             elif ended.get("exitCode"):
-                lines.append(f"  {kind} {one['name']} failed with {how}: the containers after it do not start")
+                lines.append(f"  {kind} {name} failed with {how}: the containers after it do not start")
             continue
         if "running" in state and one.get("started") is False:
-            lines.append(f"  container {one.get('name')} runs and is not ready; the pod's events say why")
+            lines.append(f"  container {name} runs and is not ready; the pod's events say why")
         waits = state.get("waiting") or {}
         if waits.get("reason") in (None, *_STARTING):
             continue
         ended = (one.get("lastState") or {}).get("terminated") or {}
-        last = f"; it ended with exit code {ended['exitCode']} ({ended.get('reason')})" if "exitCode" in ended else ""
-        said = f": {waits['message']}" if waits.get("message") else ""
-        lines.append(f"  {kind} {one.get('name')} does not run: {waits['reason']}{said}{last}")
+        last = f"; it ended with {_how(ended)}" if "exitCode" in ended else ""
+        said = f": {wording.message(waits['message'])}" if waits.get("message") else ""
+        lines.append(f"  {kind} {name} does not run: {quote_unless_name(waits['reason'])}{last}{said}")
     return lines
+
+
+def _how(ended: Json) -> str:
+    """How a container has ended."""
+    return f"exit code {ended.get('exitCode')} ({quote_unless_name(ended.get('reason'))})"
 
 
 def _init_containers(pod: Json) -> set[str]:
@@ -288,7 +309,7 @@ def _exits(pod: Json) -> list[str]:
         ended = _ended(one)
         if ended.get("exitCode"):
             kind = "init container" if one.get("name") in init else "container"
-            lines.append(f"  {kind} {one.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason')})")
+            lines.append(f"  {kind} {quote_unless_name(one.get('name'))} ended with {_how(ended)}")
     return lines
 
 
@@ -321,7 +342,7 @@ def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
 def _reason(survey: Survey, uuid: str) -> str:
     """Why a card is unhealthy, in brackets; "" where nobody has said."""
     said = next((one.status.reason for one in survey.resources if one.spec.uuid == uuid), "")
-    return f" ({said})" if said else ""
+    return f" ({wording.message(said)})" if said else ""
 
 
 def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
@@ -343,7 +364,7 @@ def _waiting(
     around: Around,
 ) -> str:
     said = workloads.scheduler_says(pod)
-    lines = [f"kube-scheduler says: {said}"] if said else []
+    lines = [f"kube-scheduler says: {wording.message(said)}"] if said else []
     lines += holdups.installation(pod, around)
     unplaced = holdups.nobody_places(pod, around)
     lines += unplaced
@@ -373,13 +394,15 @@ def _waiting(
     fitting = [view.name for view in views if view.refusal is None and view.roomy]
     starving = [view.name for view in views if view.refusal is None and not view.roomy]
     if starving:
-        lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {', '.join(starving)}.")
+        on = wording.few(starving, _FEW_NODES, "node")
+        lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {on}.")
     if fitting and not unplaced:
         what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
         unknown = "its node selector, taints, " if admitted is None else ""
         still = f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
+        on = wording.few(fitting, _FEW_NODES, "node")
         lines.append(
-            f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
+            f"{what.capitalize()} that fit are free on {on} (best first, {_by(policy, ranked, told)}); "
             f"{holdups.beside_cards(pod, said, foreign) or still}."
         )
     known = {one.spec.uuid: one.status for one in survey.resources}
@@ -406,12 +429,13 @@ def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
 
 
 def _card(card: explanation.CardView, told: wire.ExtendedResourceStatus) -> str:
-    why = f" ({told.reason})" if told.reason else ""
+    why = f" ({wording.message(told.reason)})" if told.reason else ""
     sick = f", unhealthy{why}" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
     by = f", held by {', '.join(remedies.holder(one, card.uuid) for one in card.holders)}" if card.holders else ""
     closed = _CLOSED.get(card.closed, "") + (_of_mps(told.mps) if card.closed == "mps" else "")
-    return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
+    model = wording.message(card.model, _MOST_MODEL)
+    return f"    card {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 
 
 def _of_mps(told: wire.MpsStatus | None) -> str:
@@ -419,7 +443,7 @@ def _of_mps(told: wire.MpsStatus | None) -> str:
     if told is None:
         return " (the node has no manager)"
     alone = ", one user at a time" * (not told.multi_user)
-    return f" ({told.state}{alone}{': ' * bool(told.reason)}{told.reason})"
+    return f" ({quote_unless_name(told.state)}{alone}{': ' * bool(told.reason)}{wording.message(told.reason)})"
 
 
 def _shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:

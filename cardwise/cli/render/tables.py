@@ -1,13 +1,21 @@
 """Tables as kubectl prints them: the one printer of all commands."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from cardwise.cli import console
+from cardwise.core.values import wording
+
+_MOST_CELL: Final = 512  # bytes
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two spaces between them; rows may be of different length. A cell is one line, whatever is in it."""
-    rows = [[console.line(cell) for cell in row] for row in rows]
+    """Columns with two spaces between them; rows may be of different length. A cell is one line, whatever is in it.
+
+    No cell but the last of a row makes its column wide.
+    """
+    rows = [
+        [*(wording.message(cell, _MOST_CELL) for cell in row[:-1]), *map(wording.message, row[-1:])] for row in rows
+    ]
     widths: list[int] = []
     for row in rows:
         for i, cell in enumerate(row):

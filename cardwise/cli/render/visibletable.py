@@ -22,7 +22,7 @@ def show(seen: Visible, missing: errors.Forbidden, output: str) -> None:
         return
     parts = [classtable.of_types(seen.types, console.columns())] if seen.types else []
     parts += [tables.aligned(_of_pods(seen.shares))] if seen.shares else []
-    console.say("\n".join(parts), nl=False)
+    console.show("\n".join(parts))
     if seen.shares is not None and not seen.shares:
         console.say(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
 

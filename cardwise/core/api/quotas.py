@@ -12,7 +12,9 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import message, quoted
+
+_MOST_TITLE = 80  # bytes: the longest model of NVIDIA's has 40
 
 # What a quota counts: the name in `Charge`, `Entry` and `Headroom`, the field of GPUQuota, and the unit in a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
@@ -191,7 +193,7 @@ def selection(entry: Entry) -> dict[str, str]:
 
 def title(entry: Entry) -> str:
     """Which cards the entry covers, for people."""
-    return entry.resource_class or entry.model or "all cards"
+    return message(entry.resource_class or entry.model, _MOST_TITLE) or "all cards"
 
 
 def limits(entry: Entry, used: Charge, asked: Charge = NOTHING) -> list[Limit]:

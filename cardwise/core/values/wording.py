@@ -1,15 +1,20 @@
 """Numbers, lists and quotations in a sentence, as events, refusals, the log and commands write them.
 
-All that comes from outside (annotations, names, answers of other programs) may have any length and hold anything. Two
-functions keep what is told of it short, and they are the only ones that do: `quoted` where a value is put into a
-sentence, `message` where a sentence leaves the process.
+All that comes from outside (annotations, names, answers of other programs) may have any length and hold anything.
+These functions keep it short and visible as what somebody else wrote, and they are the only ones that do: `quoted` and
+`quote_unless_name` where a value is put into a sentence, `message` where a sentence leaves the process or another
+program's sentence ends one of ours, `line` where a line is printed.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 MOST_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
 _MOST_QUOTED: Final = 80  # characters of a value
+_MOST_NAME: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
+# Names, keys, users, images, taints: without a space no sentence can be written.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
 
 
 def count(number: int, noun: str) -> str:
@@ -30,11 +35,23 @@ def quoted(value: object, most: int = _MOST_QUOTED) -> str:
     return f"{shown} ({len(text)} characters)"
 
 
+def quote_unless_name(value: object) -> str:
+    """A name from outside as a sentence has it: as it is where it looks like one, else as `quoted` has it."""
+    text = str(value)
+    return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quoted(text)
+
+
 def message(text: str, most: int = MOST_BYTES) -> str:
     """A text for people as it leaves the process: of at most `most` bytes, on one line, without control characters.
 
-    What is left out of a longer text is its middle: it begins with the field and ends with the remedy.
+    What is left out of a longer text is its middle: it begins with the field and ends with the remedy. Of space between
+    words a single one stays: a terminal shows what follows many as a line of its own.
     """
+    return line(" ".join(text.split()), most)
+
+
+def line(text: str, most: int = MOST_BYTES) -> str:
+    """As `message`, with the spaces that put words into columns."""
     text = cut(text, most)
     if text.isprintable():
         return text

@@ -128,7 +128,8 @@ def test_what_has_failed_says_why():
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     text = sentences.explain(failed, Survey())
     assert text.startswith(
-        "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"
+        "pod default/p has ended (Failed) and holds nothing.\n"
+        "Its status says: UnexpectedAdmissionError: no healthy devices\n"
     )
     advice = text.splitlines()[2:]
     assert "after a reboot of the node" in advice[0]
