@@ -4,22 +4,27 @@ The mark is in the spec of the card's ExtendedResource; the extender places noth
 keeps the mark (docs/reference/cards.md).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from cardwise.cli import options
 from cardwise.clock import Clock
 from cardwise.core.api import classes, names
 from cardwise.core.values import wording
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.wire import ExtendedResource
+from cardwise.kube.wire import Cordon, ExtendedResource
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_DEFRAG_REASON = "cardwise defrag moves its pods"
+_LEFT_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then, unless its pods start slowly
 _MOST = 5  # cards named where a prefix fits several
 _LONGEST, _LONGEST_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
 _SUGGESTED, _SUGGEST_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
@@ -52,8 +57,40 @@ def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, 
     """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
     if card.spec.unschedulable and not reason:
         return False
-    cordoned = {"by": _myself(client), "at": clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")}
-    spec = {"unschedulable": True, "cordon": {"reason": reason[:_LONGEST], **cordoned}}
+    write(client, card, new(client, reason, clock), dry_run=dry_run)
+    return True
+
+
+def new(client: KubeClient, reason: str, clock: Clock) -> Cordon:
+    """A cordon of the user's, of now."""
+    return Cordon(reason[:_LONGEST], _myself(client), clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def new_of_defrag(client: KubeClient, clock: Clock) -> Cordon:
+    """A cordon that lasts while `cardwise defrag` moves pods."""
+    return new(client, _DEFRAG_REASON, clock)
+
+
+def is_of_defrag(card: ExtendedResource) -> bool:
+    """Whether a defrag has cordoned the card, which may run, or was killed and has left it so."""
+    return card.spec.unschedulable and card.spec.cordon.reason == _DEFRAG_REASON
+
+
+def left_by_defrag(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
+    """The cards that a defrag has cordoned so long ago that it was probably killed."""
+    return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.at, now - _LEFT_AFTER)]
+
+
+def _is_older(at: str, then: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(at).astimezone(UTC) < then
+    except ValueError:
+        return True
+
+
+def write(client: KubeClient, card: ExtendedResource, cordon: Cordon, *, dry_run: bool = False) -> None:
+    """Cordons the card, whoever else has. Raises `ClickException` and `KubeError`."""
+    spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
     query = {"dryRun": "All"} if dry_run else None
     now = client.patch(paths.extendedresources(card.metadata.name), {"spec": spec}, query=query)
     if not now["spec"].get("unschedulable"):
@@ -61,12 +98,23 @@ def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, 
         raise click.ClickException(
             "the cluster's ExtendedResources know no cordon yet: upgrade the chart with its CRDs"
         )
-    return True
 
 
 def unmark(client: KubeClient, card: ExtendedResource) -> None:
     """Gives it back. Raises `KubeError`."""
     client.patch(paths.extendedresources(card.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
+
+
+def uncordon_command(card: ExtendedResource) -> str:
+    """The command that gives the card back."""
+    return command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
+
+
+def author(card: ExtendedResource) -> str:
+    """By whom and when the card was cordoned, as a part of a sentence with a space before it; "" where nobody tells."""
+    cordon = card.spec.cordon
+    by = f" by {wording.quote_unless_name(cordon.by)}" if cordon.by else ""
+    return by + (f" at {wording.quote_unless_name(cordon.at)}" if cordon.at else "")
 
 
 def title(card: ExtendedResource) -> str:

@@ -1,7 +1,7 @@
 """Moves pods as `cardwise defrag` has planned it: one by one, each waited for, and no further after a surprise."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import click
@@ -15,15 +15,13 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.decoded import Json, annotations_of
-from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
-from cardwise.kube.wire import ExtendedResource
+from cardwise.kube.wire import Cordon, ExtendedResource
 
 _LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
 _ASK_SECONDS: Final = 5.0  # between two requests to evict a pod that a disruption budget holds back, as kubectl drain
-_REASON: Final = "cardwise defrag moves its pods"
 
 
 @dataclass(slots=True)
@@ -33,20 +31,25 @@ class Carrying:
     client: KubeClient
     timeout: float
     clock: Clock
+    _written: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
 
     def cordon(self, held: Holding, until: ExitStack) -> None:
         """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
+
+        A card that another defrag has cordoned is taken over: that one has been killed, or leaves it to this one now.
 
         Raises `ClickException` and `KubeError`.
         """
         for share in held.assignment.shares():
             # By the UUID: if a card has failed and the node has booted, the index may be another card's.
             card = cordons.find(self.client, share.uuid or f"{held.node}/{share.index}")
-            if card.spec.unschedulable:
+            is_own = card.spec.cordon == self._written.get(card.metadata.name)
+            if card.spec.unschedulable and (is_own or not cordons.is_of_defrag(card)):
                 continue
-            until.callback(self._give_back, card)  # first, since the answer to what follows may be lost
+            cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client, self.clock)
+            until.callback(self.give_back, card, cordon)  # first, since the answer to what follows may be lost
             try:
-                cordons.mark(self.client, card, _REASON, self.clock)
+                cordons.write(self.client, card, cordon)
             except errors.Forbidden as error:
                 raise self._stop(
                     f"{cordons.title(card)} may not be cordoned by you ({error.message}): that takes the "
@@ -55,18 +58,24 @@ class Carrying:
             console.say(f"{cordons.title(card)} cordoned", err=True)
             self.clock.sleep(_LOOK_SECONDS)
 
-    def _give_back(self, card: ExtendedResource) -> None:
-        """Unless it was not cordoned, or somebody has cordoned it since."""
+    def give_back(self, card: ExtendedResource, cordon: Cordon) -> None:
+        """Unless it is not cordoned, or has another cordon by now: of a person, or of another defrag.
+
+        Names the command that does it where it fails, or a second Ctrl-C ends it.
+        """
+        why = "interrupted"
         try:
             now = msgspec.convert(self.client.get(paths.extendedresources(card.metadata.name)), ExtendedResource)
-            if not now.spec.unschedulable or now.spec.cordon.reason != _REASON:
-                return
-            cordons.unmark(self.client, card)
+            if now.spec.unschedulable and now.spec.cordon == cordon:
+                cordons.unmark(self.client, card)
+                console.say(f"{cordons.title(card)} uncordoned", err=True)
+            why = ""
         except errors.KubeError as error:
-            again = command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
-            console.say(f"{cordons.title(card)} is still cordoned ({error}); give it back with: {again}", err=True)
-        else:
-            console.say(f"{cordons.title(card)} uncordoned", err=True)
+            why = str(error)
+        finally:
+            if why:
+                again = cordons.uncordon_command(card)
+                console.say(f"{cordons.title(card)} is still cordoned ({why}); give it back with: {again}", err=True)
 
     def carry(self, move: Move, pod: Json, number: str) -> None:
         """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens

@@ -5,7 +5,6 @@ import click
 from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.core.values import wording
-from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.wire import ExtendedResource
 
 
@@ -36,7 +35,5 @@ def uncordon(card: str) -> None:
 
 
 def _why(card: ExtendedResource) -> str:
-    said = card.spec.cordon
-    by = f" by {quote_unless_name(said.by)}" if said.by else ""
-    at = f" at {quote_unless_name(said.at)}" if said.at else ""
-    return f"{by}{at}{f': {wording.message(said.reason)}' if said.reason else ''}"
+    reason = wording.message(card.spec.cordon.reason)
+    return cordons.author(card) + (f": {reason}" if reason else "")

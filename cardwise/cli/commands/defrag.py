@@ -6,9 +6,9 @@ nobody else waits for numpy.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,9 @@ import click
 import msgspec
 
 from cardwise.cli import console, options, signals
-from cardwise.cli.cluster import evicting, movables, published, snapshots, whatif, workloads
+from cardwise.cli.cluster import cordons, evicting, movables, published, snapshots, whatif, workloads
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
-from cardwise.clock import Clock
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import Goal, Movable, Move, World
@@ -32,6 +31,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube import paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import budgets
+from cardwise.kube.wire import ExtendedResource
 from cardwise.simulation.workload import PodShape
 
 _FIT: Final = "--fit"
@@ -89,6 +89,12 @@ class DefragOutcome:
         for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
             pod = by_uid[move.before.uid]
             yield move, pod, workloads.controller(self.found.objects[pod.uid]), fits
+
+    def unneeded(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
+        """Those of these cards that the plan does not cordon."""
+        moves = self.plan.moves if self.plan.cordons and self.reached else ()
+        uuids = {share.uuid for move in moves for share in move.before.assignment.shares()}
+        return [card for card in cordoned if card.spec.uuid not in uuids]
 
     @property
     def reached(self) -> bool:
@@ -154,11 +160,22 @@ def defrag(
         raise click.ClickException(str(error)) from error
     if told.note:
         console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    left = _ignore_cordons_of_defrag(seen)
+    for card in left:
+        what = "--evict gives it back or takes it over" if dry_run else "it is given back or taken over"
+        by = cordons.author(card)
+        console.say(
+            f"note: {cordons.title(card)} was cordoned{by} by another defrag, and counts as free: {what}", err=True
+        )
     outcome = _planned(client, seen, asked, told, clock.wall())
     if output == "table":
         console.show(text(outcome))
     else:
         printing.dump(as_json(outcome), output)
+    work = evicting.Carrying(client, timeout, clock)
+    if not dry_run:
+        for card in outcome.unneeded(left):
+            work.give_back(card, card.spec.cordon)
     if not outcome.reached:
         sys.exit(1)
     if outcome.plan.moves and dry_run:
@@ -166,7 +183,7 @@ def defrag(
     elif outcome.plan.moves:
         if told.known_limits is None:
             console.say(_UNKNOWN_LIMITS, err=True)
-        _carry_out(client, outcome, timeout, clock)
+        _carry_out(work, outcome)
         now = survey.take(client, addresses=False, limits=told.limits)
         after = _planned(client, now, asked, told, clock.wall()).plan.fits[0]
         if after < asked.count:
@@ -212,9 +229,19 @@ def _asked(
     )
 
 
-def _carry_out(client: KubeClient, outcome: DefragOutcome, timeout: float, clock: Clock) -> None:
+def _ignore_cordons_of_defrag(seen: survey.Survey) -> list[ExtendedResource]:
+    """Count the cards that a defrag has cordoned as free, and return them."""
+    left = [card for card in seen.resources if cordons.is_of_defrag(card)]
+    uuids = {card.spec.uuid for card in left}
+    for name in {card.spec.node for card in left}:
+        if (node := seen.ledger.node(name)) is not None:
+            cards = [replace(card, cordoned=card.cordoned and card.uuid not in uuids) for card in node.cards]
+            seen.ledger.set_cards(name, cards)
+    return left
+
+
+def _carry_out(work: evicting.Carrying, outcome: DefragOutcome) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
-    work = evicting.Carrying(client, timeout, clock)
     with signals.as_exceptions(), ExitStack() as until:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import nodestates, published, snapshots, visible
+from cardwise.cli.cluster import cordons, nodestates, published, snapshots, visible
 from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api import names
 from cardwise.core.api.cards import POSITION
@@ -92,6 +92,11 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
     found = views(client, seen, cardwise_namespace)
+    for card in cordons.left_by_defrag(seen.resources, options.clock().wall()):
+        found.notes.append(
+            f"{cordons.title(card)} was cordoned{cordons.author(card)} by a defrag; if none runs any more: "
+            f"{cordons.uncordon_command(card)}"
+        )
     for note in found.notes:
         console.say(f"note: {note}", err=True)
     printing.warn(seen)

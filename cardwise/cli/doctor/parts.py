@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from cardwise.cli.cluster import installation, nodestates
+import msgspec
+
+from cardwise.cli.cluster import cordons, installation, nodestates
 from cardwise.cli.doctor import finding, repairs, startup
 from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
@@ -18,6 +20,7 @@ from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
 _PLUGIN: Final = "cardwise-deviceplugin"
@@ -269,9 +272,15 @@ def cards(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "cards", level, text, "it takes no new pod and comes back by itself once it is well" if usable else remedy
         )
+    now = facts.now or datetime.now(UTC)
+    resources = msgspec.convert(cordoned, list[ExtendedResource])
+    for one in cordons.left_by_defrag(resources, now):
+        text = f"{cordons.title(one)} was cordoned{cordons.author(one)} by a defrag, and has not been given back"
+        remedy = f"if none runs any more: {cordons.uncordon_command(one)}"
+        yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned and not usable:
         text = f"{_many(cordoned)} cordoned, and no other is well"
-        yield Finding("cards", Severity.PROBLEM, text, f"give some back: {_uncordon(cordoned[0])}")
+        yield Finding("cards", Severity.PROBLEM, text, f"give some back: {cordons.uncordon_command(resources[0])}")
     yield from _conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
@@ -415,11 +424,6 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
             "it away then; or drain and reboot the node"
         )
     return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
-
-
-def _uncordon(card: Json) -> str:
-    """The command that gives the card back."""
-    return command("cardwise uncordon {node}/{index}", node=card["spec"]["node"], index=card["spec"]["index"])
 
 
 def _why(card: Json) -> str:

@@ -11,8 +11,9 @@ from cardwise.core.api import assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
 from tests.build import Assignment
+from tests.cli import worlds
 from tests.cli.cardworlds import Cards
-from tests.cli.commands.test_defrag import SPREADING, cluster, kept, objects, run, running, three
+from tests.cli.commands.test_defrag import NOW, SPREADING, cluster, kept, objects, run, running, three
 from tests.cli.worlds import Cluster
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
@@ -281,3 +282,75 @@ def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch)
     monkeypatch.setattr(Carrying, "carry", lambda *_: api.fault(down, "patch", times=math.inf))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert "give it back with: cardwise uncordon n1/0" in shown.stderr
+
+
+KILLED = {"reason": "cardwise defrag moves its pods", "by": "jane", "at": "2026-11-21T11:00:00Z"}
+
+
+def left_by_a_killed_one(*names: str) -> Cordoned:
+    api = Cordoned(came("n1", 1))
+    for name in names:
+        api.change("extendedresources", name, spec={"unschedulable": True, "cordon": KILLED})
+    return api
+
+
+def test_what_a_killed_defrag_has_cordoned_is_taken_over_and_given_back(monkeypatch):
+    api = left_by_a_killed_one("gpu-n1-0")
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert shown.exit_code == 0, shown.output
+    assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
+    assert shown.stderr.startswith(
+        "note: card 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by another defrag, and counts "
+        "as free: it is given back or taken over\n"
+        "card 0 of node n1 (GPU-n1-0) cordoned\n"
+    )
+
+
+def test_a_card_that_the_new_plan_does_not_cordon_is_given_back_before_pods_move_to_it(monkeypatch):
+    api = left_by_a_killed_one("gpu-n1-1", "gpu-n2-0")
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert shown.exit_code == 0, shown.output
+    assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
+
+
+def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypatch):
+    api = left_by_a_killed_one("gpu-n1-1")
+    shown = run(monkeypatch, api, "--free-cards", "4", "--evict")
+    assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
+
+
+def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkeypatch):
+    api = left_by_a_killed_one("gpu-n1-0")
+    shown = run(monkeypatch, api, "--free-cards", "1")
+    assert "and counts as free: --evict gives it back or takes it over\n" in shown.stderr
+    assert api.closed() == ["gpu-n1-0"]
+    assert api.sent("patch") == []
+
+
+def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypatch):
+    api = Cordoned()
+    other = KILLED | {"by": "joe"}
+    monkeypatch.setattr(
+        Carrying, "carry", lambda *_: api.change("extendedresources", "gpu-n1-0", spec={"cordon": other})
+    )
+    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert api.card("gpu-n1-0")["spec"]["cordon"] == other
+
+
+@pytest.mark.usefixtures("in_the_foreground")
+def test_a_second_ctrl_c_names_the_card_that_stays_cordoned(monkeypatch):
+    api = Cordoned()
+    again = api.after(lambda _: signal.raise_signal(signal.SIGINT), "get", "*/gpu-n1-0", times=math.inf)
+    monkeypatch.setattr(Carrying, "carry", lambda *_: signal.raise_signal(signal.SIGINT))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert again is not None
+    assert "is still cordoned (interrupted); give it back with: cardwise uncordon n1/0\n" in shown.stderr
+
+
+def test_nodes_says_what_a_killed_defrag_has_left(monkeypatch):
+    api = left_by_a_killed_one("gpu-n1-0")
+    note = "by a defrag; if none runs any more: cardwise uncordon n1/0\n"
+    assert note in worlds.run(monkeypatch, api, "nodes", clock=FakeClock(wall=NOW)).stderr
+    begun = KILLED | {"at": "2026-11-21T11:50:00Z"}
+    api.change("extendedresources", "gpu-n1-0", spec={"cordon": begun})
+    assert note not in worlds.run(monkeypatch, api, "nodes", clock=FakeClock(wall=NOW)).stderr

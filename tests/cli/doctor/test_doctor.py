@@ -1027,3 +1027,16 @@ def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
     report = json.loads(said.stdout)
     assert report["worst"] == "problem"
     assert "the kinds of cardwise.dev are not installed" in {one["text"] for one in report["findings"]}
+
+
+def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command(sound):
+    cordon = {"reason": "cardwise defrag moves its pods", "by": "jane", "at": "2026-11-21T11:00:00Z"}
+    sound.cards[0]["spec"] |= {"unschedulable": True, "cordon": cordon}
+    (one,) = troubles(sound)
+    assert one.text == (
+        "card 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by a defrag, and has not been given "
+        "back"
+    )
+    assert one.remedy == "if none runs any more: cardwise uncordon n1/0"
+    cordon["at"] = "2026-11-21T11:45:00Z"
+    assert troubles(sound) == []
