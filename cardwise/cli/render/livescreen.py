@@ -28,6 +28,7 @@ _COLOURS: Final = {
     "yellow": r"\bcordoned\b|^note: .*$",
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
+_LOOK_SECONDS: Final = 1.0  # a signal that comes just before `select` is called does not end it: it ends the next one
 _KEYS: Final = 64  # bytes read at once: more than a hand types in a moment
 
 
@@ -57,8 +58,8 @@ class Keyboard:
         """Waits so long, or until the key is typed, in either case; returns whether it was."""
         until = self._clock.now() + seconds
         while self._terminal is not None and (left := until - self._clock.now()) > 0:
-            if not select.select([self._terminal], [], [], left)[0]:
-                return False
+            if not select.select([self._terminal], [], [], min(left, _LOOK_SECONDS))[0]:
+                continue
             typed = os.read(self._terminal, _KEYS)
             if key.encode() in typed.lower():
                 return True

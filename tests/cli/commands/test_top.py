@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -282,20 +284,36 @@ def typing(stdin: int | None = None) -> Iterator[tuple[int, "subprocess.Popen[by
         read_until(person, b"n1 ")
         yield person, program
         read_until(person, b"\x1b[?1049l")  # the screen is as it was
-        program.wait()
+        program.wait(PATIENCE)
         assert termios.tcgetattr(terminal) == before
     finally:
         program.kill()
-        program.wait()
+        program.wait(PATIENCE)
         os.close(person)
         os.close(terminal)
 
 
 def read_until(person: int, text: bytes) -> None:
-    shown = b""
+    shown, until = b"", time.monotonic() + PATIENCE
     while text not in shown:
-        assert select.select([person], [], [], PATIENCE)[0], f"no {text!r} after {shown!r}"
+        left = max(0.0, until - time.monotonic())
+        assert select.select([person], [], [], left)[0], f"no {text!r} after {shown!r}"
         shown += os.read(person, 65536)
+
+
+def test_a_signal_that_comes_just_before_a_wait_for_a_key_is_not_kept_waiting(monkeypatch):
+    """It interrupts no `select` that has not begun yet, and Python runs its handler once that has ended."""
+    clock, waits = FakeClock(), []
+
+    def nobody_types(*args: Any) -> tuple[list, list, list]:
+        waits.append(args[3])
+        clock.sleep(args[3])
+        return [], [], []
+
+    monkeypatch.setattr(livescreen.select, "select", nobody_types)
+    assert not livescreen.Keyboard(0, clock).wait_for("q", 600.0)
+    assert max(waits) <= 1.0
+    assert sum(waits) == pytest.approx(600.0)
 
 
 @pytest.mark.parametrize("keys", [b"xQ", b"\x03"], ids=["q", "Ctrl-C"])
