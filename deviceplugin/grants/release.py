@@ -1,6 +1,10 @@
 """Releases the grants of a pod once the API server reports that it has ended and the runtime has no container of it.
 
-A pod that is bound to another node has ended here too: this machine had that node's name before (docs/design/0031).
+A pod that is bound to another node has ended here too: this machine had that node's name before (docs/design/0031). So
+has a pod that waits for a node again, since etcd was restored from a backup: a pod has a grant only after it was bound.
+Either pod may be bound here later under the same UID, and a restored API server may have a deleted pod again. So before
+a grant is dropped, the API server reports the end in the same pass; and a grant that a container has got since the pass
+began is not dropped (`GrantStore.drop`).
 
 Both conditions are needed. The API server alone forgets a force-deleted pod while its containers still use the card;
 the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
@@ -85,8 +89,11 @@ class Releaser:
         """Release the grants of these pods if they have ended. Returns whether API server and runtime answered."""
         # The epoch comes first: the answers do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
-        ended_by_uid = {uid: self._ended_by_api(uid) for uid in pod_uids}
+        with self._lock:
+            remembered = pod_uids & self._ended_rounds.keys()
+        ended_by_uid = {uid: self._ended_by_api(uid, remembered=uid in remembered) for uid in pod_uids}
         ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
+        self._forget_ends(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
         all_answered = None not in ended_by_uid.values()
         if not ended:
             return all_answered
@@ -103,8 +110,14 @@ class Releaser:
         for uid in ended:
             if uid in alive:
                 self._mark_ended(uid, alive[uid])
-            else:
+                continue
+            has_ended = self._read_end(uid) if uid in remembered else True
+            if has_ended:
                 self._drop_grants(uid, epoch)
+            elif has_ended is None:
+                all_answered = False
+            else:
+                self._forget_ends((uid,))
         return all_answered
 
     def sweep(self, *, complete: bool = True) -> None:
@@ -116,26 +129,40 @@ class Releaser:
             self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
         self._publish_held_shares(complete=whole and complete)
 
-    def _ended_by_api(self, uid: str) -> bool | None:
-        """Whether the pod has certainly finished or is gone; None if the API server does not answer."""
+    def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
+        """Whether the pod has certainly finished, is gone, or is not bound here; None if the API server does not answer.
+
+        remembered: an earlier pass has seen its end. Then only a consistent read shows it bound here again: the watch
+            may show an older state.
+        """
         known = self._pods.known(uid)
-        if known is not None:
-            return known.finished
-        if not self._pods.synced:
+        if known is None and not self._pods.synced:
             return None
+        if known is None and remembered:
+            return True
+        if known is not None and (known.finished or not remembered):
+            return known.finished
+        return self._read_end(uid)
+
+    def _read_end(self, uid: str) -> bool | None:
+        """As `_ended_by_api`, by a consistent read: a Binding that the kubelet has acted on is in it, while the reflector
+        may not have seen it yet.
+        """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
             return False
-        with self._lock:
-            if uid in self._ended_rounds:
-                return True  # a deleted object never comes back with the same UID
         try:
-            # The reflector may not have seen the pod yet: the kubelet may know it earlier.
             pod = self._pods.fetch_pod(grants[0].namespace, grants[0].name, uid)
         except errors.KubeError as error:
             _log.warning("failed to check whether a pod is gone", pod=grants[0].pod, uid=uid, error=str(error))
             return None
-        return pod is None or pod.finished or self._pods.has_left(pod)
+        return pod is None or pod.finished or not self._pods.is_bound_here(pod)
+
+    def _forget_ends(self, uids: Iterable[str]) -> None:
+        """These pods are bound here (again): they have not ended, and are not published as held."""
+        with self._lock:
+            for uid in uids:
+                self._ended_rounds.pop(uid, None)
 
     def _mark_ended(self, uid: str, alive: set[str]) -> None:
         # A ready sandbox without containers is usually about to end, so it is published only if it is still there in

@@ -123,11 +123,12 @@ class Pods(NodePods[NodePod]):
         self._client = client
         self._node = node
 
-    def has_left(self, pod: NodePod) -> bool:
-        """Whether the pod is bound to another node. It may have run here nevertheless: a machine that was renamed has
-        the containers of its former name, and no kubelet starts further ones here.
+    def is_bound_here(self, pod: NodePod) -> bool:
+        """Whether the pod is bound to this node. Otherwise no kubelet starts its containers here, but it may have run
+        here: a machine that was renamed has the containers of its former name, and after a restore of etcd a pod that
+        was bound may wait for a node again.
         """
-        return pod.node not in ("", self._node)
+        return pod.node == self._node
 
     def get_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
         """The pod, None if it is certain that no pod of this UID exists. Raises KubeError."""

@@ -1,6 +1,7 @@
 """How long cards are held: until the containers end, however pods do, and whatever restarts in between."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -87,6 +88,57 @@ def test_a_pod_of_the_former_name_of_the_node_holds_its_card_until_its_container
     assert rig.api.get(f"{PODS_HERE}/first"), "its object is still there"
 
 
+@pytest.fixture
+def restored(rig) -> Callable[[dict], None]:
+    """etcd is restored from a backup that has the pod as it was before it was bound. The kubelet ends its containers
+    later, as those of a deleted pod.
+    """
+
+    def restore(pod: dict) -> None:
+        without = {name: None for name in pod["metadata"]["annotations"]}
+        changes = {"metadata": {"annotations": without}, "spec": {"nodeName": None}, "status": {"phase": "Pending"}}
+        rig.api.edit(f"{PODS_HERE}/{pod['metadata']['name']}", **changes)
+
+    return restore
+
+
+def test_a_pod_that_waits_again_holds_its_card_until_its_containers_end(rig, restored):
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    restored(first)
+    rig.settle()
+    assert [share["name"] for share in rig.status(0)["held"]] == ["first"]
+    second = rig.bind("second", [(0, P100)])
+    assert "first" in refusal(lambda: rig.run(second))[1]
+    rig.runtime.kill(first["metadata"]["uid"])
+    rig.kubelet.pre_start(next(slot for slot, holders in rig.kubelet.holders.items() if holders[0][1] == "second"))
+    rig.settle()
+    assert rig.status(0)["held"] == []
+    assert [grant.pod_uid for grant in rig.agent.grants.all()] == [second["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("back", ["waits again", "deleted"])
+def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags(rig, restored, back):
+    """The end that an earlier pass has seen is over."""
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.run(pod)
+    if back == "deleted":
+        rig.force_delete(pod)
+    else:
+        restored(pod)
+    rig.settle()
+    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.api.put(PODS, pod)  # bound here; the watch does not show it yet
+    rig.kubelet.pre_start(slot)
+    rig.agent._release.turn()
+    assert rig.held_on_disk(0) == P100
+    rig.runtime.run(pod, "main")
+    rig.settle()
+    assert rig.held_on_disk(0) == P100
+    assert rig.status(0)["held"] == [], "its pod counts, and no report"
+
+
 @pytest.mark.parametrize("alive", ["container", "sandbox"])
 def test_a_restart_never_says_that_a_share_in_use_is_free(rig, alive):
     pod = rig.bind("a", [(0, P100)])
@@ -167,13 +219,17 @@ def test_nothing_is_freed_while_the_runtime_is_silent(rig):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
-    """Starts, graceful and forced ends, late deaths and restarts of the agent; test_served.py has it with threads."""
+def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
+    """Starts, graceful and forced ends, late deaths, restarts of the agent, and restores of etcd, after which pods wait
+    again and some are bound here again; test_served.py has it with threads.
+    """
     dice = random.Random(seed)
     running: dict[str, dict] = {}
     lingering: list[str] = []
+    waiting: dict[str, dict] = {}
     for step in range(60):
-        action = dice.choices(["start", "end", "force", "die", "restart", "time"], [12, 5, 4, 4, 1, 4])[0]
+        actions = {"start": 12, "end": 5, "force": 4, "die": 6, "restart": 1, "time": 4, "restore": 4, "return": 4}
+        action = dice.choices(list(actions), list(actions.values()))[0]
         if action == "start":
             pod = rig.bind(f"p{step}", [(dice.randrange(2), dice.choice([2000, 5000, 9000, P100]))])
             if message := refused(lambda pod=pod: rig.run(pod)):
@@ -193,6 +249,20 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
             uid = lingering.pop()
             rig.runtime.kill(uid)
             rig.kubelet.forget(uid)
+        elif action == "restore" and running:
+            uid = dice.choice(sorted(running))
+            waiting[uid] = running.pop(uid)
+            lingering.append(uid)
+            restored(waiting[uid])
+        elif action == "return" and waiting.keys() - lingering:
+            uid = dice.choice(sorted(waiting.keys() - lingering))
+            pod = waiting.pop(uid)
+            rig.api.put(PODS, pod)
+            if message := refused(lambda pod=pod: rig.run(pod)):
+                assert "still held by" in message
+                rig.end(pod)
+            else:
+                running[uid] = pod
         elif action == "restart":
             rig.stop()
             rig.start()
@@ -204,6 +274,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
         rig.force_delete(pod)
         rig.runtime.kill(uid)
         rig.kubelet.forget(uid)
+    assert all(rig.api.get(f"{PODS_HERE}/{pod['metadata']['name']}") for pod in waiting.values())
     for uid in lingering:
         rig.runtime.kill(uid)
         rig.kubelet.forget(uid)
