@@ -324,7 +324,8 @@ class NodeAgent:
     def _adopt_running_containers(self) -> bool:
         """Once after the start: restore lost grants, and write marks that an earlier process did not write.
 
-        Returns whether each running container has a grant. May take seconds if the runtime is slow.
+        Returns whether each running container has a grant, except those whose assignment cannot be read. May take
+        seconds if the runtime is slow.
         """
         with self._adopting:
             if self._adopted or not self.pods.synced:
@@ -346,6 +347,9 @@ class NodeAgent:
         uids = {holder.pod_uid for holders in containers_by_slot.values() for holder in holders}
         alive = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
         adopted = adoption.adopt(containers_by_slot, self.pods, self.grants, sandboxes, alive)
-        if adopted and self._access is Access.CDI:
-            slots = [slot for grant in adopted for slot in grant.slots]
+        metrics.UNKNOWN_HOLDERS.set(len(adopted.unknown_holders))
+        if adopted.grants and self._access is Access.CDI:
+            slots = [slot for grant in adopted.grants for slot in grant.slots]
             self._delivery.refresh(slots, self.grants, self._hardware())
+        if adopted.error is not None:
+            raise adopted.error

@@ -32,7 +32,7 @@ from cardwise.core.values.wording import message, quoted
 
 _log = structlog.get_logger(__name__)
 
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no longer than a file name may be
 _SUFFIX = ".json"
 _STRIPES = 64
 _PROBE_BYTES = 4096  # a full disk cannot take a block
@@ -250,17 +250,20 @@ class GrantStore:
         can.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
+        failures: list[OSError] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             probe.write_bytes(bytes(_PROBE_BYTES))
             probe.unlink()
-            for grant in self.all():
+        except OSError as error:
+            failures.append(error)
+        for grant in () if failures else self.all():
+            try:
                 if not self._path(grant).exists():
                     self._restore_file(grant)
-        except OSError as error:
-            self.problem = f"grants cannot be written to {self._folder}: {error.strerror}"
-        else:
-            self.problem = ""
+            except OSError as error:  # the others are written nevertheless
+                failures.append(error)
+        self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else ""
 
     def epoch(self) -> int:
         """The present epoch, for `drop`: later grants have a higher one."""

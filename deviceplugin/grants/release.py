@@ -130,7 +130,7 @@ class Releaser:
         self._publish_held_shares(complete=whole and complete)
 
     def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
-        """Whether the pod has certainly finished, is gone, or is not bound here; None if the API server does not answer.
+        """Whether the pod has certainly finished, is gone or is not bound here; None if the API server does not answer.
 
         remembered: an earlier pass has seen its end. Then only a consistent read shows it bound here again: the watch
             may show an older state.
@@ -145,8 +145,8 @@ class Releaser:
         return self._read_end(uid)
 
     def _read_end(self, uid: str) -> bool | None:
-        """As `_ended_by_api`, by a consistent read: a Binding that the kubelet has acted on is in it, while the reflector
-        may not have seen it yet.
+        """As `_ended_by_api`, by a consistent read: it has each Binding that the kubelet has acted on, while the
+        reflector may not have seen it yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:

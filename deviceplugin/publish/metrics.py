@@ -24,6 +24,9 @@ FAILURES = Counter(
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
 HELD = Gauge("cardwise_held_shares", "Shares of terminating pods")
+UNKNOWN_HOLDERS = Gauge(
+    "cardwise_unknown_holders", "Pods that ran at the start and may hold a share that no readable assignment names"
+)
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
 _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (

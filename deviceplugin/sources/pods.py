@@ -139,7 +139,7 @@ class Pods(NodePods[NodePod]):
         """As `get_pod`, always from the API server: the newest state, never the cache. Raises KubeError."""
         try:
             pod = parse_pod(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
-        except errors.NotFound:
+        except (errors.NotFound, errors.InvalidName):  # a runtime and a file may name what no pod can be called
             return None
         return pod if pod.uid == uid else None
 

@@ -1,5 +1,6 @@
 """Restarts of the agent, and of containers while the API server is away."""
 
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -7,9 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from cardwise.core.api import names
 from deviceplugin import __main__ as command
 from deviceplugin.grants.access import Access
-from tests.deviceplugin.conftest import P100, PODS, refusal, told_of
+from deviceplugin.publish import metrics
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, refusal, told_of
+
+BEYOND_UTF8 = r'{"v":1,"containers":{"0":[[0,"GPU-\ud800",5,0,10]]}}'
+BEYOND_INTEGERS = f'{{"v":1,"containers":{{"0":[[{2**70},"GPU-n1-0",5,0,10]]}}}}'
 
 
 def test_a_restart_of_a_container_needs_no_api_server(rig):
@@ -66,6 +72,64 @@ def test_a_running_container_without_a_grant_is_adopted(rig):
     assert any(uid in problem for problem in rig.agent.grants.unreadable)
     assert rig.held_on_disk(1) == 8138
     assert rig.agent.grants.owner(slot).pod_uid == uid
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda bad: bad["metadata"]["annotations"].update({names.ASSIGNMENT: BEYOND_UTF8}),
+        lambda bad: bad["metadata"]["annotations"].update({names.ASSIGNMENT: BEYOND_INTEGERS}),
+        lambda bad: bad["metadata"].update({"annotations": {names.GPUSHARE_ALLOCATION: '{"0":{"0":1e999}}'}}),
+        lambda bad: bad["metadata"].update({"uid": "../b"}),
+        lambda bad: bad["metadata"].update({"uid": "b" * 252}),
+    ],
+    ids=["half of a surrogate pair", "a huge index", "infinite MiB", "a UID that is a path", "a UID of 252 characters"],
+)
+def test_a_container_that_cannot_be_adopted_holds_up_no_other(rig, damage):
+    """All starts of the node were refused until it ended. (A runtime keeps what a manifest on the node says.)"""
+    good = rig.bind("good", [(1, 8138)])
+    rig.run(good)
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    bad = copy.deepcopy(good)
+    bad["metadata"] |= {"uid": "bad", "name": "bad"}
+    damage(bad)
+    rig.runtime.run(bad, "main")
+    rig.start()
+    rig.run(rig.bind("new", [(1, 8138)]))
+    assert {grant.name for grant in rig.agent.grants.all()} == {"good", "new"}
+    assert metrics.UNKNOWN_HOLDERS._value.get() == 1
+    assert rig.problems() == []
+
+
+def test_a_pod_whose_name_no_object_can_have_is_freed_and_holds_up_no_report(rig):
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    odd = copy.deepcopy(pod)
+    odd["metadata"] |= {"uid": "odd", "namespace": "no/name", "annotations": pod["metadata"]["annotations"]}
+    rig.runtime.run(odd, "main")
+    rig.start()
+    assert sorted(held["podUID"] for held in rig.status(0)["held"]) == sorted([pod["metadata"]["uid"], "odd"])
+    rig.runtime.kill("odd")
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.settle()
+    assert rig.agent.grants.all() == []
+
+
+def test_a_grant_that_cannot_be_written_again_costs_no_other_its_file(rig):
+    uids = [rig.bind(name, [(1, 1000)])["metadata"]["uid"] for name in "abc"]
+    for name in "abc":
+        rig.run(rig.api.get(f"{PODS_HERE}/{name}"))
+    folders = [rig.folder / "state" / "grants" / uid for uid in uids]
+    for folder in folders:
+        shutil.rmtree(folder)
+    folders[0].write_text("")
+    rig.pass_second()
+    assert all((folder / "main.json").exists() for folder in folders[1:])
+    assert any("grants cannot be written" in problem for problem in rig.problems())
 
 
 def _restarted_without_state(rig, monkeypatch) -> tuple[dict, dict]:

@@ -20,6 +20,7 @@ from cardwise.core.values.wording import quoted
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
+_MOST_NUMBER = 2**31 - 1  # of an index and of percent: no node has more
 _GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing else: no card has less than one in MiB
 
 
@@ -194,6 +195,8 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
         return None
     if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in found.shares()):
         raise InvalidAssignment("a share has more MiB than any card")
+    if any(share.index > _MOST_NUMBER or share.core > _MOST_NUMBER for share in found.shares()):
+        raise InvalidAssignment("a share has an index or percent beyond those of any card")
     return found
 
 
@@ -201,9 +204,11 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     try:
         truth = loads(text)
         if truth["v"] != _VERSION:
-            raise InvalidAssignment(f"{names.ASSIGNMENT} has version {truth['v']}, this program reads {_VERSION}")
+            raise InvalidAssignment(
+                f"{names.ASSIGNMENT} has version {quoted(truth['v'])}, this program reads {_VERSION}"
+            )
         containers = {
-            intern(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
+            _text(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
         }
         devices = _devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -215,6 +220,15 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     return Assignment(containers, devices)
 
 
+def _text(text: str) -> str:
+    """The text, once in memory. Raises ValueError for half of a surrogate pair: JSON can escape it, but it has no bytes
+    in UTF-8, so no file or message can be written with it.
+    """
+    if not text.isascii():
+        text.encode()
+    return intern(text)
+
+
 def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
     integers = type(index) is type(mem) is type(core) is type(total) is int
     if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
@@ -222,17 +236,17 @@ def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) 
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
     whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
-    return CardShare(index, intern(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
+    return CardShare(index, _text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
 
 
 def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
-    return {intern(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
+    return {_text(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
 
 
 def _device(resource_class: str, uuid: str) -> DeviceShare:
     if not (resource_class and uuid):
         raise InvalidAssignment("a device without a class or a UUID is impossible")
-    return DeviceShare(intern(resource_class), intern(uuid))
+    return DeviceShare(_text(resource_class), _text(uuid))
 
 
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
@@ -260,7 +274,7 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
         for cards in json.loads(annotations[names.GPUSHARE_ALLOCATION]).values():
             for index, mem in cards.items():
                 by_card[int(index)] = by_card.get(int(index), 0) + int(mem) * unit
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} is unreadable") from error
     shares = tuple(
         CardShare(index, "", MiB(mem), Percent(0), MiB(mem)) for index, mem in sorted(by_card.items()) if mem > 0

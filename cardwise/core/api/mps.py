@@ -287,7 +287,7 @@ def decode(text: str) -> Status:
             manager_pid=int(raw["managerPid"]),
             max_clients=int(raw["maxClients"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, UnreadableState):
             raise
         raise UnreadableState(f"the state file is unreadable: {quoted(text)}") from error

@@ -123,11 +123,28 @@ def test_no_annotations_no_assignment():
         {names.GPUSHARE_ALLOCATION: '{"0":3}'},
         {names.ASSIGNMENT: "[" * 5000},
         {names.GPUSHARE_ALLOCATION: "[" * 5000},
+        {names.GPUSHARE_ALLOCATION: '{"0":{"0":1e999}}'},
+        {names.GPUSHARE_ALLOCATION: f'{{"0":{{"{2**31}":5}}}}'},
+        {names.IDX: str(2**31), names.POD_MEM: "5"},
+        {names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[{2**31},"g",5,0,10]]}}}}'},
+        {names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",5,{2**31},10]]}}}}'},
+        {names.ASSIGNMENT: r'{"v":1,"containers":{"0":[[0,"g\ud800",5,0,10]]}}'},
+        {names.ASSIGNMENT: r'{"v":1,"containers":{"\udfff":[[0,"g",5,0,10]]}}'},
+        {names.ASSIGNMENT: r'{"v":1,"containers":{},"devices":{"0":[["\ud800","u"]]}}'},
+        {names.ASSIGNMENT: r'{"v":1,"containers":{},"devices":{"0":[["rdma","\ud800"]]}}'},
+        {names.ASSIGNMENT: r'{"v":1,"containers":{},"devices":{"\ud800":[["rdma","u"]]}}'},
+        {names.ASSIGNMENT: r'{"v":"\ud800","containers":{"0":[[0,"g",5,0,10]]}}'},
     ],
 )
 def test_unreadable_annotations_are_an_error_of_their_own(annotations):
-    with pytest.raises(assignment.InvalidAssignment):
+    with pytest.raises(assignment.InvalidAssignment) as caught:
         assignment.decode(annotations)
+    assert str(caught.value).encode()
+
+
+def test_a_text_beyond_ascii_is_read():
+    text = '{"v":1,"containers":{"0":[[0,"g\\ud83d\\ude00é",5,0,10]]}}'
+    assert assignment.decode({names.ASSIGNMENT: text}).uuids() == {"g\U0001f600é"}
 
 
 RDMA = {

@@ -114,6 +114,9 @@ statuses = st.builds(
 )
 
 
+_OFF = mps.encode(Status(uuids=(), scope=Scope.CARD, state=MpsState.OFF))
+
+
 @given(statuses)
 def test_the_state_file_says_what_was_written(status):
     assert mps.decode(mps.encode(status)) == status
@@ -121,7 +124,16 @@ def test_the_state_file_says_what_was_written(status):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "null", '{"version": 2}', mps.encode(Status(uuids=(), scope=Scope.CARD, state=MpsState.OFF))[:-9]],
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"version": 2}',
+        _OFF[:-9],
+        _OFF.replace('"managerPid": 0', '"managerPid": 1e999'),
+        "[" * 100_000,
+    ],
 )
 def test_half_a_state_file_is_none(text):
     with pytest.raises(mps.UnreadableState):

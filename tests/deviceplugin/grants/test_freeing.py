@@ -95,7 +95,7 @@ def restored(rig) -> Callable[[dict], None]:
     """
 
     def restore(pod: dict) -> None:
-        without = {name: None for name in pod["metadata"]["annotations"]}
+        without = dict.fromkeys(pod["metadata"]["annotations"])
         changes = {"metadata": {"annotations": without}, "spec": {"nodeName": None}, "status": {"phase": "Pending"}}
         rig.api.edit(f"{PODS_HERE}/{pod['metadata']['name']}", **changes)
 
