@@ -1,6 +1,5 @@
 """Creates and connects the parts of the device plugin, and starts and stops them in order."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from deviceplugin.publish.inventory import NodePublisher
 from deviceplugin.publish.marking import Marker
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from deviceplugin.sources.containers import Containers, RuntimeUnavailable
-from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable
+from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable, SharedCall
 from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger("deviceplugin.agent")  # the name of this logger in the documents
@@ -94,7 +93,7 @@ class NodeAgent:
         self._devices = devices
         self._access = settings.access
         self._restored = False
-        self._adopting = threading.Lock()
+        self._adoption = SharedCall(self._try_adopt, clock)
         self._adopted = False
         self._write_problem = ""
         self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
@@ -300,7 +299,7 @@ class NodeAgent:
     def _maintain_grants(self) -> None:
         self.grants.restore_files()
         self._report_unwritable()
-        self._releaser.sweep(complete=self._adopt_running_containers())
+        self._releaser.sweep(complete=not self._adopt_running_containers())
 
     def _report_unwritable(self) -> None:
         cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
@@ -321,26 +320,38 @@ class NodeAgent:
             )
         self._inventory.reconcile_now()
 
-    def _adopt_running_containers(self) -> bool:
+    def _adopt_running_containers(self, seconds: float | None = None) -> str:
         """Once after the start: restore lost grants, and write marks that an earlier process did not write.
 
-        Returns whether each running container has a grant, except those whose assignment cannot be read. May take
-        seconds if the runtime is slow.
+        seconds: how long to wait for another thread's attempt, in which this call joins. An own attempt takes up to
+            `ADOPTION_SECONDS` if the runtime is slow.
+
+        Returns why running containers may have no grant yet, "" if each has one, except those whose assignment cannot
+        be read.
         """
-        with self._adopting:
-            if self._adopted or not self.pods.synced:
-                return self._adopted
-            try:
-                self._adopt_missing_grants()
-            except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
-                _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
-                return False
-            granted = {grant.pod_uid for grant in self.grants.all()}
-            for pod in self.pods.all():
-                if pod.uid in granted:
-                    self._marker.mark(pod)
-            self._adopted = True
-            return True
+        if self._adopted:
+            return ""
+        try:
+            return self._adoption.get(seconds, joins=True)
+        except TimeoutError:
+            return f"the container runtime at {self._settings.cri_socket}, or the disk, has not answered in time"
+
+    def _try_adopt(self) -> str:
+        if self._adopted:
+            return ""
+        if not self.pods.synced:
+            return "the API server has not listed the pods of this node yet"
+        try:
+            self._adopt_missing_grants()
+        except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
+            _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
+            return str(error)
+        granted = {grant.pod_uid for grant in self.grants.all()}
+        for pod in self.pods.all():
+            if pod.uid in granted:
+                self._marker.mark(pod)
+        self._adopted = True
+        return ""
 
     def _adopt_missing_grants(self) -> None:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()

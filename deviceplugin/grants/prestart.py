@@ -41,6 +41,7 @@ from deviceplugin.grants.grants import (
 )
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
+from deviceplugin.sources.containers import ADOPTION_SECONDS, LIVE_SECONDS
 from deviceplugin.sources.kubelet import (
     CheckpointContainer,
     Holders,
@@ -52,6 +53,7 @@ from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
+_CALL_SECONDS = 28.0  # of one call, of the kubelet's 30: what may take longer than the rest is not begun
 _CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within a second or two
 _CONFLICT_PAUSE = 0.1
 _ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
@@ -176,7 +178,8 @@ class PreStart:
 
     release: releases the grants of those of these pods that have ended.
     has_adopted: whether each running container has a grant.
-    adopt: adds the missing grants of running containers; returns `has_adopted`.
+    adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
+        attempt of another thread for the given seconds at most.
     on_granted: called with the pod of each grant.
     """
 
@@ -193,7 +196,7 @@ class PreStart:
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
         has_adopted: Callable[[], bool],
-        adopt: Callable[[], bool],
+        adopt: Callable[[float], str],
         on_granted: Callable[[NodePod], None],
         start_on_sick_cards: bool = False,
         clock: Clock = SYSTEM,
@@ -221,6 +224,7 @@ class PreStart:
         pod whose containers never start takes the card.
         """
         started = self._clock.now()
+        deadline = started + _CALL_SECONDS
         try:
             container, uid = identify(slots, self._kubelet.holders(), self._name_of)
         except KubeletUnavailable as error:
@@ -247,8 +251,9 @@ class PreStart:
             grant = self._mps.wait(grant, self._try_reserve_wait, self._waiting.release, is_active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
-            self._check_adopted(grant)
-            added = self._add_or_wait(grant, {card.uuid: card.memory for card in hardware.cards.values()}, is_active)
+            self._check_adopted(grant, deadline)
+            totals = {card.uuid: card.memory for card in hardware.cards.values()}
+            added = self._add_or_wait(grant, totals, deadline, is_active)
             self._mps.confirm(grant)  # waiting for the card may have taken seconds
             if not is_active():
                 self._grants.undo_add(added)
@@ -314,37 +319,41 @@ class PreStart:
                     "recovered, or delete the pod, so that it is placed again"
                 )
 
-    def _check_adopted(self, grant: Grant) -> None:
+    def _check_adopted(self, grant: Grant, deadline: float) -> None:
         """Raises StartRefused where a running container may have no grant yet, so that its card would count as free.
 
         A pod that has a grant takes nothing more: its containers restart also while the API server is away.
         """
         if self._has_adopted() or self._grants.grants_of_pod(grant.pod_uid):
             return
-        adopted = False
-        if self._try_reserve_wait():
+        problem = "other containers wait for it already"
+        seconds = deadline - self._clock.now()
+        if seconds < ADOPTION_SECONDS:
+            problem = "no time is left in this call"
+        elif self._try_reserve_wait():
             try:
-                adopted = self._adopt()
+                problem = self._adopt(seconds)
             finally:
                 self._waiting.release()
-        if not adopted:
+        if problem:
             raise StartRefused(
                 f"pod {grant.pod}: the device plugin has just started, and does not know yet which cards the running "
-                "containers use; the kubelet tries again"
+                f"containers use: {problem}; the kubelet tries again"
             )
 
-    def _add_or_wait(self, grant: Grant, totals: dict[str, int], is_active: IsActive) -> AddedGrant:
+    def _add_or_wait(self, grant: Grant, totals: Mapping[str, int], deadline: float, is_active: IsActive) -> AddedGrant:
         outcome = self._try_add(grant, totals, is_active)
-        if not isinstance(outcome, AddedGrant) and self._try_reserve_wait():
+        latest = min(self._clock.now() + _CONFLICT_SECONDS, deadline - LIVE_SECONDS)
+        if not isinstance(outcome, AddedGrant) and self._clock.now() <= latest and self._try_reserve_wait():
             try:
-                outcome = self._wait_until_free(outcome, grant, totals, is_active)
+                outcome = self._wait_until_free(outcome, grant, totals, latest, is_active)
             finally:
                 self._waiting.release()
         if not isinstance(outcome, AddedGrant):
             raise StartRefused(str(outcome))
         return outcome
 
-    def _try_add(self, grant: Grant, totals: dict[str, int], is_active: IsActive) -> AddedGrant | GrantConflict:
+    def _try_add(self, grant: Grant, totals: Mapping[str, int], is_active: IsActive) -> AddedGrant | GrantConflict:
         if not is_active():
             raise StartRefused(_ABANDONED)
         return self._grants.add(grant, totals)
@@ -354,14 +363,16 @@ class PreStart:
         return self._waiting.acquire(blocking=False)
 
     def _wait_until_free(
-        self, conflict: GrantConflict, grant: Grant, totals: dict[str, int], is_active: IsActive
+        self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], latest: float, is_active: IsActive
     ) -> AddedGrant | GrantConflict:
-        """Wait until the card or device is free: mostly its holder has ended, and the runtime was not asked yet."""
-        deadline = self._clock.now() + _CONFLICT_SECONDS
+        """Wait until the card or device is free: mostly its holder has ended, and the runtime was not asked yet.
+
+        latest: the time after which the runtime is not asked again.
+        """
         while True:
             self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
             outcome = self._try_add(grant, totals, is_active)
-            if isinstance(outcome, AddedGrant) or self._clock.now() >= deadline:
+            if isinstance(outcome, AddedGrant) or self._clock.now() >= latest:
                 return outcome
             conflict = outcome
             self._clock.sleep(_CONFLICT_PAUSE)

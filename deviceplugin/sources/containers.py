@@ -18,6 +18,8 @@ from deviceplugin.sources.calls import Caller, CallFailed
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"
 _TIMEOUT = 5.0
+LIVE_SECONDS = 2 * _TIMEOUT  # `live_containers` takes no longer
+ADOPTION_SECONDS = LIVE_SECONDS + _TIMEOUT  # nor do `sandboxes` and `live_containers` together
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 

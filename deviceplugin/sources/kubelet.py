@@ -148,7 +148,7 @@ class Kubelet:
 
 
 class SharedCall(Generic[T]):
-    """Runs `call` for many threads at once: each gets the result or exception of a run that began after its `get`."""
+    """Runs `call` for many threads at once, in the thread of one of them; all get its result or exception."""
 
     def __init__(self, call: Callable[[], T], clock: Clock = SYSTEM) -> None:
         self._call = call
@@ -160,12 +160,18 @@ class SharedCall(Generic[T]):
         self._return_value: T | None = None
         self._error: BaseException | None = None
 
-    def get(self) -> T:
+    def get(self, seconds: float | None = None, *, joins: bool = False) -> T:
+        """The outcome of a run that began after this call; if it `joins`, of the run that is under way, if any.
+
+        seconds: how long to wait for a run in another thread. Raises TimeoutError when it is over.
+        """
         with self._changed:
-            run = self._started_runs + 1
-            self._clock.wait_for(self._changed, lambda: self._finished_runs >= run or not self._running, None)
+            run = self._started_runs + (0 if joins and self._running else 1)
+            self._clock.wait_for(self._changed, lambda: self._finished_runs >= run or not self._running, seconds)
             if self._finished_runs >= run:
                 return self._outcome()
+            if self._running:
+                raise TimeoutError
             self._running = True
             self._started_runs += 1
         return_value, failure = None, None

@@ -2,7 +2,9 @@
 
 import copy
 import os
+import queue
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -12,7 +14,9 @@ from cardwise.core.api import names
 from deviceplugin import __main__ as command
 from deviceplugin.grants.access import Access
 from deviceplugin.publish import metrics
-from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, refusal, told_of
+from deviceplugin.sources.containers import RuntimeUnavailable
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, refusal, refused, told_of
+from tests.deviceplugin.fakenode import PATIENCE
 
 BEYOND_UTF8 = r'{"v":1,"containers":{"0":[[0,"GPU-\ud800",5,0,10]]}}'
 BEYOND_INTEGERS = f'{{"v":1,"containers":{{"0":[[{2**70},"GPU-n1-0",5,0,10]]}}}}'
@@ -173,6 +177,59 @@ def test_while_the_runtime_does_not_answer_no_pod_starts_that_has_no_grant_yet(r
     assert "default/new: the device plugin has just started, and does not know yet" in problem
     rig.runtime.silent = False
     rig.run(rig.bind("later", [(1, 1000)]))
+
+
+class Hang:
+    """The runtime lists no sandbox for `seconds`, then the call fails."""
+
+    def __init__(self, rig, seconds: float) -> None:
+        self.calls = 0
+        self._rig, self._seconds = rig, seconds
+        rig.agent._containers.sandboxes = self
+
+    def __call__(self):
+        self.calls += 1
+        self._rig.clock.sleep(self._seconds)
+        raise RuntimeUnavailable("ListPodSandbox at cri.sock: DEADLINE_EXCEEDED")
+
+
+@pytest.fixture
+def slots(rig, monkeypatch) -> list[str]:
+    """Of eight containers that are to start right after the plugin has."""
+    rig.stop()
+    rig.access = Access.CDI
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(rig, "settle", lambda: None)
+        rig.start()
+    slots = [rig.kubelet.admit(rig.bind(f"p{number}", [(1, 100)]), "main") for number in range(8)]
+    rig.see()
+    return slots
+
+
+def test_starts_share_one_attempt_to_compare_while_the_runtime_hangs(rig, slots):
+    """Each made an attempt after all others: the eighth had waited 40 s, and the kubelet waits 30."""
+    hang = Hang(rig, 5.0)
+    with ThreadPoolExecutor(len(slots)) as threads:
+        starts = [threads.submit(refused, lambda slot=slot: rig.kubelet.pre_start(slot)) for slot in slots]
+        rig.clock.until_waiting(len(slots))
+        rig.clock.advance(5.0)
+        problems = [start.result(PATIENCE) for start in starts]
+    assert hang.calls == 1
+    assert all("ListPodSandbox at cri.sock: DEADLINE_EXCEEDED" in problem for problem in problems)
+
+
+def test_a_start_does_not_wait_for_an_attempt_longer_than_the_kubelet_for_the_start(rig, slots):
+    Hang(rig, 100.0)
+    problems: queue.Queue[str] = queue.Queue()
+    with ThreadPoolExecutor(len(slots)) as threads:
+        for slot in slots:
+            threads.submit(lambda slot=slot: problems.put(refused(lambda: rig.kubelet.pre_start(slot))))
+        rig.clock.until_waiting(len(slots))
+        rig.clock.advance(29.0)
+        for _ in slots[1:]:
+            assert "or the disk, has not answered in time" in problems.get(timeout=PATIENCE)
+        rig.clock.advance(71.0)
+    assert "DEADLINE_EXCEEDED" in problems.get(timeout=PATIENCE)
 
 
 def test_running_containers_are_compared_with_the_grants_once_the_runtime_answers(rig):
