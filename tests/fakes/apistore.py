@@ -34,6 +34,7 @@ class Store:
         self.compacted = 0
         self.objects: dict[Key, Json] = {}
         self.log: list[Entry] = []
+        self.written: set[str] = set()  # collections that have had an event
         self.numbers = itertools.count(1)
         self._snapshots: dict[str, tuple[int, list[Json]]] = {}
 
@@ -109,4 +110,5 @@ class Store:
     def _append(self, key: Key, now: Json | None) -> None:
         self.revision += 1
         self.log.append(Entry(self.revision, key, self.objects.get(key), now))
+        self.written.add(key[0])
         self.changed.notify_all()

@@ -138,8 +138,9 @@ class Watch:
         return self._watches.held.get(self.collection, revision) if self.lags else revision
 
     def _tells_where(self) -> bool:
-        """Whether there may be a bookmark now."""
-        return self._bookmarks and not self._silent() and self._seen <= self._visible()
+        """Whether there may be a bookmark now. There is none of a kind that had no event since the server started."""
+        quiet = self.collection not in self._store.written
+        return self._bookmarks and not quiet and not self._silent() and self._seen <= self._visible()
 
     def _due(self) -> bool:
         return bool(self.then) and self._told >= self.events

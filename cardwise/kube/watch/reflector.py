@@ -73,9 +73,10 @@ class WatchPace:
     """How long a reflector watches and pauses, in seconds.
 
     watch_min, watch_max: a watch lasts a random time between them.
-    silence: a watch that sends nothing for so long is lost. The API server mostly sends a bookmark each minute. If
-        nothing came since it was opened, the reflector lists again: an API server whose etcd was restored from a backup
-        accepts a watch from a version that it does not have yet, and waits (kubernetes#107457).
+    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark each minute, except of
+        kinds without events since it started. If nothing came since the watch was opened, the reflector lists again:
+        an API server whose etcd was restored from a backup accepts a watch from a version that it does not have yet,
+        and waits (kubernetes#107457).
     backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents, of
     which each node has one.
     """
@@ -224,9 +225,12 @@ class Reflector(Generic[T]):
                     delay = backoff.next()
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
-                self.errors += 1
-                self._outage.mark_failed(self._disconnected_at)
-                self._log.warning("the watch went silent, connecting again", error=str(error))
+                if self._version:
+                    self.errors += 1
+                    self._outage.mark_failed(self._disconnected_at)
+                    self._log.warning("the watch went silent, connecting again", error=str(error))
+                else:  # it never sent anything, as of a kind without events: the list is an error if it fails
+                    self._log.debug("the watch sent nothing, listing again", error=str(error))
             except errors.Gone as error:
                 self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
                 self._version = ""

@@ -308,8 +308,8 @@ def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiSe
     assert reflector.handler_errors == 0
 
 
-def test_a_watch_that_goes_silent_is_replaced_after_100_seconds(api: ApiServer, clock, following):
-    """The API server sends a bookmark each minute, so no watch of a living one is silent for so long."""
+def test_a_watch_that_sends_nothing_is_replaced_after_100_seconds(api: ApiServer, clock, following):
+    """The API server sends a bookmark each minute, unless the kind has had no event."""
     api.fault(Fault(then="silence"), "watch")
     reflector, handler = following()
     put(api, "a", size=1)
@@ -317,10 +317,34 @@ def test_a_watch_that_goes_silent_is_replaced_after_100_seconds(api: ApiServer, 
     clock.until_waiting()
     assert (reflector.errors, reflector.staleness_seconds(), reflector.disconnected_seconds()) == (0, 99, 0)
     clock.advance(1)
-    clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
-    assert clock.now() == 1100, "it paused before it connected again"
+    clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
+    assert clock.now() == 1100, "it paused before it listed again"
     assert handler.values == truth(api)
     assert reflector.disconnected_seconds() == 0
+
+
+@pytest.mark.parametrize("api_answers", [True, False])
+def test_a_kind_without_events_is_an_error_only_if_the_list_fails(
+    api: ApiServer, clock, following, api_answers, capsys
+):
+    reflector, _ = following()
+    clock.advance(99)
+    clock.until_waiting()
+    if not api_answers:
+        api.fault(Fault(status=500), "list")
+    clock.advance(1)
+    clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
+    assert reflector.errors == (0 if api_answers else 1)
+    assert ("[warning" in capsys.readouterr().out) is not api_answers
+
+
+def test_a_watch_that_goes_silent_after_an_event_is_an_error(api: ApiServer, clock, following):
+    api.fault(Fault(events=1, then="silence"), "watch")
+    reflector, _ = following()
+    put(api, "a", size=1)
+    clock.until_waiting()
+    clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
+    assert (round(clock.now()), reflector.relists) == (1100, 1)
 
 
 def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, clock, following):
