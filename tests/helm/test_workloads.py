@@ -483,6 +483,13 @@ def test_a_quota_admits_our_pods_of_system_priority_where_the_cluster_limits_the
     assert named == set(scope["values"]) == {"system-cluster-critical", "system-node-critical"}
 
 
+@pytest.mark.parametrize("sets", [(), OFF])
+def test_probe_pods_have_a_class_that_preempts_no_pod(render: Render, sets: tuple[str, ...]) -> None:
+    found = one(render(*sets), "PriorityClass", names.PROBE_PRIORITY_CLASS)
+    assert (found["preemptionPolicy"], found.get("globalDefault", False)) == ("Never", False)
+    assert found["value"] < -10, "from there on a cluster autoscaler adds nodes"
+
+
 def test_each_part_s_priority_class_is_a_value(render: Render) -> None:
     for mode in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3", "mps.enabled=true")):
         parts = ("webhook", "extender", "deviceplugin", "mps", "scheduler")

@@ -2,8 +2,10 @@
 
 The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
 by a dry run in that namespace; what it has made of the pod, and nothing that others have, is created in Cardwise's own,
-where no team's quota counts it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by
-force: after a normal deletion its card is free at once, after a forced one only half a minute later.
+where no team's quota counts it, and with the chart's PriorityClass for probes: the lowest priority, and no preemption.
+A pod that names none has the cluster's default, which may be above that of users' pods. The probe's image is never
+pulled, so nothing runs. It is deleted in any case, and not by force: after a normal deletion its card is free at once,
+after a forced one only half a minute later.
 """
 
 import secrets
@@ -57,14 +59,16 @@ def probe(
         made = client.create(paths.pods(installed), _moved(admitted, installed))
         yield from _placed(client, made, clock, wire, renew)
     except errors.Forbidden as error:
-        # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
-        yield Finding(
-            "probe",
-            Severity.NOTE,
-            f"the probe pod was refused: {error.message}",
+        # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
+        remedy = (
             f"have the right to create pods in {installed} and, by a dry run, in {namespace}, name another namespace "
-            "with -n, or leave the probe out with --no-probe",
+            "with -n, or leave the probe out with --no-probe"
         )
+        if f"no PriorityClass with name {names.PROBE_PRIORITY_CLASS}" in error.message:
+            remedy = (
+                "upgrade the chart, which makes that PriorityClass: without it the probe might preempt a user's pod"
+            )
+        yield Finding("probe", Severity.NOTE, f"the probe pod was refused: {error.message}", remedy)
     except errors.KubeError as error:
         pods = repairs.get_pods(installed, "webhook")
         remedy = f"see that the webhook runs ({pods}), and that the API server reaches its Service or URL"
@@ -125,6 +129,7 @@ def _moved(pod: Json, namespace: str) -> Json:
     }
     containers = [container | {"resources": asked}]
     placing = {key: spec[key] for key in ("schedulerName", "tolerations") if key in spec}
+    placing["priorityClassName"] = names.PROBE_PRIORITY_CLASS
     return own | {"metadata": metadata, "spec": own["spec"] | placing | {"containers": containers}}
 
 

@@ -137,6 +137,7 @@ LATE_CONFIGURATION: Final = f"{LATE}{WEBHOOK_CONFIGURATION}"
 SCHEDULER: Final = "cardwise-scheduler"  # Deployment of scheduler.mode=own; scheduler.name if nobody sets another
 SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on it: scheduler.name
 FORMER_CONFIG: Final = "cardwise-former-config"  # annotation: scheduler.mode=kubeadm has changed this kube-scheduler
+PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only try whether they get a card
 LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
 WORKLOAD_ASKS: Final = "workload.json"  # its key for that

@@ -777,6 +777,15 @@ def unschedulable(message: str) -> Json:
 ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276)),)}), assume_time_ns=1)
 
 
+def test_without_its_priority_class_no_probe_is_sent():
+    probed = Probed({})
+    text = f'pods "x" is forbidden: no PriorityClass with name {names.PROBE_PRIORITY_CLASS} was found'
+    probed.api.fault(Fault(status=403, message=text), "create", f"*/{names.NAMESPACE}/pods", times=math.inf)
+    _, found = probed.probe()
+    assert (found.check, found.level) == ("probe", Severity.NOTE)
+    assert found.remedy.startswith("upgrade the chart, which makes that PriorityClass")
+
+
 @pytest.mark.parametrize(
     ("after", "level", "text"),
     [

@@ -232,8 +232,8 @@ def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwi
     assert (container["image"], container["resources"]["limits"][names.SHARE]) == ("cardwise-doctor-probe", "1")
     assert not {"command", "env"} & container.keys()
     assert container["resources"] == {"limits": {names.GPU_MEM: "1Mi", names.SHARE: "1"}, "requests": {}}
-    added_fields = {"initContainers", "volumes", "nodeName", "priorityClassName", "hostNetwork", "serviceAccountName"}
-    assert not added_fields & spec.keys()
+    assert not {"initContainers", "volumes", "nodeName", "hostNetwork", "serviceAccountName"} & spec.keys()
+    assert spec["priorityClassName"] == names.PROBE_PRIORITY_CLASS, "it preempts no pod, whatever the default class is"
     assert spec["schedulerName"] == names.SCHEDULER
     assert set(created["metadata"]) <= {
         "name",

@@ -16,7 +16,7 @@ from tests.cluster.cards import card_uuid
 from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.processes import PATIENCE
 from tests.integration.commands import cardwise
-from tests.integration.sharing import Space, assigned, deployment, inspect, workload
+from tests.integration.sharing import Space, assigned, deployment, inspect, prioritize, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order]
 
@@ -55,6 +55,22 @@ def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster
     gone = lambda: "cardwise-doctor" not in str(cluster.api.get(paths.pods()))  # noqa: E731
     space.wait(gone, "its kubelet has ended the probe")
     space.wait(lambda: "cardwise-doctor" not in str(inspect(cluster)), "its share is free")
+
+
+def test_the_probe_preempts_no_pod(cluster: Cluster, space: Space):
+    """Without a class of its own the probe has priority 0, or the priority that the cluster gives by default."""
+    (node,) = space.nodes()
+    prioritize(cluster, {"below-all": -5})
+    cards = [index for of_node, index in inspect(cluster) if of_node == node]
+    names_of = [f"low-{index}" for index in cards]
+    for name in names_of:
+        space.create(workload(name, gpu_count=1, spec={"priorityClassName": "below-all"}))
+    space.running(*names_of)
+    before = {pod["metadata"]["uid"] for pod in space.pods()}
+    said = process(cluster, "cardwise", "doctor").stdout
+    assert "which has no room now" in said or "no card is free" in said, said
+    assert {pod["metadata"]["uid"] for pod in space.pods()} == before
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in space.pods())
 
 
 def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(cluster: Cluster, space: Space):
