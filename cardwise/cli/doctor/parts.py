@@ -287,8 +287,12 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if "nodes" not in facts.unread:
         yield from _slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
     number = "1 card or device" if len(facts.cards) == 1 else f"{len(facts.cards)} cards and devices"
-    text = f"{number} on {wording.count(len(with_cards), 'node')}, {usable} usable"
-    if usable:
+    closed = {name for name in with_cards if name not in by_name or nodestates.closed(by_name[name])}
+    withheld = {card["spec"]["uuid"] for card in (*sick, *cordoned)}
+    if "nodes" not in facts.unread:  # of a node that takes no pods another finding tells
+        withheld |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in closed}
+    if usable := len(facts.cards) - len(withheld):
+        text = f"{number} on {wording.count(len(with_cards), 'node')}, {usable} usable"
         yield Finding("cards", Severity.OK, text)
 
 

@@ -1049,3 +1049,10 @@ def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command
     assert one.remedy == "if none runs any more: cardwise uncordon n1/0"
     cordon["at"] = "2026-11-21T11:45:00Z"
     assert troubles(sound) == []
+
+
+@pytest.mark.parametrize("change", [{"spec": {"unschedulable": True}}, {"metadata": {"name": "other"}}])
+def test_cards_of_a_node_that_takes_no_pods_are_not_called_usable(sound, change):
+    sound.nodes[0] |= change
+    said = [one.text for one in checks.judge(sound) if one.check == "cards"]
+    assert not any("usable" in text for text in said), said
