@@ -19,17 +19,22 @@ _TAINTS: Final[Mapping[str, str]] = {
     f"{_DOMAIN}not-ready": NOT_READY,
     f"{_DOMAIN}unreachable": "NotReady (its kubelet does not report)",
     f"{_DOMAIN}unschedulable": CORDONED,
-    f"{_DOMAIN}memory-pressure": "MemoryPressure",
-    f"{_DOMAIN}disk-pressure": "DiskPressure",
-    f"{_DOMAIN}pid-pressure": "PIDPressure",
-    f"{_DOMAIN}network-unavailable": "NetworkUnavailable",
+    f"{_DOMAIN}memory-pressure": "under MemoryPressure",
+    f"{_DOMAIN}disk-pressure": "under DiskPressure",
+    f"{_DOMAIN}pid-pressure": "under PIDPressure",
+    f"{_DOMAIN}network-unavailable": "without network (NetworkUnavailable)",
     f"{_DOMAIN}out-of-service": "out of service",
     "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by its cloud provider",
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
 _FROM_CACHE: Final = {"resourceVersion": "0"}
 _MANY: Final = 32  # nodes from which on one request for all is less than one for each
-_PRESSURES: Final = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+_PRESSURES: Final = {  # by the type of a node's condition
+    "MemoryPressure": _TAINTS[f"{_DOMAIN}memory-pressure"],
+    "DiskPressure": _TAINTS[f"{_DOMAIN}disk-pressure"],
+    "PIDPressure": _TAINTS[f"{_DOMAIN}pid-pressure"],
+    "NetworkUnavailable": _TAINTS[f"{_DOMAIN}network-unavailable"],
+}
 
 
 def of_taint(key: str) -> str:
@@ -47,7 +52,7 @@ def closed(node: Json) -> str:
         elif kind == "Ready" and status != "True":
             states.append(NOT_READY)
         elif kind in _PRESSURES and status == "True":
-            states.append(kind)
+            states.append(_PRESSURES[kind])
     taints = [one["key"] for one in spec.get("taints") or () if one.get("effect") in HARD]
     states += [state for state in map(of_taint, taints) if state and not (state == NOT_READY and states)]
     if spec.get("unschedulable"):

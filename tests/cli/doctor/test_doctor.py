@@ -63,7 +63,7 @@ def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
     [
         ({"spec": {"unschedulable": True}}, "node n1 takes no new pods: cordoned"),
         ({"conditions": [{"type": "Ready", "status": "False"}]}, "node n1 takes no new pods: NotReady"),
-        ({"conditions": [{"type": "DiskPressure", "status": "True"}]}, "node n1 takes no new pods: DiskPressure"),
+        ({"conditions": [{"type": "DiskPressure", "status": "True"}]}, "node n1 takes no new pods: under DiskPressure"),
     ],
 )
 def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):

@@ -251,6 +251,8 @@ def spec_of(cell: WorkloadCell) -> Json:
             return {"paused": True}
         case _, "halted" | "queued":
             return {"suspend": True}
+        case _, "elsewhere":
+            return {"managedBy": "kueue.x-k8s.io/multikueue"}
         case "cronjob", _:
             return {"schedule": "0 3 * * *", "timeZone": "Europe/Zurich"}
     return {}
@@ -260,6 +262,8 @@ def said_of_workload(cell: WorkloadCell) -> str:
     metadata: Json = {"name": "w", "namespace": "team-a", "uid": "w"}
     if cell.kind == "replicaset":
         metadata["ownerReferences"] = [{"kind": "Deployment", "name": "d", "uid": "d", "controller": True}]
+    if cell.state == "deleted":
+        metadata |= {"deletionTimestamp": DELETED, "finalizers": ["foregroundDeletion"]}
     if cell.state == "queued":
         metadata["labels"] = {"kueue.x-k8s.io/queue-name": "q"}
     status: Json = {"conditions": [ENDS[cell.state]]} if cell.state in ENDS else {}
@@ -352,3 +356,20 @@ def test_what_is_said_in_each_cell_is_what_the_table_says(kind, row):
     several = {name for name in PAGE[kind]["dimensions"] if len({getattr(cell, name) for cell in of_row}) > 1}
     asked = {dimension for cell in of_row for name in row["says"] for dimension in dimensions_of(name, cell)}
     assert set(row["no matter"]) == several - asked
+
+
+# States beside the table, each with a change of a cell's objects.
+
+
+def said_of_changed(cell: PodCell, **fields: Json) -> str:
+    """What is said of the cell's pod with these fields changed: of its metadata, spec or status."""
+    objects = objects_of(cell)
+    for name, change in fields.items():
+        objects["pods"][0][name] |= change
+    return said(json.dumps(objects))
+
+
+def test_a_node_s_pressure_is_a_state_in_words():
+    objects = objects_of(PodCell("Pending", "waiting", "Ready", "none", "up"))
+    objects["nodes"][0] |= {"spec": {"taints": taint("disk-pressure", "NoSchedule")}}
+    assert "Node n1 takes no new pods: it is under DiskPressure.\n" in said(json.dumps(objects))
