@@ -147,7 +147,8 @@ def _elsewhere(pod: Json, away: Sequence[NodeView], around: Around) -> Iterator[
     closed = holdups.kept_away_by_state(pod, free, around)
     for name, state in list(closed.items())[:_FEW]:
         yield f"node {name} were not {state} ({nodestates.remedy(state, name)}): what it asks for is free there"
-    free = [name for name in free if name not in closed]
+    # What a node's state keeps away as well would not run there for another selector alone.
+    free = [name for name in free if name not in holdups.closed_nodes(pod, free, around)]
     if free:
         why = holdups.kept_away_by(pod, free, around)
         yield f"it did not keep away from {wording.few(free, _FEW, 'node')} by {why}: what it asks for is free there"

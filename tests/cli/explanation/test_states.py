@@ -369,6 +369,14 @@ def said_of_changed(cell: PodCell, **fields: Json) -> str:
     return said(json.dumps(objects))
 
 
+def test_what_two_things_keep_away_does_not_run_without_the_first():
+    cell = PodCell("Pending", "waiting", "NotReady", "none", "up")
+    text = said_of_changed(cell, spec={"nodeSelector": {"zone": "a"}})
+    assert "It keeps away from every node with cards by its nodeSelector (zone=a)." in text
+    assert "takes no new pods: it is NotReady" in text
+    assert "It would run if" not in text
+
+
 def test_a_node_s_pressure_is_a_state_in_words():
     objects = objects_of(PodCell("Pending", "waiting", "Ready", "none", "up"))
     objects["nodes"][0] |= {"spec": {"taints": taint("disk-pressure", "NoSchedule")}}
