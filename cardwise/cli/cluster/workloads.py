@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
 from cardwise.cli.cluster import podevents
 from cardwise.core.api import names
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
@@ -30,6 +32,7 @@ KINDS: Final = (POD, *_PATHS)
 _REMAKING: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _CONTROLLERS: Final = (*_REMAKING, "DaemonSet")
 _ENDING: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
+_FEW: Final = 5  # finalizers that a line names
 _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
 
 
@@ -222,6 +225,19 @@ def scheduler_says(pod: Json) -> str:
     """Why kube-scheduler has not placed the pod; "" where it has said nothing."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((c["message"] for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), "")
+
+
+def deleted_at(metadata: Json) -> str:
+    """When somebody deleted the object. Its deletionTimestamp is later: the end of its grace period."""
+    end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
+    return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def kept_by_finalizers(metadata: Json) -> str:
+    """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
+    finalizers = metadata.get("finalizers") or ()
+    some = wording.few([*map(quote_unless_name, finalizers)], _FEW)
+    return f", and is there as long as it has the finalizers {some}" if finalizers else ""
 
 
 def state(pod: Json) -> str:

@@ -14,6 +14,7 @@ from cardwise.core.values.wording import quote_unless_name
 
 _FEW: Final = 5
 _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
+_JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # Kubernetes' own
 _UNWIRED: Final = (
     "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
     "kube-scheduler may not ask the extender: your administrator runs `cardwise doctor`, which tries that with a pod"
@@ -22,6 +23,10 @@ _UNWIRED: Final = (
 
 def of_workload(made: Made) -> list[str]:
     """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
+    if made.obj["metadata"].get("deletionTimestamp"):
+        metadata = made.obj["metadata"]
+        since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
+        return [f"It is being deleted (since {since}){kept}: no more pods are made."]
     lines = [*_stopped(made)]
     running = sum(workloads.state(pod) != "ended" for pod in made.pods)
     wanted = _wanted(made)
@@ -98,6 +103,9 @@ def _stopped(made: Made) -> Iterator[str]:
 
 def _of_job(job: Json) -> Iterator[str]:
     spec = job.get("spec") or {}
+    if (manager := spec.get("managedBy") or _JOB_CONTROLLER) != _JOB_CONTROLLER:
+        who = quote_unless_name(manager)
+        yield f"It is left to the controller {who} (spec.managedBy), which may make pods elsewhere."
     if spec.get("suspend"):
         namespace = job["metadata"]["namespace"]
         if _KUEUE in labels_of(job):

@@ -4,7 +4,6 @@ It asks the engine that the extender asks, under the policy that is in force for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import nodestates, published, snapshots, workloads
@@ -30,7 +29,6 @@ _STARTING = ("ContainerCreating", "PodInitializing")
 _NOT_ADMITTED = "UnexpectedAdmissionError"  # of the kubelet, where a device plugin does not give what a pod needs
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _ABOUT_DEVICES = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
-_FEW = 5  # finalizers that a line names
 _FEW_NODES = 10  # on which the pod fits
 _MOST_MODEL = 80  # bytes
 _UNTOLD = wire.ExtendedResourceStatus()
@@ -93,26 +91,17 @@ def _ends(pod: Json, around: Around) -> list[str]:
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
-    since = _deleted_at(metadata)
-    finalizers = metadata.get("finalizers") or ()
+    since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
     if not node:
-        some = wording.few([*map(quote_unless_name, finalizers)], _FEW)
-        kept = f", and is there as long as it has the finalizers {some}" if finalizers else ""
         return [f"It is being deleted (since {since}) and is not placed any more{kept}."]
     free = f": {what} is free once its containers have ended" if (what := _what_it_holds(pod)) else ""
-    lines = [f"It is being deleted (since {since}){free}."]
+    lines = [f"It is being deleted (since {since}){kept}{free}."]
     if any(nodestates.NOT_READY in one for one in holdups.state_of_node(pod, around)):
         lines.append(
             f"Node {node} does not report that its containers have ended: the pod stays until the node is back, or is "
             "deleted."
         )
     return lines
-
-
-def _deleted_at(metadata: Json) -> str:
-    """When somebody deleted the pod. Its deletionTimestamp is later: the end of its grace period."""
-    end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
-    return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _what_it_holds(pod: Json) -> str:

@@ -377,6 +377,16 @@ def test_what_two_things_keep_away_does_not_run_without_the_first():
     assert "It would run if" not in text
 
 
+def test_a_placed_pod_that_is_deleted_is_there_as_long_as_it_has_finalizers():
+    text = said_of_changed(
+        PodCell("Ending", "granted", "Ready", "Job", "up"), metadata={"finalizers": ["example.com/keep"]}
+    )
+    assert (
+        "It is being deleted (since 2026-06-01T00:59:30Z), and is there as long as it has the finalizers "
+        "example.com/keep: what it holds is free once its containers have ended.\n"
+    ) in text
+
+
 def test_a_node_s_pressure_is_a_state_in_words():
     objects = objects_of(PodCell("Pending", "waiting", "Ready", "none", "up"))
     objects["nodes"][0] |= {"spec": {"taints": taint("disk-pressure", "NoSchedule")}}
