@@ -32,6 +32,7 @@ KINDS: Final = (POD, *_PATHS)
 _REMAKING: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _CONTROLLERS: Final = (*_REMAKING, "DaemonSet")
 _ENDING: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
+_GATED: Final = "SchedulingGated"  # reason of a condition that the API server writes
 _FEW: Final = 5  # finalizers that a line names
 _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
 
@@ -222,9 +223,11 @@ def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Jso
 
 
 def scheduler_says(pod: Json) -> str:
-    """Why kube-scheduler has not placed the pod; "" where it has said nothing."""
+    """Why kube-scheduler has not placed the pod; "" where it has said nothing since the pod has no gates any more."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((c["message"] for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), "")
+    condition = next((one for one in conditions if one.get("type") == "PodScheduled" and one.get("message")), {})
+    was_gated = condition.get("reason") == _GATED and not (pod.get("spec") or {}).get("schedulingGates")
+    return "" if was_gated else str(condition.get("message") or "")
 
 
 def deleted_at(metadata: Json) -> str:

@@ -377,6 +377,13 @@ def test_what_two_things_keep_away_does_not_run_without_the_first():
     assert "It would run if" not in text
 
 
+def test_what_the_api_server_said_while_a_pod_had_gates_is_over_without_them():
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
+    text = said_of_changed(PodCell("Pending", "waiting", "Ready", "none", "up"), status={"conditions": [gated]})
+    assert "kube-scheduler says" not in text
+    assert "it waits for what kube-scheduler says above" not in text
+
+
 def test_a_placed_pod_that_is_deleted_is_there_as_long_as_it_has_finalizers():
     text = said_of_changed(
         PodCell("Ending", "granted", "Ready", "Job", "up"), metadata={"finalizers": ["example.com/keep"]}
