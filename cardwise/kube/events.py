@@ -16,7 +16,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.fairqueueing import FairQueueing
+from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 
 EventKind = Literal["Normal", "Warning"]
 
@@ -117,6 +117,7 @@ class EventRecorder:
         self._notes: dict[str, deque[_Note]] = {}  # by namespace
         self._queued = 0
         self._turns = FairQueueing()
+        self._used: RecentUse[str] = RecentUse(clock)  # seconds of writing, by namespace
         self._news = threading.Condition()
         self._seen: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
@@ -158,17 +159,18 @@ class EventRecorder:
 
     def _has_room(self, namespace: str) -> bool:
         """Whether an Event of the namespace may be queued. If the queue is full, the namespace with the most Events
-        loses its last one.
+        loses its last one, and of namespaces with equally many the one whose Events have taken most time lately.
         """
         if self._queued < self._capacity:
             return True
-        largest = max(self._notes, key=lambda name: len(self._notes[name]))
-        if len(self._notes[largest]) <= len(self._notes.get(namespace, ())) + 1:
-            return False
-        self._notes[largest].pop()
-        self._queued -= 1
-        self.dropped += 1
-        return True
+        larger = self._used.larger(namespace, self._notes)
+        for name in larger[:1]:
+            self._notes[name].pop()
+            if not self._notes[name]:
+                del self._notes[name]
+            self._queued -= 1
+            self.dropped += 1
+        return bool(larger)
 
     def _next(self) -> _Note | None:
         """Waits for one; None when all that had come before `stop` are written."""
@@ -178,7 +180,7 @@ class EventRecorder:
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             if not self._notes:
                 return None
-            namespace = self._turns.next()
+            namespace = self._turns.next(self._notes.__contains__)  # others have lost their Events
             note = self._notes[namespace].popleft()
             if self._notes[namespace]:
                 self._turns.wait(namespace)
@@ -200,7 +202,10 @@ class EventRecorder:
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
                 _log.exception("failed to write an Event", reason=note.reason, **_subject(note.regarding))
-            self._turns.took(note.namespace, self._clock.now() - began)
+            seconds = self._clock.now() - began
+            with self._news:
+                self._turns.took(note.namespace, seconds)
+                self._used.add(note.namespace, seconds)
 
     def _write(self, note: _Note) -> None:
         if not self._may(note.regarding):

@@ -6,18 +6,28 @@ next. An owner that was idle starts at the virtual time of the owner that was se
 
 Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B a hundred times, then A again: each gets
 half of the time.
+
+Where only so many may wait, `RecentUse` says which owner loses a place to a newcomer: the owner with the most places,
+and of owners with equally many the owner that has used most time lately. Example: 250 owners have one place each, and
+take it again at once when they have been served. An owner that comes now and then has used less than they have, so one
+of them loses its place.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sized
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from cardwise.clock import Clock
 
 _T = TypeVar("_T")
+_OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
 _LEAST = 0.02  # seconds that a write counts for at least: many short writes take an owner's time as well
 _MANY = 1000  # owners of which is remembered what they have used
+_HALF_LIFE = 30.0  # seconds after which time that was used counts half
+_MOST_HALVINGS = 64  # after which use is measured from a new start, far from the largest number
 
 
 class FairQueueing:
@@ -80,6 +90,43 @@ class FairQueueing:
         self._heap.clear()
         self._used.clear()
         self._now = 0.0
+
+
+class RecentUse(Generic[_OwnerT]):
+    """How much time each owner has used lately, for queues with a limit. Of `_MANY` owners and more, those that have
+    used least count as new.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._used: dict[_OwnerT, float] = {}  # seconds, as much as they would have to be at `_start` to count as much
+        self._start = clock.now()
+
+    def add(self, owner: _OwnerT, seconds: float) -> None:
+        """The owner has used so many seconds."""
+        halvings = (self._clock.now() - self._start) / _HALF_LIFE
+        if halvings > _MOST_HALVINGS or len(self._used) > 2 * _MANY:
+            self._start = self._clock.now()
+            most = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MANY]
+            decayed = {each: self._used[each] * 0.5**halvings for each in most}
+            self._used = {each: used for each, used in decayed.items() if used > 0}
+            halvings = 0.0
+        self._used[owner] = self._used.get(owner, 0.0) + seconds * 2**halvings
+
+    def by_size(self, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+        """The owners in the order in which they lose places. `places`: what each owner has."""
+        sizes = self._sizes(places)
+        return sorted(sizes, key=sizes.__getitem__, reverse=True)
+
+    def larger(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+        """Those that lose a place before the owner is refused one more, in this order."""
+        own = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
+        sizes = {name: size for name, size in self._sizes(places).items() if size > own}
+        return sorted(sizes, key=sizes.__getitem__, reverse=True)
+
+    def _sizes(self, places: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:
+        used = self._used.get
+        return {name: (len(these), used(name, 0.0)) for name, these in places.items()}
 
 
 def round_robin(items: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:

@@ -33,7 +33,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Rank
-from cardwise.kube.fairqueueing import FairQueueing
+from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
@@ -140,6 +140,7 @@ class SchedulingQueue:
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
         self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
         self._searches = FairQueueing()  # by namespace
+        self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._by_priority = False  # the last search was that of the highest priority
         self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender answered
         self._schedulers: set[str] = set()  # that call this extender
@@ -406,8 +407,8 @@ class SchedulingQueue:
 
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
         """The pod may preempt, and only cards are short on these nodes. Of more than `_MOST_PREEMPTING` pods those of
-        the highest priority are recorded, and of one priority as many of each namespace; the others come again with
-        their next refusal.
+        the highest priority are recorded, and of one priority as many of each namespace, or those of the namespaces for
+        which least was searched lately; the others come again with their next refusal.
         """
         uid, now = claimant.uid, self._clock.now()
         before = self._preempting.get(uid)
@@ -481,6 +482,7 @@ class SchedulingQueue:
         not due for a while either. Otherwise the equal pods of a Job would keep others from their turn.
         """
         self._searches.took(pending.namespace, seconds)
+        self._searched.add(pending.namespace, seconds)
         if not in_vain:
             return
         key, full, now = pending.key, len(self._preempting) >= _MOST_PREEMPTING, self._clock.now()
@@ -500,15 +502,18 @@ class SchedulingQueue:
 
     def _give_place(self, share: _Share) -> bool:
         """Removes a pod from the full table for one of this share: one of the lowest priority, and of this priority one
-        of the namespace that has most. Returns False where the share has no right to more.
+        of the namespace that has most, and of namespaces with equally many the one whose searches have taken most time
+        lately. Returns False where the share has no right to more.
         """
-        lowest = min(self._shares, key=lambda each: (each[0], -len(self._shares[each])))
-        if lowest[0] > share[0]:
-            return False
-        if lowest[0] == share[0] and len(self._shares[lowest]) <= len(self._shares.get(share, ())) + 1:
-            return False
-        self.await_no_preemption(next(reversed(self._shares[lowest])))
-        return True
+        (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
+        places = {name: uids for (of, name), uids in self._shares.items() if of == lowest}
+        if lowest < priority:
+            largest = self._searched.by_size(places)
+        else:
+            largest = self._searched.larger(namespace, places) if lowest == priority else []
+        for name in largest[:1]:
+            self.await_no_preemption(next(reversed(places[name])))
+        return bool(largest)
 
     def _node_to_touch(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
         """`wanted` if it can be touched; else the node that was touched last; else one that has not failed, or failed

@@ -102,6 +102,26 @@ def test_a_namespace_of_many_events_loses_its_own_and_no_others(api, client, clo
     assert recorder.written + recorder.dropped == 104
 
 
+def test_namespaces_of_one_event_each_do_not_keep_the_queue_from_another(api, client, clock):
+    """The namespace whose Events have taken most time loses its place."""
+    flood = [f"many-{number}" for number in range(10)]
+    recorder = EventRecorder(client, "x", capacity=10, clock=clock)
+    writing, answered = threading.Event(), threading.Event()
+    for namespace in flood[:9]:
+        api.before(lambda _: clock.advance(0.05), path=paths.events(namespace))
+    api.before(lambda _: (writing.set(), answered.wait(60)), path=paths.events(flood[9]))
+    for namespace in flood:
+        recorder.record(ObjectRef.pod(namespace, "first"), "Some", "text")
+    assert writing.wait(60)
+    for namespace in flood:
+        recorder.record(ObjectRef.pod(namespace, "second"), "Some", "text")
+    recorder.record(ObjectRef.pod("fair", "p"), "Some", "text")
+    answered.set()
+    recorder.stop()
+    assert len(events_of(api, "fair")) == 1
+    assert (recorder.written, recorder.dropped) == (20, 1)
+
+
 def test_a_namespace_whose_events_take_long_to_write_delays_its_own(api, client, clock):
     api.before(lambda _: clock.advance(3.0), path=paths.events("slow"), times=math.inf)
     hold, go_on = threading.Event(), threading.Event()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cardwise.kube.fairqueueing import FairQueueing, round_robin
+from cardwise.kube.fairqueueing import FairQueueing, RecentUse, round_robin
+from tests.fakes.clock import FakeClock
 
 COSTS = {"fat": 2.0, "quick": 0.02, "medium": 0.5}
 
@@ -71,3 +72,48 @@ def test_the_example_of_the_docstring():
         queue.wait(order[-1])
         queue.took(order[-1], seconds[order[-1]])
     assert order == ["a", *["b"] * 100, "a"]
+
+
+def places(**counts: int) -> dict[str, range]:
+    return {owner: range(count) for owner, count in counts.items()}
+
+
+def test_the_owner_with_most_places_loses_one_and_of_equals_the_one_that_has_used_most():
+    use = RecentUse[str](FakeClock())
+    for owner, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        use.add(owner, seconds)
+    assert use.by_size(places(a=1, b=1, c=1, d=2)) == ["d", "b", "c", "a"]
+    assert use.larger("new", places(a=1, b=1, c=1)) == ["b", "c", "a"]
+    assert use.larger("a", places(b=1, c=1)) == ["b", "c"]
+    assert use.larger("new", places(new=1, b=1, d=3)) == ["d"], "with two places it would have more than b"
+    assert use.larger("b", places(b=1, d=2)) == [], "it has used more than d"
+
+
+@pytest.mark.parametrize("halvings", [1, 63, 65, 900])
+def test_time_that_was_used_counts_half_after_half_a_minute(halvings):
+    clock = FakeClock()
+    use = RecentUse[str](clock)
+    use.add("early", 1.0)
+    clock.advance(30.0)
+    use.add("late", 0.51)
+    assert use.larger("new", places(early=1, late=1)) == ["late", "early"]
+    clock.advance(30.0 * halvings)
+    use.add("now", 1.0)
+    assert use.by_size(places(early=1, late=1, now=1)) == ["now", "late", "early"]
+
+
+def test_what_was_used_long_ago_is_forgotten():
+    clock = FakeClock()
+    use = RecentUse[str](clock)
+    use.add("early", 1.0)
+    clock.advance(30.0 * 5000)
+    use.add("now", 1.0)
+    assert use.larger("new", places(early=1, now=1)) == ["now"]
+
+
+def test_of_many_owners_those_that_have_used_least_count_as_new():
+    use = RecentUse[str](FakeClock())
+    for number in range(2002):
+        use.add(f"o{number}", 1.0 + number)
+    assert use.larger("new", places(o0=1, o1500=1)) == ["o1500"]
+    assert len(use._used) <= 2001

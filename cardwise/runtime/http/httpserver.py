@@ -31,7 +31,7 @@ import prometheus_client
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube.fairqueueing import FairQueueing
+from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import BadCall, Environ, Reader, WsgiApp
 from cardwise.runtime.http.threads import Threads, Work
@@ -110,8 +110,9 @@ class Limits:
 
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
     address that have come whole and are not answered yet. If one more comes, the flow (a namespace of an API server's
-    calls) that has most loses its last one: so of N flows each may have an Nth, whatever the others send. `body`:
-    bytes of one call.
+    calls) that has most loses its last one, and of flows that have equally many the flow whose calls have taken most
+    time lately: so of N flows each may have an Nth, whatever the others send, and of more flows than places those wait
+    that have used least. `body`: bytes of one call.
 
     `held`: bytes that connections without a certificate and their calls take. Where they take more, the address that
     holds most loses a call that no thread has: of the flow that holds most the largest. So N addresses may hold an Nth
@@ -152,15 +153,16 @@ class Listener(NamedTuple):
 class _Client:
     """What an address has here without a certificate."""
 
-    __slots__ = ("connections", "flows", "held", "phases")
+    __slots__ = ("connections", "flows", "held", "phases", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.connections: dict[_Connection, None] = {}
         # Of each phase the connections that are in it, the one that has been there longest first.
         self.phases: dict[ConnectionPhase, OrderedDict[_Connection, None]] = {
             phase: OrderedDict() for phase in ConnectionPhase
         }
         self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # those that are BUSY, by flow, the oldest first
+        self.used: RecentUse[Flow] = RecentUse(clock)  # seconds with a thread
         self.held = 0  # bytes, without its idle connections
 
     def by_size(self) -> "list[_Connection]":
@@ -171,17 +173,13 @@ class _Client:
             held[connection.holder] += connection.held
         return sorted(working, key=lambda each: (held[each.holder], each.held), reverse=True)
 
-    def largest_flow(self) -> "OrderedDict[_Connection, None]":
-        """The calls of the flow that has most. There must be one."""
-        return max(self.flows.values(), key=len)
-
 
 class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
         "arrived", "client", "deadline", "flow", "held", "last", "listener", "phase", "poller", "queue", "readable",
-        "reader", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
+        "reader", "seconds", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
@@ -194,6 +192,7 @@ class _Connection:
         self.work: Work | None = None  # its call, for them
         self.flow: Flow | None = None  # of its call, while it is BUSY
         self.arrived = 0.0  # when the call that is read or answered began to come
+        self.seconds = 0.0  # that threads have worked on its calls since it became BUSY
         self.last = False  # the connection ends with what is unsent
         self.unsent = memoryview(b"")
         self.held = 0  # bytes, as far as they are counted
@@ -294,6 +293,7 @@ class HttpServer:
         }
         self._connections: dict[int, _Connection] = {}
         self._clients: dict[str, _Client] = {}  # by address
+        self._used: RecentUse[str] = RecentUse(clock)  # seconds with a thread, by address
         self._held = self._idle_held = 0  # bytes, by all of them, and by those that are idle
         self._reads = FairQueueing(least=_LEAST_TURN)
         self._handshake_turns = FairQueueing(least=_LEAST_TURN)
@@ -429,7 +429,7 @@ class HttpServer:
         threads = listener.route(environ)
         whose = listener.whose(environ) if listener.whose is not None else ""
         flow = threads, whose
-        if client is not None and not self._may_wait(client, flow):
+        if client is not None and not self._may_wait(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._leave(connection)  # which may be BUSY with a former call, of another flow
@@ -439,24 +439,24 @@ class HttpServer:
         connection.work = threads.submit(lambda: self._answer(connection, threads), address, whose)
         self._free_memory()
 
-    def _may_wait(self, client: _Client, flow: Flow) -> bool:
-        """Whether one more call of the client's flow may wait for a thread. Where too many wait, of all clients or of
-        this one, the largest flow loses its last call: that of the client with most, if it is not this one.
+    def _may_wait(self, source: str, client: _Client, flow: Flow) -> bool:
+        """Whether one more call of the client's flow may wait for a thread. Where too many wait, another is given up for
+        it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
         """
-        mine = len(client.phases[ConnectionPhase.BUSY])
-        if mine < self._limits.busy:
+        if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < _MOST_BUSY:
                 return True
-            largest = self._largest(ConnectionPhase.BUSY)
-            if len(largest.phases[ConnectionPhase.BUSY]) > mine + 1:
-                return self._give_up_last(largest)
-        if not mine or len(client.largest_flow()) <= len(client.flows.get(flow, ())) + 1:
-            return False
-        return self._give_up_last(client)
+            clients = {name: each.phases[ConnectionPhase.BUSY] for name, each in self._clients.items()}
+            if any(self._give_up_last(self._clients[name]) for name in self._used.larger(source, clients)):
+                return True
+        return any(self._give_up_last_of(client, other) for other in client.used.larger(flow, client.flows))
 
     def _give_up_last(self, client: _Client) -> bool:
-        """Gives up the last call of the client's largest flow that has no thread yet, if there is one."""
-        return any(self._give_up(other, "crowded") for other in reversed(client.largest_flow()))
+        """Gives up a call of the client that has no thread yet, if there is one."""
+        return any(self._give_up_last_of(client, flow) for flow in client.used.by_size(client.flows))
+
+    def _give_up_last_of(self, client: _Client, flow: Flow) -> bool:
+        return any(self._give_up(each, "crowded") for each in reversed(client.flows[flow]))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -492,7 +492,15 @@ class HttpServer:
             while True:
                 connection = self._handed_back.get_nowait()
                 connection.work = None
+                self._count_use(connection)
                 self._safely(self._write, connection)
+
+    def _count_use(self, connection: _Connection) -> None:
+        """Counts the time of its calls for its address and flow."""
+        seconds, connection.seconds = connection.seconds, 0.0
+        if connection.client is not None and connection.flow is not None:
+            self._used.add(connection.source, seconds)
+            connection.client.used.add(connection.flow, seconds)
 
     def _accept(self, listener: Listener) -> bool:
         """Whether more may be waiting."""
@@ -515,7 +523,7 @@ class HttpServer:
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], listener: Listener) -> None:
         source = address[0]
-        client = self._clients.get(source) or _Client()
+        client = self._clients.get(source) or _Client(self._clock)
         if len(client.connections) >= self._limits.source:
             _DROPPED.labels("source").inc()
             sock.close()
@@ -656,13 +664,12 @@ class HttpServer:
             connection.queue = None
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
-        """Of the address with the most connections in the phase, drops the one that has been in it longest."""
-        if largest := self._largest(phase).phases[phase]:
-            self._drop(next(iter(largest)), "crowded")
-
-    def _largest(self, phase: ConnectionPhase) -> _Client:
-        """The client with the most connections in the phase."""
-        return max(self._clients.values(), key=lambda client: len(client.phases[phase]))
+        """Of the addresses with the most connections in the phase, drops the one that has been in it longest."""
+        most = max(len(client.phases[phase]) for client in self._clients.values())
+        for connection in self._queues[phase, False]:
+            if connection.client is not None and len(connection.client.phases[phase]) == most:
+                self._drop(connection, "crowded")
+                return
 
     def _measure(self, connection: _Connection) -> None:
         if connection.client is not None:
@@ -749,11 +756,13 @@ class HttpServer:
     def _answer_one(self, connection: _Connection) -> None:
         call = connection.reader.calls.popleft()
         call.environ[httpcalls.ARRIVED] = connection.arrived
+        began = self._clock.now()
         try:
             answer, connection.last = httpcalls.answered(self._app, call, lambda: not self._alive)
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
             answer, connection.last = httpcalls.refusal(HTTPStatus.INTERNAL_SERVER_ERROR), True
+        connection.seconds += self._clock.now() - began
         connection.unsent = memoryview(answer)
         if not connection.send():
             connection.unsent, connection.last = memoryview(b""), True

@@ -399,6 +399,29 @@ def test_no_namespace_has_the_whole_table_of_waiting_pods(monkeypatch):
     assert (sum(recorded[:8]), sum(recorded[8:])) == (3, 3)
 
 
+def test_namespaces_of_one_waiting_pod_each_do_not_keep_the_table_from_another(monkeypatch):
+    """The namespace for which searches have taken most time loses its place."""
+    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 3)
+    scene = Crowd(0)
+    flood = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace=f"evil{i}")) for i in range(3)]
+    fair = scene.world.tell(scene.world.wants("fair", mem=16_000, namespace="fair"))
+    scene.refuses(*flood, fair)
+
+    def recorded() -> list[str]:
+        with scene.world.state.queue() as queue:
+            return [pod["metadata"]["name"] for pod in (*flood, fair) if queue.preemption_nodes(pod["metadata"]["uid"])]
+
+    assert recorded() == ["e0", "e1", "e2"], "nothing was searched yet"
+    scene.world.clock.advance(4.0)
+    with scene.world.state.queue() as queue:
+        for seconds in (0.1, 0.3):
+            queue.on_searched(queue.next_preemption(lambda _: False), seconds, in_vain=False)
+    scene.refuses(fair)
+    assert recorded() == ["e0", "e2", "fair"]
+    scene.refuses(flood[1])
+    assert recorded() == ["e0", "e2", "fair"], "others have used less"
+
+
 def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
     monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 2)
     scene = Crowd(0)

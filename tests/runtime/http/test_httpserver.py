@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import select
 import socket
 import ssl
 import threading
@@ -16,7 +17,7 @@ from cardwise.runtime.http.httpserver import Bound, ConnectionPhase
 from cardwise.runtime.http.serving import server_context
 from cardwise.runtime.http.threads import Threads
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
-from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, answer, asks, client, until, until_refused
+from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, Serving, answer, asks, client, until, until_refused
 
 
 def tls(certificates: Path, *, client_ca: bool = True) -> Contexts:
@@ -368,6 +369,135 @@ def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last
     assert is_refused(more)
     server.released.set()
     assert [answer(line) for line in (*many[:2], *fair[:2])] == [b"ok"] * 4
+
+
+class ServingByTurns(Serving):
+    """Each call waits for a turn that the test gives, and takes 10 ms of the test's clock."""
+
+    def __init__(self, *settings) -> None:
+        self.turns = threading.Semaphore(0)
+        super().__init__(*settings)
+
+    def app(self, environ, start_response):
+        assert self.turns.acquire(timeout=PATIENCE)
+        self.clock.advance(0.01)
+        return super().app(environ, start_response)
+
+    def stop(self) -> None:
+        self.turns.release(10_000)
+        super().stop()
+
+
+class Flood:
+    """As many namespaces as there are places, or more. Each has one call that waits, and the next at once after it."""
+
+    def __init__(self, server: ServingByTurns, namespaces: list[tuple[str, str]]) -> None:
+        self.server = server
+        self.lines = {each: self._ask(*each) for each in namespaces}
+
+    def _ask(self, namespace: str, source: str, line: socket.socket | None = None) -> socket.socket:
+        line = line or self.server.connect(source)
+        asks(line, f"/?{namespace}")
+        return line
+
+    def come_again(self) -> int:
+        """Those that were answered or refused call again. Returns how many were answered."""
+        answered = 0
+        for (namespace, source), line in list(self.lines.items()):
+            line.setblocking(False)
+            try:
+                is_answered = line.recv(100).startswith(b"HTTP/1.1 200")
+            except BlockingIOError:
+                continue
+            finally:
+                line.setblocking(True)
+            answered += is_answered
+            if not is_answered:
+                self.server.lines.remove(line)
+                line.close()
+            self.lines[namespace, source] = self._ask(namespace, source, line if is_answered else None)
+        return answered
+
+    def give_turns(self, count: int) -> None:
+        self.server.turns.release(count)
+        answered = 0
+
+        def are_answered() -> bool:
+            nonlocal answered
+            answered += self.come_again()
+            return answered >= count
+
+        until(are_answered, "that so many are answered")
+
+
+@pytest.mark.parametrize("namespaces", [20, 30], ids=["one for each place", "more than places"])
+@pytest.mark.parametrize("of", ["an address", "all addresses"])
+def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_call_each(
+    serve, monkeypatch, namespaces, of
+):
+    """No namespace of the flood has more places than the fair one would have, but all have used more time."""
+    if of == "all addresses":
+        monkeypatch.setattr(httpserver, "_MOST_BUSY", 20)
+        flooding, limits = [("", f"127.0.1.{number}") for number in range(namespaces)], {}
+    else:
+        flooding, limits = [(f"flood-{number}", "127.0.0.2") for number in range(namespaces)], {"busy": 20}
+    whose = lambda environ: environ["QUERY_STRING"]  # noqa: E731
+    server = serve(threads=1, kind=ServingByTurns, whose=whose, **limits)
+    flood = Flood(server, flooding)
+    until(lambda: busy_calls(server) == 20, "that all places are taken")
+    flood.give_turns(3 * namespaces)
+    for number in range(10):
+        until(lambda: (flood.come_again(), busy_calls(server) == 20)[1], "that all places are taken again")
+        fair = server.connect(source="127.0.0.2" if of == "an address" else "127.0.0.9")
+        asks(fair, f"/fair-{number}?fair")
+
+        def has_answer(fair: socket.socket = fair) -> bool:
+            server.turns.release()
+            flood.come_again()
+            return bool(select.select([fair], [], [], 0.005)[0])
+
+        until(has_answer, "that the fair call is answered or refused")
+        assert fair.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_of_the_namespaces_with_equally_many_calls_the_one_that_has_used_most_loses_its_place(serve):
+    server = serve(threads=1, busy=4, kind=ServingByTurns, whose=lambda environ: environ["QUERY_STRING"])
+    used = server.connect(source="127.0.0.2")
+    for namespace, calls in (("b", 3), ("a", 1), ("c", 2), ("d", 2)):
+        for _ in range(calls):
+            asks(used, f"/?{namespace}")
+            server.turns.release()
+            assert answer(used) == b"ok"
+    lines = {}
+    for number, namespace in enumerate("dcba", 1):  # the thread has the first
+        lines[namespace] = server.connect(source="127.0.0.2")
+        asks(lines[namespace], f"/?{namespace}")
+        until(lambda number=number: busy_calls(server) == number, "that it waits")
+    fair = server.connect(source="127.0.0.2")
+    asks(fair, "/?fair")
+    assert is_refused(lines["b"]), "not the one that came last"
+    server.turns.release(10)
+    assert [answer(line) for line in (lines["d"], lines["c"], lines["a"], fair)] == [b"ok"] * 4
+
+
+def test_of_addresses_with_equally_many_connections_the_connection_that_is_there_longest_goes(serve):
+    """And not the address that came first, which is most often the API server."""
+    server = serve(reading=Bound(100.0, 3))
+    first = server.connect()
+    until(lambda: len(server.server._connections) == 1, "that it is there")
+    others = [server.connect(source=f"127.0.0.{2 + number}") for number in range(3)]
+    lines = [others[0], first, *others[1:]]
+    for number, line in enumerate(lines, 1):
+        line.sendall(HEAD[:60])
+        until(
+            lambda number=number: (
+                sum(each.phase is ConnectionPhase.READING for each in list(server.server._connections.values()))
+                == min(number, 3)
+            ),
+            "that it is read",
+        )
+    assert closed(others[0])
+    assert still_open(first)
 
 
 def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
