@@ -15,6 +15,9 @@ from webhook.pods.order import changed_later
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
 _OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # expanded by Kubernetes to the UUIDs of these cards
+# Every container with a share has them. One begins as the variable of the count does, the other is a plain value as
+# that is: a webhook that removes variables by name or by kind removes one of them too.
+_BESIDE_COUNT = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
 # What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
@@ -71,6 +74,14 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
     wrong = sorted(name for name in found if found[name] != ours.get(name))
     if wrong:
         raise changed_later(f"{path}.env", f"{', '.join(wrong)} not as Cardwise sets the access to cards")
+
+
+def has_count(existing: list[Json]) -> bool:
+    """Whether the entries of a container with a share say over how many cards it is split. For one card there is no
+    entry, so others of ours must show that none was removed.
+    """
+    ours = {entry["name"] for entry in existing if _is_ours(entry)}
+    return names.ENV_GPU_COUNT in ours or ours.issuperset(_BESIDE_COUNT)
 
 
 def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[str, str]]:

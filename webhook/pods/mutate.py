@@ -15,6 +15,7 @@ from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json
 from webhook.pods import environment, mpsmode, tolerations
+from webhook.pods.order import count_removed
 from webhook.templates import containers
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
@@ -111,6 +112,21 @@ def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]
     metadata.pop("resourceVersion", None)
     told = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
     return pod | {"metadata": metadata, "spec": spec}, (told,)
+
+
+def check_counts(pod: Json) -> None:
+    """Raises InvalidRequest where another webhook has removed what says over how many cards a share is split: it would
+    become a share of one card. To be called before anything is rewritten.
+    """
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    counts, found = request.read_counts(annotations), list(request.containers(pod))
+    if counts and counts.keys() <= {container.spec.get("name") for container in found}:
+        return  # the annotation is that of this pod, and names all shares that are split
+    for container in found:
+        limits = (container.spec.get("resources") or {}).get("limits") or {}
+        is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
+        if is_written and not environment.has_count(container.spec.get("env") or []):
+            raise count_removed(f"{container.path}.env")
 
 
 def is_marked(pod: Json) -> bool:

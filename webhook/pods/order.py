@@ -16,6 +16,15 @@ def changed_later(field: str, problem: str) -> InvalidRequest:
     return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
 
 
+def count_removed(field: str) -> InvalidRequest:
+    """The refusal of a share of which nothing says any more over how many cards it is split."""
+    problem = (
+        f"has {names.SHARE} without the variables that Cardwise writes beside it, so over how many cards the share is "
+        "split is unknown: a mutating webhook that runs after Cardwise's has removed them"
+    )
+    return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, leave it out")
+
+
 def added_later(field: str) -> InvalidRequest:
     """The refusal of what our mutating webhook would have rewritten: it has not seen it."""
     problem = (

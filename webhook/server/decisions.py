@@ -239,6 +239,7 @@ def _rewritten(
     obj: Json, namespace: str, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool = False
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
+    mutate.check_counts(obj)
     gang = gangs.of(obj, settings.gang_schedulers)
 
     def most_mib() -> int:

@@ -440,8 +440,8 @@ class HttpServer:
         self._free_memory()
 
     def _may_wait(self, source: str, client: _Client, flow: Flow) -> bool:
-        """Whether one more call of the client's flow may wait for a thread. Where too many wait, another is given up for
-        it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
+        """Whether one more call of the client's flow may wait for a thread. Where too many wait, another is given up
+        for it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < _MOST_BUSY:

@@ -7,7 +7,7 @@ from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import Known, mutated, on_validate, resource_class, resource_classes
+from tests.webhook.reviews import Known, mutated, on_mutate, on_validate, resource_class, resource_classes
 from webhook.pods.mutate import mutate, spelling, unplaced
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
@@ -196,6 +196,57 @@ def test_what_other_webhooks_drop_changes_no_request(asks: Json, change: str) ->
         late = request.parse(pod)
         assert late is not None
         assert (late.containers[0].cards, late.containers[0].mem) == (one.cards, one.mem)
+
+
+def _drop(env: list[Json], dropped: str) -> list[Json]:
+    match dropped:
+        case "plain values":
+            return [entry for entry in env if "valueFrom" in entry]
+        case "all":
+            return []
+        case prefix:
+            return [entry for entry in env if not entry["name"].startswith(prefix)]
+
+
+@pytest.mark.parametrize("dropped", ["all", "plain values", "CARDWISE_"])
+@pytest.mark.parametrize("change", ["annotations", "name"])
+@pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one card"])
+def test_a_share_whose_count_another_webhook_has_removed_is_refused(dropped: str, change: str, asks: Json) -> None:
+    """A share of one card looks the same then."""
+    pod = mutated(build.pod(containers=[build.container("main", **asks)]), "pods", Known())
+    container = pod["spec"]["containers"][0]
+    container["env"] = [*_drop(container["env"], dropped), {"name": "A", "value": "1"}]
+    if change == "annotations":
+        del pod["metadata"]["annotations"]
+    else:
+        container["name"] = "renamed"
+    decision = on_mutate(pod, "pods", Known())
+    assert not decision.allowed
+    assert decision.message.startswith("spec.containers[0].env: has cardwise.dev/share without the variables")
+    assert "a mutating webhook that runs after Cardwise's has removed them" in decision.message
+
+
+def test_a_share_beside_which_another_webhook_has_set_the_cards_is_mended() -> None:
+    once = mutated(build.pod(containers=[build.container("main", gpu_mem="8Gi")]), "pods", Known())
+    pod = mutated(once, "pods", Known())
+    env = pod["spec"]["containers"][0]["env"]
+    env[:] = [*_drop(env, "NVIDIA_"), {"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]
+    del pod["metadata"]["annotations"]
+    assert mutated(pod, "pods", Known()) == once
+
+
+@pytest.mark.parametrize("drop", ["annotations", "variables"])
+def test_with_one_witness_of_two_the_count_stays(drop: str) -> None:
+    containers = [build.container("train", gpu_mem="8Gi", gpu_count=2), build.container("eval", gpu_mem=64)]
+    pod = mutated(build.pod(containers=containers), "pods", Known())
+    if drop == "annotations":
+        del pod["metadata"]["annotations"]
+    else:
+        for container in pod["spec"]["containers"]:
+            del container["env"]
+    asked = request.parse(mutated(pod, "pods", Known()))
+    assert asked is not None
+    assert [container.cards for container in asked.containers] == [2, 1]
 
 
 def test_a_count_by_hand_says_nothing() -> None:
