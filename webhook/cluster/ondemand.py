@@ -5,7 +5,7 @@ threads wait, by posting pods.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
@@ -41,7 +41,7 @@ _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
 _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
 
-_ALL: Final = ("", "", None)  # namespaces and gangs
+_ALL: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
 
 _decode_list = following(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -52,7 +52,8 @@ _T = TypeVar("_T")
 
 
 class LookupLimit:
-    """Bounds how many look-ups begin in a second: `most` in all, and `each` of one owner (a namespace, an address).
+    """Bounds how many look-ups begin within any second: `most` in all, and `each` of one owner (a namespace, an
+    address).
 
     Methods may be called from any thread.
     """
@@ -62,19 +63,22 @@ class LookupLimit:
         self._each = each
         self._most = most
         self._lock = threading.Lock()
-        self._since = float("-inf")
-        self._begun = Counter[str]()  # by owner, in the second that began then
+        self._begun = deque[tuple[float, str]]()  # in the last second: when, and the owner
+        self._begun_by = Counter[str]()  # as many by owner
 
     def begin(self, owner: str) -> bool:
         """Whether the owner may look something up now. It counts."""
         with self._lock:
             now = self._clock.now()
-            if now - self._since >= 1:
-                self._since = now
-                self._begun.clear()
-            if self._begun[owner] >= self._each or self._begun.total() >= self._most:
+            while self._begun and now - self._begun[0][0] >= 1:
+                _, former = self._begun.popleft()
+                self._begun_by[former] -= 1
+                if not self._begun_by[former]:
+                    del self._begun_by[former]
+            if self._begun_by[owner] >= self._each or len(self._begun) >= self._most:
                 return False
-            self._begun[owner] += 1
+            self._begun.append((now, owner))
+            self._begun_by[owner] += 1
             return True
 
 
@@ -174,8 +178,9 @@ class GangNumbers:
 
     Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
     through. Whoever reaches the webhook can name gangs and namespaces, so look-ups are few, and where the API server
-    does not answer there are none for some seconds. That a gang says a number is remembered for a while, since its
-    pods come by the hundred. Methods may be called from any thread.
+    fails there are none for some seconds. After a time-out there are none in that namespace: its pods may be the cause.
+    That a gang says a number is remembered for a while, since its pods come by the hundred. Methods may be called from
+    any thread.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
@@ -184,23 +189,28 @@ class GangNumbers:
         self._lines = LineLimit(_log, clock)
         self._limit = LookupLimit(clock, each=_LOOKUPS_EACH, most=_MOST_LOOKUPS)
         self._places = threading.Semaphore(_AT_ONCE)
-        # Until when, by namespace, gang and number. No number: its look-up failed; no gang: so did that of any.
+        # Until when, by namespace, gang and number. No number: its look-up failed; no gang: the namespace's timed out.
         self._skipped: dict[tuple[str, str, int | None], float] = {}
 
     def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """A living pod of the gang that says another number, and which; None where none is known."""
         key, now = (namespace, gang, number), self._clock.now()
-        if any(self._skipped.get(each, now) > now for each in (key, (namespace, gang, None), _ALL)):
+        if any(
+            self._skipped.get(each, now) > now for each in (key, (namespace, gang, None), (namespace, "", None), _ALL)
+        ):
             return None
         if not self._limit.begin(namespace) or not self._places.acquire(blocking=False):
             return None
         try:
             said = self._said(namespace, gang)
         except errors.KubeError as error:
-            # Fat pods of a tenant are no reason not to look at others'.
-            its_own = isinstance(error, errors.TooLarge)
-            fails = isinstance(error, errors.TimedOut) or errors.is_of_server(error)
-            self._skip(_ALL if fails and not its_own else (namespace, gang, None), _TIMED_OUT_SECONDS)
+            if isinstance(error, errors.TimedOut):
+                failed = namespace, "", None
+            elif errors.is_of_server(error) and not isinstance(error, errors.TooLarge):
+                failed = _ALL
+            else:
+                failed = namespace, gang, None
+            self._skip(failed, _TIMED_OUT_SECONDS)
             self._lines.log(
                 "warning", namespace, "a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error)
             )

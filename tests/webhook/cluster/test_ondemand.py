@@ -16,7 +16,7 @@ from cardwise.kube import errors, paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import resource_class
-from webhook.cluster.ondemand import PODGROUPS, FreshList, GangNumbers, PodGroups
+from webhook.cluster.ondemand import PODGROUPS, FreshList, GangNumbers, LookupLimit, PodGroups
 
 
 @pytest.fixture
@@ -148,7 +148,33 @@ def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
     assert seen.other("default", "slurp", 3) == ("a", 4)
 
 
-@pytest.mark.parametrize("fault", [Fault(seconds=60), Fault(status=503), Fault(status=429)])
+def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_both(clock: FakeClock) -> None:
+    limit = LookupLimit(clock, each=10, most=15)
+    assert limit.begin("early")
+    clock.advance(0.9)
+    assert [limit.begin("greedy") for _ in range(11)] == [True] * 10 + [False]
+    clock.advance(0.2)
+    assert not limit.begin("greedy"), "its ten began within this second"
+    assert [limit.begin("other") for _ in range(6)] == [True] * 5 + [False], "with the ten they are fifteen"
+    clock.advance(0.8)
+    assert [limit.begin("greedy") for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers
+) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    api.fault(Fault(seconds=60))
+    for i in range(5):
+        assert seen.other("slow", f"slurp-{i}", 3) is None
+    assert len(api.sent()) == 1, "it has to wait itself, whatever gang it names"
+    assert seen.other("default", "slurp", 3) == ("a", 4)
+    clock.advance(5.1)
+    seen.other("slow", "slurp-0", 3)
+    assert len(api.sent()) == 3
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429)])
 def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds(
     api: ApiServer, clock: FakeClock, seen: GangNumbers, fault: Fault
 ) -> None:
