@@ -119,6 +119,8 @@ class GangController:
         """Removes the gate. Idempotent. A pod that was made again under this name is left alone: a patch that would
         change its UID is Invalid.
         """
+        if not self._state.gangs.frees(pod.uid):
+            return  # the writes before it took a while, and its gang may have lost a member by now
         gates = [{"name": names.GANG, "$patch": "delete"}]
         patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
         try:

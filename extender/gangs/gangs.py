@@ -266,6 +266,12 @@ class Gangs:
             gang = self.of(uid)
             return gang is not None and uid in gang.evicting
 
+    def frees(self, uid: str) -> bool:
+        """Whether the member's gate is still to be removed."""
+        with self._lock:
+            gang = self.of(uid)
+            return gang is not None and gang.frees(uid)
+
     # What is shown of them.
 
     def views(self) -> list[View]:

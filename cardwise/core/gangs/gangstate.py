@@ -205,6 +205,10 @@ class Gang:
         """The members whose gates are to be removed; of thousands the oldest, the others follow later."""
         return self._roster.gated[:MOST_MEMBERS] if self.ran or self.complete else ()
 
+    def frees(self, uid: str) -> bool:
+        """Whether the member's gate is to be removed."""
+        return (self.ran or self.complete) and uid in self.members and self.members[uid].gated
+
     @property
     def closed(self) -> bool:
         """Whether a member that a plan must have still has its gate, so that kube-scheduler does not see it."""

@@ -191,6 +191,24 @@ def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
     assert scene.api.requests == []
 
 
+@pytest.mark.parametrize("meanwhile", ["a member is deleted", "the gate is gone"])
+def test_a_gate_is_removed_only_if_it_still_should_be_once_the_write_has_its_turn(scene, monkeypatch, meanwhile):
+    monkeypatch.setattr(gangcontroller, "_AT_ONCE", 1)
+    trio(scene)
+
+    def changes(_call):
+        if meanwhile == "a member is deleted":
+            scene.world.delete("g2")
+        else:
+            for name in ("g1", "g2"):
+                del scene.world.pods[name]["spec"]["schedulingGates"]
+                scene.world.tell(scene.world.pods[name])
+
+    scene.api.before(changes, "patch", paths.pods("default", "g0"))
+    scene.step()
+    assert [call.path for call in scene.api.sent("patch")] == [paths.pods("default", "g0")]
+
+
 def test_an_api_server_that_fails_changes_nothing(scene):
     trio(scene)
     for status in (500, 409, 404):
