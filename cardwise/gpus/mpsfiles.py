@@ -93,7 +93,7 @@ def is_left_closed(root: Path, uuid: str) -> bool:
             state = read_state(folder)
             if state is not None and state.enforced and uuid in state.uuids:
                 return True
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             continue
     return False
 

@@ -12,10 +12,11 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
+from msgspec import Struct
 
 from cardwise.core.api import mps, names, shareagent
 from cardwise.devices.protocol import OtherDevice
@@ -121,6 +122,39 @@ def _device_node(device_text: str, host: str, container: str) -> dict[str, Any]:
     }
 
 
+class _SpecEdits(Struct, rename="camel"):
+    device_nodes: list[dict[str, Any]] | None = None
+    env: list[str] | None = None
+    mounts: list[Any] | None = None
+    hooks: list[Any] | None = None
+    additional_gids: list[Any] | None = None
+    net_devices: list[Any] | None = None
+
+
+class _SpecDevice(Struct, rename="camel"):
+    name: Any
+    container_edits: _SpecEdits | None = None
+
+
+class _NvidiaSpec(Struct, rename="camel"):
+    """The shape of a spec, as much of it as is read."""
+
+    kind: Literal["nvidia.com/gpu"]
+    cdi_version: Any
+    container_edits: _SpecEdits | None = None
+    devices: list[_SpecDevice] | None = None
+
+
+def _is_usable(spec: object) -> bool:
+    """Whether it is a spec of NVIDIA's cards that can be read and written on."""
+    try:
+        msgspec.convert(spec, _NvidiaSpec)
+        msgspec.json.encode(spec)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return False
+    return True
+
+
 class NvidiaSpecs:
     """The node's own CDI specs of NVIDIA's cards, read again when they change.
 
@@ -187,10 +221,9 @@ class NvidiaSpecs:
             if file in self._cache and self._cache[file][0] == stamp:
                 return self._cache[file][1]
             spec = yaml.safe_load(file.read_text())  # JSON is YAML
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return None
-        usable = isinstance(spec, dict) and spec.get("kind") == _NVIDIA_KIND and "cdiVersion" in spec
-        self._cache[file] = (stamp, spec if usable else None)
+        self._cache[file] = (stamp, spec if _is_usable(spec) else None)
         return self._cache[file][1]
 
 

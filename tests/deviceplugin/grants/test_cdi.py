@@ -169,6 +169,23 @@ class TestNvidiaSpecs:
         os.utime(path, (1, 1))
         assert self.paths(specs, self.card(1, minor=0)) == ["/dev/nvidia0"]
 
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            "devices: [1]",
+            "devices: {GPU-0: {}}",
+            'devices: [{name: GPU-0, containerEdits: {deviceNodes: ["/dev/nvidia0"]}}]',
+            'devices: [{name: GPU-0, containerEdits: {deviceNodes: [{path: /dev/nvidia0}], env: ["A=\\ud800"]}}]',
+            "x: " + "[" * 2000 + "]" * 2000,
+        ],
+    )
+    def test_a_spec_of_another_shape_hides_no_card_of_the_others(self, tmp_path, bad):
+        """Each pass over the cards failed on it, and no card of the node was published."""
+        (tmp_path / "bad.yaml").write_text(f'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n{bad}\n')
+        (tmp_path / "nvidia.yaml").write_text(self.spec(GPU_1=["nvidia1"]))
+        delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
+        assert list(delivery.undeliverable([self.card(0), self.card(1)])) == ["GPU-0"]
+
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
         cards = [self.card(1), self.card(7)]

@@ -108,3 +108,11 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
     assert computemode.reopen(home, use, [uuid_of(0)]) == []
     publish(home, enforced=False)
     assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{"])
+def test_former_modes_that_cannot_be_read_do_not_stop_the_check_of_a_card(tmp_path, content):
+    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home.mkdir()
+    (home / mps.MODES).write_text(content)
+    assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0))
