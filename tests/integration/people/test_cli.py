@@ -67,8 +67,8 @@ def test_the_probe_preempts_no_pod(cluster: Cluster, space: Space):
         space.create(workload(name, gpu_count=1, spec={"priorityClassName": "below-all"}))
     space.running(*names_of)
     before = {pod["metadata"]["uid"] for pod in space.pods()}
-    said = process(cluster, "cardwise", "doctor").stdout
-    assert "which has no room now" in said or "no card is free" in said, said
+    output = process(cluster, "cardwise", "doctor").stdout
+    assert "which has no room now" in output or "no card is free" in output, output
     assert {pod["metadata"]["uid"] for pod in space.pods()} == before
     assert not any("deletionTimestamp" in pod["metadata"] for pod in space.pods())
 
