@@ -225,7 +225,7 @@ def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Jso
 def scheduler_says(pod: Json) -> str:
     """Why kube-scheduler has not placed the pod; "" where it has said nothing since the pod has no gates any more."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    condition = next((one for one in conditions if one.get("type") == "PodScheduled" and one.get("message")), {})
+    condition: Json = next((one for one in conditions if one.get("type") == "PodScheduled" and one.get("message")), {})
     was_gated = condition.get("reason") == _GATED and not (pod.get("spec") or {}).get("schedulingGates")
     return "" if was_gated else str(condition.get("message") or "")
 
