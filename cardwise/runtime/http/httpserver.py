@@ -71,6 +71,7 @@ _GONE: Final = frozenset({
 })  # fmt: skip
 # Seconds that idle connections are kept when stopping: a call may be on its way already.
 _STOP_SECONDS: Final = 2.0
+_STOP_ACCEPT_SECONDS: Final = 0.5  # for those that wait when stopping: thousands take less, and more may come for ever
 
 _DROPPED = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
@@ -318,8 +319,8 @@ class HttpServer:
         while self._alive:
             tick()
             self._round()
-        self._stop_listening()
         until = self._clock.now() + graceful_seconds
+        self._stop_listening()
         while self._connections and self._clock.now() < until:
             tick()
             self._round()
@@ -611,8 +612,9 @@ class HttpServer:
     def _stop_listening(self) -> None:
         self._stopping()
         # Who has connected already is answered; who connects from now on is refused at once, and finds another.
+        accept_until = self._clock.now() + _STOP_ACCEPT_SECONDS
         for number, listener in self._listeners.items():
-            while self._accept(listener):
+            while self._accept(listener) and self._clock.now() < accept_until:
                 pass
             self._poller.unregister(number)
             listener.sock.close()

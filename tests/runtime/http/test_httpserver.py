@@ -1,6 +1,7 @@
 """What clients that are slow, silent or many may cost: over loopback, with a clock that the test moves."""
 
 import contextlib
+import errno
 import http.client
 import select
 import socket
@@ -725,6 +726,43 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     idle.close()
     server.thread.join(PATIENCE)
     assert not server.thread.is_alive()
+
+
+class FloodedSocket:
+    """A listening socket at which connections come as fast as they are accepted, once the server stops."""
+
+    def __init__(self, sock: socket.socket, clock) -> None:
+        self._sock = sock
+        self._clock = clock
+        self.is_flooded = False
+        self.accepted = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._sock, name)
+
+    def accept(self):
+        if not self.is_flooded:
+            return self._sock.accept()
+        self.accepted += 1
+        if self.accepted > 2000:  # so that a server without a limit fails the test and does not hang it
+            raise BlockingIOError(errno.EAGAIN, "none waits")
+        self._clock.advance(0.001)
+        socket.create_connection(self._sock.getsockname(), PATIENCE).close()
+        return self._sock.accept()
+
+
+def test_connections_that_come_without_end_do_not_delay_the_stop(serve):
+    server = serve()
+    (number,) = server.server._listeners
+    listener = server.server._listeners[number]
+    flooded = FloodedSocket(listener.sock, server.clock)
+    server.server._listeners[number] = listener._replace(sock=flooded)
+    assert server.get() == b"ok"
+    began, flooded.is_flooded = server.clock.now(), True
+    server.server.stop()
+    until(lambda: not server.server._listeners, "that it listens no more")
+    assert server.clock.now() - began <= 1.0
+    assert flooded.accepted > 100, "those that wait are still accepted"
 
 
 def test_as_many_threads_as_allowed_work_at_once():
