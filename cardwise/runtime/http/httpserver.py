@@ -445,7 +445,7 @@ class HttpServer:
         for it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
-            if len(self._queues[ConnectionPhase.BUSY, False]) < _MOST_BUSY:
+            if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].most:
                 return True
             clients = {name: each.phases[ConnectionPhase.BUSY] for name, each in self._clients.items()}
             if any(self._give_up_last(self._clients[name]) for name in self._used.larger(source, clients)):

@@ -407,7 +407,7 @@ class Flood:
         for (namespace, source), line in list(self.lines.items()):
             line.setblocking(False)
             try:
-                is_answered = line.recv(100).startswith(b"HTTP/1.1 200")
+                is_answered = line.recv(65_536).startswith(b"HTTP/1.1 200")
             except BlockingIOError:
                 continue
             finally:
