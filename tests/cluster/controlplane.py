@@ -3,6 +3,7 @@
 A test of the API seam alone needs no more than the first two of them.
 """
 
+import base64
 import json
 import ssl
 import urllib.error
@@ -192,6 +193,21 @@ class ControlPlane:
         url = f"https://{self.address}:{port}/readyz"
         apiserver.wait_until(lambda: _answers(url), "/readyz")
         return apiserver
+
+    def call_etcd(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call etcd's own API. Source: etcd.io/docs, "etcd v3 JSON gateway"."""
+        url = f"http://127.0.0.1:{self.ports[ETCD]}/v3/{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            decoded: dict[str, Any] = json.loads(response.read())
+            return decoded
+
+    def restore_pod(self, namespace: str, name: str) -> None:
+        """Write the pod into etcd as it was when it was created: for this pod, etcd is restored from a backup."""
+        key = base64.b64encode(f"/registry/pods/{namespace}/{name}".encode()).decode()
+        (present,) = self.call_etcd("kv/range", {"key": key})["kvs"]
+        (created,) = self.call_etcd("kv/range", {"key": key, "revision": present["create_revision"]})["kvs"]
+        self.call_etcd("kv/put", {"key": key, "value": created["value"]})
 
     def start_controllers(self, extra: Sequence[str] = ()) -> None:
         """kube-controller-manager; without waiting for it."""

@@ -3,15 +3,12 @@
 All the while pods come and go under the rules of test_failover. Afterwards every card is free again: nothing is lost.
 """
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
@@ -34,14 +31,6 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     for space in spaces(cluster, request):
         space.nodes(NODES)
         yield space
-
-
-def etcd(cluster: Cluster, path: str, body: Json) -> Json:
-    """A call of etcd's own API. Source: etcd.io/docs, "etcd v3 JSON gateway"."""
-    url = f"http://127.0.0.1:{cluster.control_plane.ports[ETCD]}/v3/{path}"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=PATIENCE) as answer:
-        decoded: Json = json.loads(answer.read())
-        return decoded
 
 
 def etcd_stands_still(cluster: Cluster, seconds: float) -> None:
@@ -70,22 +59,25 @@ def etcd_is_killed(cluster: Cluster, seconds: float) -> None:
 
 def etcd_is_full(cluster: Cluster, seconds: float) -> None:
     """Reads work, and no write: also the Lease is not renewed. Then somebody makes room, as etcd's manual has it."""
-    alarm = {"memberID": etcd(cluster, "cluster/member/list", {})["header"]["member_id"], "alarm": "NOSPACE"}
-    etcd(cluster, "maintenance/alarm", {"action": "ACTIVATE", **alarm})
+    alarm = {
+        "memberID": cluster.control_plane.call_etcd("cluster/member/list", {})["header"]["member_id"],
+        "alarm": "NOSPACE",
+    }
+    cluster.control_plane.call_etcd("maintenance/alarm", {"action": "ACTIVATE", **alarm})
     try:
         with pytest.raises(errors.ServerError, match="space exceeded"):
             cluster.api.create(paths.namespaces(), {"metadata": {"generateName": "full-"}})
         time.sleep(seconds)
         forget_history(cluster)
-        etcd(cluster, "maintenance/defragment", {})
+        cluster.control_plane.call_etcd("maintenance/defragment", {})
     finally:
-        etcd(cluster, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        cluster.control_plane.call_etcd("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
 
 def forget_history(cluster: Cluster) -> None:
     """A compaction up to now."""
-    revision = etcd(cluster, "kv/range", {"key": "Lw=="})["header"]["revision"]
-    etcd(cluster, "kv/compaction", {"revision": revision, "physical": True})
+    revision = cluster.control_plane.call_etcd("kv/range", {"key": "Lw=="})["header"]["revision"]
+    cluster.control_plane.call_etcd("kv/compaction", {"revision": revision, "physical": True})
 
 
 def goes_on(space: Space, fault: Fault, seconds: float, count: int = 1) -> None:

@@ -24,6 +24,7 @@ from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import SOCKET_PREFIX
 from tests.cluster import Cluster, processes, versions
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
+from tests.cluster.controlplane import SCHEDULER
 from tests.cluster.images import BUSYBOX
 from tests.cluster.processes import run
 from tests.integration.sharing import Space
@@ -527,6 +528,24 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
             with suppress(errors.NotFound):
                 hand.cluster.api.delete(paths.extendedresources(card["uuid"].lower()))
         hand.start_plugin()
+
+
+def test_a_pod_that_waits_again_after_a_restore_of_etcd_frees_its_card(hand):
+    """It is not deleted. The kubelet ends its containers as those of a deleted pod, and kube-scheduler exits."""
+    former = hand.pod("former", 0, P100)
+    hand.wait(lambda: hand.starts(former), "the container told")
+    scheduler = hand.cluster.process(SCHEDULER)
+    scheduler.kill()
+    try:
+        hand.cluster.control_plane.restore_pod(hand.space.name, "former")
+        assert "nodeName" not in hand.space.get("former")["spec"]
+        latter = hand.pod("latter", 0, P100)
+        hand.wait(lambda: hand.starts(latter), "another pod has the card")
+        assert [grant["podUid"] for grant in hand.grants()] == [latter]
+        hand.wait(lambda: hand.status(0)["held"] == [], "nothing is reported of the former pod")
+        assert "nodeName" not in hand.space.get("former")["spec"]
+    finally:
+        scheduler.restart()
 
 
 def test_a_pod_that_nobody_placed_does_not_start(hand):
