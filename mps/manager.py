@@ -112,6 +112,7 @@ class Manager:
         clock: Clock = BOOT,
     ) -> None:
         self._settings = settings
+        self._client = client
         self._all_gpus = gpus
         self._gpus = NonMigGpus(gpus)
         self._use = use
@@ -338,7 +339,12 @@ class Manager:
 
     def _detach_ending(self) -> float:
         """Detach due clients. Returns the seconds until the next call."""
-        due, later = self._terminations.due(self.pods.all(), self._clock.wall().timestamp(), self._clock.now())
+        due, later = self._terminations.due(
+            self.pods.all(),
+            api_time=self._client.server_time(),
+            node_time=self._clock.wall(),
+            monotonic=self._clock.now(),
+        )
         if due:
             self.detach(due)
         return min(_DETACH_AGAIN_SECONDS if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)

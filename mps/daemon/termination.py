@@ -3,8 +3,10 @@
 Pods end in several ways, and not all are known beforehand: docs/reference/mps.md has the table.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from mps.host.pods import PodView
 
@@ -14,9 +16,10 @@ class Terminations:
     """The terminating pods of a node. Not thread-safe; times are parameters."""
 
     seconds_before: float  # seconds before the end of the grace period
-    _deleted: dict[str, float] = field(
+    _known: set[str] = field(default_factory=set)  # UIDs of the pods at the last call
+    _deleted: dict[str, tuple[float, float]] = field(
         default_factory=dict
-    )  # UID -> monotonic time at which its deletion was first seen
+    )  # UID -> its `ends_at`, and the monotonic time at which its grace period ends
     _last_living: dict[str, PodView] = field(default_factory=dict)  # at the last call
     _vanished: dict[str, PodView] = field(default_factory=dict)
 
@@ -25,11 +28,19 @@ class Terminations:
         """Pods that are due although their objects are gone: they were deleted by force."""
         return list(self._vanished.values())
 
-    def due(self, pods: Sequence[PodView], wall: float, monotonic: float) -> tuple[list[PodView], float | None]:
-        """The pods whose clients are to be detached now, and the seconds until the next one is due (None: unknown)."""
+    def due(
+        self, pods: Sequence[PodView], *, api_time: datetime, node_time: datetime, monotonic: float
+    ) -> tuple[list[PodView], float | None]:
+        """The pods whose clients are to be detached now, and the seconds until the next one is due (None: unknown).
+
+        api_time: the API server's time, which wrote the deletions.
+        node_time: the node's time, by which the kubelet started the pods.
+        monotonic: seconds of a clock that only moves forward.
+        """
         living = [pod for pod in pods if pod.assignment.containers and not pod.finished]
         now, later = self._force_deleted(pods, living), []
-        for pod, remaining in (*self._by_deletion(living, wall, monotonic), *self._by_deadline(living, wall)):
+        by_deletion = self._by_deletion(pods, living, api_time.timestamp(), monotonic)
+        for pod, remaining in (*by_deletion, *self._by_deadline(living, node_time.timestamp())):
             if remaining <= 0:
                 now.append(pod)
             else:
@@ -40,17 +51,27 @@ class Terminations:
         """Forget a force-deleted pod: it has no clients left."""
         self._vanished.pop(uid, None)
 
-    def _by_deletion(self, living: Sequence[PodView], wall: float, monotonic: float) -> Iterator[tuple[PodView, float]]:
+    def _by_deletion(
+        self, pods: Sequence[PodView], living: Sequence[PodView], api_time: float, monotonic: float
+    ) -> Iterator[tuple[PodView, float]]:
         """Terminating pods, and the seconds until their clients are to be detached.
 
-        The earlier of two clocks counts: the API server's clock may differ from ours, and a manager that has just
-        started sees an old deletion as new. A pod with a short grace period gets half of it.
+        The kubelet counts the grace period from when it sees the deletion, whatever the clocks say. So do we for a pod
+        that we have seen before its deletion. A deletion that is first seen with its pod may be old: then the
+        API server's time tells what is left. A pod with a short grace period gets half of it.
         """
-        self._deleted = {pod.uid: self._deleted.get(pod.uid, monotonic) for pod in living if pod.ends_at is not None}
+        deleted: dict[str, tuple[float, float]] = {}
         for pod in living:
-            if pod.ends_at is not None:
-                remaining = min(pod.ends_at - wall, self._deleted[pod.uid] + pod.grace - monotonic)
-                yield pod, remaining - min(self.seconds_before, pod.grace / 2)
+            if pod.ends_at is None:
+                continue
+            ends_at, until = self._deleted.get(pod.uid, (None, math.inf))
+            if ends_at != pod.ends_at:  # deleted, or deleted again with a shorter grace period
+                remaining = pod.grace if pod.uid in self._known else min(pod.grace, pod.ends_at - api_time)
+                until = min(until, monotonic + remaining)
+            deleted[pod.uid] = pod.ends_at, until
+            yield pod, until - monotonic - min(self.seconds_before, pod.grace / 2)
+        self._deleted = deleted
+        self._known = {pod.uid for pod in pods}
 
     def _by_deadline(self, living: Sequence[PodView], wall: float) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline: the kubelet ends them then, with the grace period of their spec, by its clock."""

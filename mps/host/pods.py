@@ -39,9 +39,9 @@ class PodView:
     """A pod.
 
     without_mps: whether it runs without MPS, by its annotation.
-    ends_at: when its grace period is over (wall time), None while it is not deleted.
+    ends_at: when its grace period is over by the API server's clock, None while it is not deleted.
     grace: grace period of its deletion in seconds.
-    deadline: when the kubelet ends it by itself (wall time), None: never.
+    deadline: when the kubelet ends it by itself, by the node's clock; None: never.
     spec_grace: grace period in seconds at the deadline, by its spec.
     cgroup_uid: the UID in its cgroups. A static pod has its own there, which an annotation of its mirror pod names; any
         user can write that annotation.

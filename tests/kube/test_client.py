@@ -91,6 +91,30 @@ def test_the_clock_is_that_of_the_other_side(api: ApiServer, client: KubeClient,
     assert client.clock() is None
 
 
+def test_the_api_servers_time_is_that_of_its_last_answer_and_the_seconds_since(
+    api: ApiServer, client: KubeClient, clock
+):
+    """Failures and watches tell it too. A clock that is set meanwhile changes nothing."""
+    api.answers["/x"] = Answer(200, b"{}", {"Date": "Fri, 01 Mar 2024 10:00:00 GMT"})
+    assert client.server_time() == clock.wall(), "no answer has told it"
+    client.get("/x")
+    clock.advance(90)
+    clock.set_wall(datetime(2030, 1, 1, tzinfo=UTC))
+    assert client.server_time() == datetime(2024, 3, 1, 10, 1, 30, tzinfo=UTC)
+    with pytest.raises(errors.NotFound):
+        client.get(paths.pods("ns", "none"))
+    assert client.server_time() == datetime(2030, 1, 1, tzinfo=UTC)
+    for date in ("noon", ""):
+        api.answers["/x"] = Answer(200, b"{}", {"Date": date})
+        client.get("/x")
+    clock.set_wall(datetime(2031, 1, 1, tzinfo=UTC))
+    assert client.server_time() == (datetime(2031, 1, 1, tzinfo=UTC))
+    watch = client.watch(paths.pods(), resource_version="1")
+    clock.set_wall(datetime(2040, 1, 1, tzinfo=UTC))
+    assert client.server_time() == datetime(2031, 1, 1, tzinfo=UTC)
+    watch.close()
+
+
 def test_error_bodies_are_truncated_and_need_not_be_json(api: ApiServer, client: KubeClient):
     api.fault(Fault(status=502, body=b"<html>" + b"x" * 5000))
     with pytest.raises(errors.ServerError) as caught:

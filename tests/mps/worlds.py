@@ -162,7 +162,9 @@ class Node:
         served = SelectedGpus(self.gpus, selection.parse(cards)) if cards else self.gpus
         self.lock = Lock(self.root)
         self.lock.acquire()
-        self.manager = Manager(self.settings, self.api.client(), served, self.gpus, host=self.host, clock=self.clock)
+        client = self.api.client(clock=self.clock)
+        client.clock()  # as the list of pods tells it
+        self.manager = Manager(self.settings, client, served, self.gpus, host=self.host, clock=self.clock)
         self.manager.inherit()
         self.step_all()
         return self

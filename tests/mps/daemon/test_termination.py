@@ -1,5 +1,7 @@
 """Whose clients are detached, and when."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from mps.daemon.termination import Terminations
@@ -22,8 +24,14 @@ def ending(ends: float, grace: float) -> PodView:
     return pod(ends_at=ends, grace=grace)
 
 
-def due(terminations: Terminations, due_pod: PodView, wall: float, mono: float):
-    now, later = terminations.due([due_pod], wall, mono)
+def step(terminations: Terminations, pods: list[PodView], api: float, mono: float, node: float | None = None):
+    """`node`: by the node's clock, if that differs from the API server's."""
+    api_time, node_time = (datetime.fromtimestamp(seconds, UTC) for seconds in (api, api if node is None else node))
+    return terminations.due(pods, api_time=api_time, node_time=node_time, monotonic=mono)
+
+
+def due(terminations: Terminations, due_pod: PodView, api: float, mono: float, node: float | None = None):
+    now, later = step(terminations, [due_pod], api, mono, node)
     return bool(now), later
 
 
@@ -39,14 +47,43 @@ def test_clients_have_their_grace_but_for_the_last_seconds(terminations):
     assert due(terminations, due_pod, 1027.1, 32.1)[0] is True
 
 
-def test_a_clock_that_differs_does_not_make_it_late(terminations):
-    due_pod = ending(1330.0, 30.0)  # the API server's is 5 minutes ahead
-    due(terminations, due_pod, 1000.0, 5.0)
-    assert due(terminations, due_pod, 1028.0, 33.0)[0] is True
+@pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
+@pytest.mark.parametrize("api_ahead", [-3600.0, 0.0, 27.0, 3600.0])
+def test_a_pod_that_was_seen_before_its_deletion_has_its_grace_whatever_the_clocks_say(
+    terminations, node_ahead, api_ahead
+):
+    """As the kubelet counts: another API server may have written the deletion, and its clock may differ too."""
+    due(terminations, pod(), 1000.0 + api_ahead, 5.0, 1000.0 + node_ahead)
+    detached = []
+    for second in range(29):
+        api, node = 1000.0 + second + api_ahead, 1000.0 + second + node_ahead
+        if due(terminations, ending(1030.0, 30.0), api, 5.0 + second, node)[0]:
+            detached.append(second)
+    assert detached == [27, 28]
+
+
+@pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
+def test_a_deletion_that_was_there_at_the_start_has_what_is_left_of_it_by_the_api_servers_clock(
+    terminations, node_ahead
+):
+    assert due(terminations, ending(1030.0, 30.0), 1020.0, 5.0, 1020.0 + node_ahead) == (False, 7.0)
+    assert due(terminations, ending(1030.0, 30.0), 1000.0, 11.9, 1000.0 + node_ahead)[0] is False, "it is set back"
+    assert due(terminations, ending(1030.0, 30.0), 1000.0, 12.0, 1000.0 + node_ahead)[0] is True
+
+
+def test_a_clock_of_the_api_server_that_goes_back_makes_no_grace_longer(terminations):
+    assert due(terminations, ending(1330.0, 30.0), 1000.0, 5.0) == (False, 27.0)
 
 
 def test_a_manager_that_starts_late_is_not_late(terminations):
     assert due(terminations, ending(1030.0, 30.0), 1028.0, 5.0)[0] is True
+
+
+def test_a_pod_that_is_deleted_again_has_the_shorter_grace_from_then_on(terminations):
+    due(terminations, pod(), 990.0, 0.0)
+    assert due(terminations, ending(1060.0, 60.0), 1000.0, 10.0) == (False, 57.0)
+    assert due(terminations, ending(1030.0, 10.0), 1020.0, 30.0) == (False, 7.0)
+    assert due(terminations, ending(1030.0, 10.0), 1027.0, 37.0)[0] is True
 
 
 def test_a_short_grace_is_halved_and_none_is_now(terminations):
@@ -56,7 +93,7 @@ def test_a_short_grace_is_halved_and_none_is_now(terminations):
 
 def test_who_is_not_deleted_or_holds_nothing_is_left_alone(terminations):
     others = [pod("a"), pod_without_share("b", ends_at=0.0), pod("c", finished=True, ends_at=0.0, deadline=0.0)]
-    assert terminations.due(others, 1000.0, 0.0) == ([], None)
+    assert step(terminations, others, 1000.0, 0.0) == ([], None)
 
 
 def test_a_pods_own_deadline_is_an_end_as_well(terminations):
@@ -66,6 +103,11 @@ def test_a_pods_own_deadline_is_an_end_as_well(terminations):
     assert due(terminations, due_pod, 1027.0, 127.0) == (True, None)
 
 
+def test_its_own_deadline_is_by_the_clock_of_the_node_whose_kubelet_keeps_it(terminations):
+    due_pod = pod(deadline=1000.0, spec_grace=30.0)
+    assert due(terminations, due_pod, 5000.0, 0.0, 1026.0) == (False, 1.0)
+
+
 def test_a_pod_that_is_deleted_before_its_deadline_ends_as_it_was_told(terminations):
     due_pod = pod(deadline=1000.0, spec_grace=30.0, ends_at=1300.0, grace=300.0)
     assert due(terminations, due_pod, 1100.0, 0.0) == (False, 197.0)
@@ -73,17 +115,16 @@ def test_a_pod_that_is_deleted_before_its_deadline_ends_as_it_was_told(terminati
 
 def test_a_pod_that_vanishes_is_due_at_once_until_it_has_no_clients(terminations):
     due_pod, other = pod("forced"), pod("other")
-    assert terminations.due([due_pod, other], 1000.0, 0.0) == ([], None)
+    assert step(terminations, [due_pod, other], 1000.0, 0.0) == ([], None)
     for _ in range(2):
-        assert terminations.due([other], 1001.0, 1.0) == ([due_pod], None)
+        assert step(terminations, [other], 1001.0, 1.0) == ([due_pod], None)
         assert terminations.force_deleted == [due_pod]
     terminations.mark_detached("forced")
-    assert terminations.due([other], 1002.0, 2.0) == ([], None)
+    assert step(terminations, [other], 1002.0, 2.0) == ([], None)
     assert terminations.force_deleted == []
 
 
 def test_who_had_finished_and_a_mirror_that_goes_leave_nobody_to_detach(terminations):
-    terminations.due(
-        [pod("done", finished=True), pod("mirror", cgroup_uid="static"), pod_without_share("free")], 0.0, 0.0
-    )
-    assert terminations.due([], 1.0, 1.0) == ([], None)
+    finished = [pod("done", finished=True), pod("mirror", cgroup_uid="static"), pod_without_share("free")]
+    step(terminations, finished, 0.0, 0.0)
+    assert step(terminations, [], 1.0, 1.0) == ([], None)
