@@ -46,8 +46,8 @@ PATCH_TYPES: dict[PatchKind, str] = {
 Query = Mapping[str, str]
 _T = TypeVar("_T")
 
-# In-cluster tokens live for an hour and are renewed well before; asking the loader for every request costs more
-# than the request's own work.
+# In-cluster tokens live for an hour and are renewed well before; reading the file for every request costs more than
+# the request's own work.
 _TOKEN_SECONDS = 10.0
 _PIECE = 65_536  # bytes
 _WATCH_HEADERS_SECONDS = 15.0  # an API server sends them at once, or after the request has waited in its queues

@@ -1,7 +1,7 @@
 """Credentials: where the API server is, TLS, and the Authorization header, by kubeconfig or service account.
 
 What `kubeconfig` does not read is read by the official client: of it only `kubernetes.config` is used, which knows exec
-plugins and token rotation.
+plugins. It reads a service account's token again by the machine's time of day, so that is done here.
 """
 
 import os
@@ -33,8 +33,7 @@ NO_HEADER = "has a line break or another character that no HTTP header can have;
 _NO_KUBECONFIG = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
 _IN_POD = "the pod's service account"
 _SERVER = "clusters[].cluster.server"
-_SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +50,9 @@ class Credentials:
 
 def load(file: Path | None, context: str = "") -> Credentials:
     """As `KubeClient.load` says. Raises `errors.KubeConfigError`, which says what was tried."""
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and _SERVICE_ACCOUNT_TOKEN.exists()
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT / "token").exists()
     if file is None and not context and in_pod:
-        return _by_library("", "")
+        return _of_service_account(_SERVICE_ACCOUNT)
     where = str(file or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     try:
         found = kubeconfig.read(Path(where).expanduser(), context)
@@ -62,6 +61,28 @@ def load(file: Path | None, context: str = "") -> Credentials:
     except OSError as error:  # of TLS too
         raise _unusable(where, str(error)) from error
     return _by_library(where, context)
+
+
+def _of_service_account(folder: Path) -> Credentials:
+    """Raises `errors.KubeConfigError`."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise _unusable(_IN_POD, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    namespace = folder / "namespace"
+    try:
+        ca = (folder / "ca.crt").read_bytes()
+        if not ca.strip():
+            raise _unusable(_IN_POD, f"{folder / 'ca.crt'} is empty")
+        account = Kubeconfig(
+            server=server,
+            ca=ca,
+            token_file=folder / "token",
+            namespace=namespace.read_text().strip() if namespace.exists() else "",
+        )
+        return _plain(account, _IN_POD)
+    except OSError as error:  # of TLS too
+        raise _unusable(_IN_POD, str(error)) from error
 
 
 def _plain(found: Kubeconfig, where: str) -> Credentials:
@@ -107,7 +128,7 @@ def _token_in(path: Path) -> str | None:
 
 
 def _by_library(where: str, context: str) -> Credentials:
-    """`where`: a kubeconfig, "" for the pod's service account. Raises `errors.KubeConfigError`."""
+    """`where`: a kubeconfig. Raises `errors.KubeConfigError`."""
     # Importing the official client takes 0.3 s and 40 MB, which what never connects should not pay.
     from kubernetes import config  # noqa: PLC0415
     from kubernetes.client import Configuration  # noqa: PLC0415
@@ -115,34 +136,30 @@ def _by_library(where: str, context: str) -> Credentials:
     loaders: Any = config  # untyped
     configuration = Configuration()
     try:
-        if not where:
-            loaders.load_incluster_config(client_configuration=configuration)
-            namespace = _SERVICE_ACCOUNT_NAMESPACE.read_text() if _SERVICE_ACCOUNT_NAMESPACE.exists() else ""
-        else:
-            contexts, active = loaders.list_kube_config_contexts(config_file=where)
-            chosen = next((one for one in contexts if one["name"] == context), None) if context else active
-            if chosen is None:
-                known = ", ".join(str(one["name"]) for one in contexts)
-                raise errors.KubeConfigError(f"there is no context {context!r} in {where}; those there are: {known}")
-            loaders.load_kube_config(
-                config_file=where,
-                context=context or None,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-            namespace = chosen["context"].get("namespace")
+        contexts, active = loaders.list_kube_config_contexts(config_file=where)
+        chosen = next((one for one in contexts if one["name"] == context), None) if context else active
+        if chosen is None:
+            known = ", ".join(str(one["name"]) for one in contexts)
+            raise errors.KubeConfigError(f"there is no context {context!r} in {where}; those there are: {known}")
+        loaders.load_kube_config(
+            config_file=where,
+            context=context or None,
+            client_configuration=configuration,
+            persist_config=False,
+        )
+        namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
         none = isinstance(error, _NO_KUBECONFIG)
         why = "it is no kubeconfig" if none else str(error)
-        raise _unusable(where or _IN_POD, why) from error
-    _check_url(str(configuration.host), _SERVER, where or _IN_POD)
+        raise _unusable(where, why) from error
+    _check_url(str(configuration.host), _SERVER, where)
     return Credentials(
         host=str(configuration.host),
         ssl_context=_tls_of(configuration),
         server_hostname=configuration.tls_server_name,
         authorization=_authorization_of(configuration),
-        proxy=_proxy(str(configuration.host), configuration.proxy, where or _IN_POD),
+        proxy=_proxy(str(configuration.host), configuration.proxy, where),
         namespace=namespace or DEFAULT_NAMESPACE,
     )
 
@@ -182,8 +199,8 @@ def _authorization_of(configuration: Any) -> Authorization | None:
     """None when the client certificate is all: then no request ever asks."""
 
     def value() -> str | None:
-        # Calls refresh_api_key_hook, which re-reads the pod's token file and re-runs exec plugins. Releases before
-        # 36.0.1 knew only the second name, later ones file the token under the first.
+        # Calls refresh_api_key_hook, which re-runs exec plugins. Releases before 36.0.1 knew only the second name,
+        # later ones file the token under the first.
         found = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if not found and configuration.username:
             found = configuration.get_basic_auth_token()

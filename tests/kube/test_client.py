@@ -12,7 +12,8 @@ import pytest
 import yaml
 from urllib3.exceptions import InsecureRequestWarning
 
-from cardwise.kube import errors, paths
+from cardwise.kube import client as module
+from cardwise.kube import credentials, errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.tls import certs
 from tests.fakes.apiserver import Answer, ApiServer, Fault
@@ -399,41 +400,79 @@ def test_watch_over_tls_can_be_ended_from_another_thread(tls_server):
     client.close()
 
 
-def test_in_a_pod_the_service_account_is_used_and_its_token_followed(tls_server, monkeypatch):
-    from kubernetes.config import incluster_config
+@pytest.fixture
+def service_account(tmp_path, monkeypatch):
+    """That of a pod in a cluster without an API server."""
+    authority = certs.new_authority("test CA", datetime.now(UTC), timedelta(days=1))
+    folder = tmp_path / "serviceaccount"
+    folder.mkdir()
+    for name, content in (("ca.crt", authority.cert), ("token", b"first\n"), ("namespace", b"team-a")):
+        (folder / name).write_bytes(content)
+    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT", folder)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
 
-    from cardwise.kube import client as module
-    from cardwise.kube import credentials
 
+def test_in_a_pod_the_service_account_is_used_and_its_token_followed(tls_server, service_account, monkeypatch):
     url, directory, seen = tls_server
-    token = directory / "token"
-    token.write_text("first")
+    (service_account / "ca.crt").write_bytes((directory / "ca.crt").read_bytes())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.2")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", url.rpartition(":")[2])
-    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT_TOKEN", token)
-    (directory / "namespace").write_text("team-a")
-    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT_NAMESPACE", directory / "namespace")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(directory / "ca.crt"))
-    # The loader's own minute, and ours, shortened.
     monkeypatch.setattr(module, "_TOKEN_SECONDS", 0.0)
-    loader = incluster_config.InClusterConfigLoader
-    read = loader._read_token_file
-
-    def read_and_expire(self):
-        read(self)
-        self.token_expires_at -= timedelta(minutes=2)
-
-    monkeypatch.setattr(loader, "_read_token_file", read_and_expire)
     client = KubeClient.load()
     assert client.namespace == "team-a"
     client.get("/version")
-    token.write_text("second")
+    (service_account / "token").write_text("second")
     client.get("/version")
     client.close()
     heads = [head.lower() for head in seen]
-    assert b"authorization: bearer first" in heads[0]
-    assert b"authorization: bearer second" in heads[1]
+    assert b"authorization: bearer first\r\n" in heads[0]
+    assert b"authorization: bearer second\r\n" in heads[1]
+
+
+def test_a_token_of_the_service_account_is_read_again_after_seconds_and_after_401(
+    api: ApiServer, clock, service_account
+):
+    """However the time of day jumps, and at once where it was revoked."""
+    loaded = credentials.load(None)
+    assert loaded.host == "https://[fd00::1]:443"
+    client = KubeClient(api.serve(), authorization=loaded.authorization, clock=clock)
+    client.create("/x", {})
+    (service_account / "token").write_text("second")
+    clock.set_wall(datetime(2020, 1, 1, tzinfo=UTC))
+    clock.advance(11)
+    client.create("/x", {})
+    (service_account / "token").write_text("third")
+    api.fault(Fault(status=401))
+    with pytest.raises(errors.Unauthorized):
+        client.create("/x", {})
+    client.create("/x", {})
+    sent = [request.headers["Authorization"] for request in api.sent()]
+    assert sent == ["Bearer first", "Bearer second", "Bearer second", "Bearer third"]
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("ca.crt", b"", "ca.crt is empty"),
+        ("ca.crt", b"x", "certificate"),
+        ("ca.crt", None, "ca.crt"),
+        ("PORT", None, "PORT"),
+    ],
+)
+def test_a_service_account_that_is_damaged_says_what_of_it(service_account, monkeypatch, name, content, why):
+    if name == "PORT":
+        monkeypatch.delenv("KUBERNETES_SERVICE_PORT")
+    elif content is None:
+        (service_account / name).unlink()
+    else:
+        (service_account / name).write_bytes(content)
+    with pytest.raises(errors.KubeConfigError, match=f"the pod's service account: .*{why}"):
+        KubeClient.load()
 
 
 def test_no_credentials_says_where_it_looked(tmp_path, monkeypatch):
