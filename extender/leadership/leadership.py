@@ -125,8 +125,8 @@ class ByLease(Leadership):
         self._term = 0  # the present term: the elector's epoch, once all is known; 0: none
         self._settled_in = 0  # the epoch for which `_settle` is done, also if a later step has failed
         self._word = (0, "")  # a term and its word
-        self._token = ""  # of the Lease, when the last term began
-        self._voided: tuple[str, set[str]] = ("", set())  # a token of the Lease, and pods made void for it so far
+        self._tenure = 0  # of the elector, when the last term began
+        self._voided: tuple[int, set[str]] = (0, set())  # a tenure, and the pods made void in it so far
         self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since the term began
         self._again = 0.0  # when they are tried again
         self._posts = 0
@@ -153,7 +153,7 @@ class ByLease(Leadership):
         return term if self._elector is not None and self._elector.holds(epoch=term) else None
 
     def resumes(self) -> bool:
-        return self._elector is not None and self._elector.token in ("", self._token)  # "": the holder is not known
+        return self._elector is not None and self._elector.tenure == self._tenure
 
     def denial(self) -> Denial | None:
         elector = self._elector
@@ -209,9 +209,8 @@ class ByLease(Leadership):
         if epoch == self._term:
             self._prove(still)
             return
-        token = elector.token
-        word = f"{self._name}/{token}/{elector.identity}"
-        if still() and (self._settled_in == epoch or self._settle(token, word, still)):
+        tenure, word = elector.tenure, f"{self._name}/{elector.token}/{elector.identity}"
+        if still() and (self._settled_in == epoch or self._settle(tenure, word, still)):
             self._settled_in = epoch
             self._state.forget_plans()
             self._state.warm()
@@ -219,7 +218,7 @@ class ByLease(Leadership):
             with self._state.queue() as queue:
                 queue.begin_turns()
                 queue.move_all_of_others()
-            self._word, self._token, self._voided = (epoch, word), token, ("", set())
+            self._word, self._tenure, self._voided = (epoch, word), tenure, (0, set())
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
             _log.info("became leader; serving scheduler calls", lease=self._name, term=epoch)
@@ -241,7 +240,7 @@ class ByLease(Leadership):
         with self._state.queue() as queue:
             return queue.bindable()
 
-    def _settle(self, token: str, word: str, still: Callable[[], bool]) -> bool:
+    def _settle(self, tenure: int, word: str, still: Callable[[], bool]) -> bool:
         """Learns what was bound in former terms, and makes sure that none of their Bindings lands any more, except on
         `_unproven` pods. Returns whether that is done.
 
@@ -256,10 +255,10 @@ class ByLease(Leadership):
             # has sent nothing yet.
             return True
         waiting, before = self._waiting(), frozenset[str]()
-        if token != self._voided[0]:
-            self._voided = token, set()
+        if tenure != self._voided[0]:
+            self._voided = tenure, set()
         voided = self._voided[1]
-        if token == self._token:
+        if tenure == self._tenure:
             # Nobody has had the Lease since our last term: only our own Bindings may be under way.
             own, before = self._state.unheard(), self._unproven
             waiting = [pod for pod in waiting if pod.uid in own]

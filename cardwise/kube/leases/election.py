@@ -47,6 +47,8 @@ class LeaseRecord:
     acquired: str
     renewed: str
     transitions: int
+    uid: str
+    settled: bool  # released by a holder that had settled all
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,11 @@ class _Seen:
 class Election:
     """One candidate. Alternate `call` with `answered` or `failed`; an answer that was given up on must not come later.
 
-    `claim` may be read by any thread, all else belongs to one.
+    `claim`, `tenure` and `heir` may be read by any thread, all else belongs to one.
+
+    - tenure: grows whenever another process may have had the Lease. Two equal numbers: none has, whatever the Lease
+      says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`.
+    - heir: the holder before released the Lease and had settled all (`farewell`), and this process took it from there.
     """
 
     def __init__(
@@ -98,6 +104,8 @@ class Election:
         if duration > MAX_DURATION:
             raise ValueError(f"duration ({duration}) must be at most {MAX_DURATION:.0f}: others wait no longer for us")
         self.claim = LeaseTerm()
+        self.tenure = 0
+        self.heir = False
         self._metadata = {"name": name, "namespace": namespace}
         self._identity = identity
         self._duration = duration
@@ -117,21 +125,11 @@ class Election:
 
     @property
     def token(self) -> str:
-        """UID of the Lease that was last seen, and how often it had gone from one holder to another; "" for none."""
-        seen = self._seen
-        return (
-            "" if seen is None else f"{_text(_dict(seen.lease.get('metadata')).get('uid'))}/{seen.record.transitions}"
-        )
+        """UID of the Lease that was last seen, and how often it had gone from one holder to another; "" for none.
 
-    @property
-    def heir(self) -> bool:
-        """Whether the holder before gave the Lease back and had settled all: see `farewell`."""
-        seen = self._seen
-        if seen is None:
-            return False
-        metadata = _dict(seen.lease.get("metadata"))
-        said = _dict(metadata.get("annotations")).get(names.SETTLED)
-        return said == f"{_text(metadata.get('uid'))}/{seen.record.transitions - 1}"
+        For the policy and for people: a Lease that is restored or edited may give the same token to two holders.
+        """
+        return "" if self._seen is None else f"{self._seen.record.uid}/{self._seen.record.transitions}"
 
     def call(self, now: float, wall: datetime) -> LeaseCall:
         """What to send now. `wall` is only written for people to read."""
@@ -169,7 +167,8 @@ class Election:
         metadata = _dict(seen.lease.get("metadata"))
         if settled:
             annotations = _dict(metadata.get("annotations"))
-            metadata = {**metadata, "annotations": {**annotations, names.SETTLED: self.token}}
+            # Names this very release, so that it says nothing of a Lease that was restored or taken since.
+            metadata = {**metadata, "annotations": {**annotations, names.SETTLED: f"{seen.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
     def answered(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
@@ -182,15 +181,26 @@ class Election:
         before, self._absent, self._reread = self._seen, False, False
         if wrote and call.kind != "release":
             self._unanswered.clear()
+            if before is None:  # created: what was there before may have been another's
+                self.tenure += 1
+                self.heir = False
+            elif not before.mine:
+                self.heir = before.record.settled
             self._seen = _Seen(lease, record, now, mine=True)
             self._renew_at = call.sent + self._renew_every
             self.claim = self._claimed(call, now)
             return
-        if before is None or before.record.version != record.version:
-            mine = (record.holder, record.renewed) in self._unanswered
-            self._seen = before = _Seen(lease, record, now, mine)
-        if not before.mine:
+        if before is not None and before.record.version == record.version:
+            return
+        mine = (record.holder, record.renewed) in self._unanswered
+        if not mine:
+            # The claim ends first: who reads the new tenure must not take it for that of the former claim.
             self.claim = replace(self.claim, until=-math.inf)
+            self.tenure += 1
+            self.heir = False
+            # What was sent names an earlier version: it has been replaced, or it fails.
+            self._unanswered.clear()
+        self._seen = _Seen(lease, record, now, mine)
 
     def failed(self, call: LeaseCall, error: errors.KubeError) -> None:
         """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
@@ -254,14 +264,17 @@ class Election:
 def read(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
     metadata, spec = _dict(lease.get("metadata")), _dict(lease.get("spec"))
-    holder = spec.get("holderIdentity")
+    holder, uid, renewed = spec.get("holderIdentity"), _text(metadata.get("uid")), _text(spec.get("renewTime"))
+    settled = _dict(metadata.get("annotations")).get(names.SETTLED)
     return LeaseRecord(
         version=_text(metadata.get("resourceVersion")),
         holder=holder if isinstance(holder, str) else None,
         seconds=float(_count(spec.get("leaseDurationSeconds"))),
         acquired=_text(spec.get("acquireTime")),
-        renewed=_text(spec.get("renewTime")),
+        renewed=renewed,
         transitions=_count(spec.get("leaseTransitions")),
+        uid=uid,
+        settled=holder == "" and settled == f"{uid}/{renewed}",
     )
 
 

@@ -89,12 +89,17 @@ class LeaderElector:
 
     @property
     def token(self) -> str:
-        """Which Lease it is, and a number that grows with every new holder; see `Election.token`."""
+        """Which Lease it is, and how many holders it has had; see `Election.token`."""
         return self._election.token
 
     @property
+    def tenure(self) -> int:
+        """Grows whenever another process may have had the Lease; see `Election`."""
+        return self._election.tenure
+
+    @property
     def heir(self) -> bool:
-        """Whether the holder before gave the Lease back and had settled all."""
+        """Whether the Lease was taken from a holder that had released it and settled all."""
         return self._election.heir
 
     @property

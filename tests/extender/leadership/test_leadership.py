@@ -457,6 +457,42 @@ def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
     assert changed(two) == ["p", "p"]
 
 
+def test_a_lease_whose_count_goes_back_hides_no_other_leader(two):
+    """A backup that is restored, or an edit, gives a leader the token that it had before another one led."""
+    two.takes_over(two.b)
+    count = two.api.get(LEASE)["spec"]["leaseTransitions"]
+    for name in ("mine", "other"):
+        two.api.create_pod(name, P100)
+    two.takes_over(two.a)
+    two.b.look()
+    late = binding_of(two.api, "mine")
+    late["metadata"]["annotations"][names.TERM] = two.a.leadership.word(two.a.leadership.term())
+    count_is(two, count - 1)
+    two.takes_over(two.b)
+    assert two.b.bind("other", "n1") == "bound"
+    with pytest.raises(errors.KubeError):
+        two.api.client().create(paths.pods("default", "mine", "binding"), late)
+    assert two.api.over_full(P100) == []
+
+
+def test_when_the_count_of_holders_is_at_its_limit_each_new_leader_changes_all(two):
+    count_is(two, 2**31 - 1)
+    two.api.create_pod("p", 100)
+    for leader in (two.b, two.a, two.b, two.a):
+        two.takes_over(leader)
+    assert changed(two) == ["p"] * 4
+
+
+def test_what_one_said_when_it_ended_is_no_news_of_a_lease_whose_count_went_back(two):
+    gives_back(two.a)
+    count = two.api.get(LEASE)["spec"]["leaseTransitions"]
+    takes(two.b)
+    two.api.create_pod("p", 100)
+    count_is(two, count)
+    two.takes_over(Extender(two.api, "c", two.clock, cards={"n1": 1}))
+    assert changed(two) == ["p"]
+
+
 def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_again(two):
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
@@ -531,6 +567,11 @@ def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
     assert mark(two.a.state, "uid-mine") is None
     two.takes_over(two.a)
     assert changed(two) == ["mine", "mine"]
+
+
+def count_is(two, count):
+    """Somebody writes so into the Lease."""
+    two.api.edit(LEASE, spec=two.api.get(LEASE)["spec"] | {"leaseTransitions": count})
 
 
 def binding_of(api, name):
