@@ -287,8 +287,10 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
         space.refusal(lambda: bind(extender, space, pod, late, dry=True), "the API server knows that the term is over")
         with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
             bind(extender, space, pod, late)
+        with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
+            bind(extender, space, pod, f"{uid}/{transitions}/somebody")  # the number was set back, or is at its limit
         assert not space.get("late")["spec"].get("nodeName")
-        bind(extender, space, pod, f"{uid}/{transitions}/somebody")
+        bind(extender, space, pod, f"{uid}/{transitions}/{held['spec']['holderIdentity']}")
         assert space.get("late")["spec"]["nodeName"] == space.own_nodes[0]
         # A cache may be that of a Lease which is no more; nobody is kept from binding by it.
         other = space.create(workload("other", gpu_mem=1000, spec={"schedulerName": "nobody"}))
