@@ -4,20 +4,22 @@ What is written into a certificate is here, when one is made in `rotation`. Go v
 wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.
 """
 
+import contextlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 # Clocks of nodes differ; a certificate of this second must be good on all of them.
 _BACKDATE = timedelta(hours=1)
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 class KeyPurpose(Enum):
@@ -49,7 +51,7 @@ class KeyPair:
         """Whether certificate and key are readable and belong together."""
         try:
             return self.certificate().public_key() == self.private_key().public_key()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, UnsupportedAlgorithm):
             return False
 
 
@@ -89,11 +91,37 @@ def new_leaf(
     return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
 
 
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether clients accept this certificate as a CA: those of Go, and OpenSSL with strict flags (Python 3.13)."""
+    try:
+        extensions = certificate.extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+        usage = extensions.get_extension_for_class(x509.KeyUsage).value
+        extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return False
+    return constraints.critical and constraints.value.ca and usage.key_cert_sign
+
+
+def certificates_in(pem: bytes) -> list[x509.Certificate]:
+    """The certificates of a bundle; blocks that cannot be read are left out."""
+    certificates = []
+    for block in pem.split(_BEGIN)[1:]:
+        with contextlib.suppress(ValueError):
+            certificates.append(x509.load_pem_x509_certificate(_BEGIN + block))
+    return certificates
+
+
+def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
+    """A bundle."""
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
+
+
 def issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether the CA's key signed the leaf."""
     try:
         leaf.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -92,29 +92,29 @@ class SecretStore:
         return Stored(files, str(secret["metadata"]["resourceVersion"]))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
-        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "Opaque",
-            "metadata": metadata,
-            "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
-        }
+        data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         try:
             if version:
-                # PUT, for "replaces all"; what others wrote into the metadata stays.
-                current = self._client.get(paths.secrets(self._namespace, self._name))["metadata"]
-                if current["resourceVersion"] != version:
+                # PUT, for "replaces all"; what others wrote beside the data stays.
+                current = self._client.get(paths.secrets(self._namespace, self._name))
+                if current["metadata"]["resourceVersion"] != version:
                     return False
-                metadata |= {key: current[key] for key in ("labels", "annotations") if key in current}
-                metadata["resourceVersion"] = version
-                self._client.update(paths.secrets(self._namespace, self._name), secret)
+                if current.get("immutable"):
+                    raise errors.Invalid(422, "Invalid", self._immutable())
+                self._client.update(paths.secrets(self._namespace, self._name), current | {"data": data})
             else:
-                metadata["labels"] = self._labels
+                metadata = {"name": self._name, "namespace": self._namespace, "labels": self._labels}
+                secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
                 self._client.create(paths.secrets(self._namespace), secret)
         except (errors.Conflict, errors.NotFound):
             return False
         return True
+
+    def _immutable(self) -> str:
+        return (
+            f"Secret {self._namespace}/{self._name}: immutable: true, so no certificate in it can be renewed; "
+            "replace the Secret by one with the same data and without `immutable` (kubectl replace --force)"
+        )
 
     def clock(self) -> datetime | None:
         with contextlib.suppress(errors.KubeError):

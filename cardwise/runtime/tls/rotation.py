@@ -5,12 +5,26 @@ meets a certificate that it cannot verify: the next CA is first only announced i
 the leafs; after another `overlap`, when every replica and client has moved, the old one goes.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
-from cardwise.runtime.tls.certs import KeyPair, KeyPurpose, hosts_of, issued_by, new_authority, new_leaf, normal_hosts
+from cryptography import x509
+
+from cardwise.runtime.tls.certs import (
+    KeyPair,
+    KeyPurpose,
+    certificates_in,
+    hosts_of,
+    is_authority,
+    issued_by,
+    new_authority,
+    new_leaf,
+    normal_hosts,
+    pem_of,
+)
 
 # Names in the store; the first five are also what parts read from their directory.
 BUNDLE = "ca.crt"
@@ -19,6 +33,9 @@ CLIENT_CERT, CLIENT_KEY = "client.crt", "client.key"
 AUTHORITY_CERT, AUTHORITY_KEY = "authority.crt", "authority.key"
 NEXT_CERT, NEXT_KEY, NEXT_SINCE = "authority-next.crt", "authority-next.key", "authority-next.since"
 OLD_CERT, OLD_SINCE = "authority-old.crt", "authority-old.since"
+
+_LEAFS = {KeyPurpose.SERVER: (SERVER_CERT, SERVER_KEY), KeyPurpose.CLIENT: (CLIENT_CERT, CLIENT_KEY)}
+_LAST_DAY = timedelta(days=1)  # two checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,86 +84,162 @@ class WantedCertificates:
     name: str = "cardwise"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One call of `advance`, which changes `files`."""
+
+    files: dict[str, bytes]
+    wanted: WantedCertificates
+    lifetimes: Lifetimes
+    now: datetime
+
+
 def advance(
-    stored: Mapping[str, bytes], wanted: WantedCertificates, lifetimes: Lifetimes, now: datetime
+    stored: Mapping[str, bytes],
+    wanted: WantedCertificates,
+    lifetimes: Lifetimes,
+    now: datetime,
+    *,
+    before: Mapping[str, bytes] | None = None,
 ) -> dict[str, bytes]:
     """What should be stored now; equal to `stored` when nothing is due.
 
-    Made anew are entries that are damaged, or not valid yet: from a time when the clock was ahead.
+    Made anew are entries that are damaged, or not valid yet: from a time when the clock was ahead. A certificate that
+    clients still trust is kept also when the key of its CA is lost: the next CA is announced, and signs after `overlap`
+    or when a certificate cannot be kept any longer.
+
+    `before`: what this process last had from the store. An empty store gets it back, and a CA its lost key.
     """
-    files = dict(stored)
-    _advance_authority(files, wanted, lifetimes, now)
-    authority = KeyPair(files[AUTHORITY_CERT], files[AUTHORITY_KEY])
-    _renew_leaf(
-        files, (SERVER_CERT, SERVER_KEY), authority, KeyPurpose.SERVER, wanted=wanted, lifetimes=lifetimes, now=now
-    )
-    if wanted.client:
-        _renew_leaf(
-            files, (CLIENT_CERT, CLIENT_KEY), authority, KeyPurpose.CLIENT, wanted=wanted, lifetimes=lifetimes, now=now
-        )
+    step = _Step(files=dict(stored or before or {}), wanted=wanted, lifetimes=lifetimes, now=now)
+    files = step.files
+    _recover_authority(step, before or {})
+    _advance_authority(step)
+    uses = (KeyPurpose.SERVER, KeyPurpose.CLIENT) if wanted.client else (KeyPurpose.SERVER,)
+    if not has_authority_key(files) and any(_hosts_due(step, use) is not None for use in uses):
+        _promote(step)
+    for use in uses:
+        _renew_leaf(step, use)
     # The issuing CA first: tools that read only one certificate of a bundle read that.
     files[BUNDLE] = b"".join(files[name] for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT) if name in files)
     return files
 
 
-def _advance_authority(
-    files: dict[str, bytes], wanted: WantedCertificates, lifetimes: Lifetimes, now: datetime
-) -> None:
-    current = _pair(files, AUTHORITY_CERT, AUTHORITY_KEY, now)
+def has_authority_key(files: Mapping[str, bytes]) -> bool:
+    """Whether the CA can sign: its key is there and belongs to its certificate."""
+    return KeyPair(files.get(AUTHORITY_CERT, b""), files.get(AUTHORITY_KEY, b"")).matches()
+
+
+def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
+    """Finds the CA again whose certificate or key is damaged or lost: in the bundle, and in what we had `before`."""
+    files = step.files
+    known = [
+        authority for name in (AUTHORITY_CERT, BUNDLE) for authority in _authorities(files.get(name, b""), step.now)
+    ]
+    ours = known or _authorities(before.get(AUTHORITY_CERT, b""), step.now)
+    keys = [source[AUTHORITY_KEY] for source in (files, before) if AUTHORITY_KEY in source]
+    pairs = (KeyPair(pem_of([authority]), key) for authority in ours for key in keys)
+    if whole := next((pair for pair in pairs if pair.matches()), None):
+        files[AUTHORITY_CERT], files[AUTHORITY_KEY] = whole.cert, whole.key
+    else:
+        _drop(files, AUTHORITY_CERT, AUTHORITY_KEY)
+        leaf = certificates_in(files.get(SERVER_CERT, b""))[:1]
+        if issuer := next((authority for authority in known for each in leaf if issued_by(each, authority)), None):
+            files[AUTHORITY_CERT] = pem_of([issuer])
+    for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
+        # One block that cannot be read would make the whole bundle unreadable for OpenSSL.
+        if authorities := _authorities(files.get(name, b""), step.now):
+            files[name] = pem_of(authorities if name == OLD_CERT else authorities[:1])
+        else:
+            _drop(files, name)
+
+
+def _authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
+    """The certificates of a bundle that are a CA and valid now."""
+    return [each for each in certificates_in(pem) if is_authority(each) and _is_valid(each, now)]
+
+
+def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
+
+
+def _advance_authority(step: _Step) -> None:
+    files, now = step.files, step.now
+    if OLD_CERT in files and now >= _since(step, OLD_SINCE) + step.lifetimes.overlap:
+        _drop(files, OLD_CERT)
+    if OLD_CERT not in files:
+        _drop(files, OLD_SINCE)
     following = _pair(files, NEXT_CERT, NEXT_KEY, now)
-    if current is None or current.certificate().not_valid_after_utc <= now:
-        # Nothing usable: no overlap can save anybody, begin at once.
-        _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE, OLD_CERT, OLD_SINCE)
-        fresh = following or new_authority(f"{wanted.name} CA", now, lifetimes.authority)
-        files[AUTHORITY_CERT], files[AUTHORITY_KEY] = fresh.cert, fresh.key
-        return
-    if OLD_CERT in files and now >= _since(files, OLD_SINCE) + lifetimes.overlap:
-        _drop(files, OLD_CERT, OLD_SINCE)
     if following is None:
         _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
-        if current.certificate().not_valid_after_utc - now < lifetimes.authority_renew:
-            fresh = new_authority(f"{wanted.name} CA", now, lifetimes.authority)
-            files[NEXT_CERT], files[NEXT_KEY] = fresh.cert, fresh.key
-            files[NEXT_SINCE] = _stamp(now)
-    elif now >= _since(files, NEXT_SINCE) + lifetimes.overlap:
-        files[OLD_CERT], files[OLD_SINCE] = current.cert, _stamp(now)
-        files[AUTHORITY_CERT], files[AUTHORITY_KEY] = following.cert, following.key
-        _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
+    if AUTHORITY_CERT not in files:
+        # Nothing that clients trust: no overlap can save anybody, begin at once.
+        _drop(files, OLD_CERT, OLD_SINCE)
+        _promote(step)
+    elif following is not None:
+        if now >= _since(step, NEXT_SINCE) + step.lifetimes.overlap:
+            _promote(step)
+    elif not has_authority_key(files) or _ends_soon(files[AUTHORITY_CERT], step):
+        _announce(step)
 
 
-def _renew_leaf(
-    files: dict[str, bytes],
-    names: tuple[str, str],
-    authority: KeyPair,
-    use: KeyPurpose,
-    *,
-    wanted: WantedCertificates,
-    lifetimes: Lifetimes,
-    now: datetime,
-) -> None:
-    hosts = normal_hosts(wanted.hosts if use is KeyPurpose.SERVER else ())
-    leaf = _pair(files, *names, now)
-    if leaf is not None:
-        certificate, issuer = leaf.certificate(), authority.certificate()
-        # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
-        left = certificate.not_valid_after_utc - now
-        renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
-        due = left < renew and certificate.not_valid_after_utc < issuer.not_valid_after_utc
-        if not due and issued_by(certificate, issuer):
-            if hosts <= hosts_of(certificate):
-                return
-            hosts |= hosts_of(certificate)
-    name = wanted.name if use is KeyPurpose.SERVER else f"{wanted.name}-client"
-    lifetime = lifetimes.leaf if use is KeyPurpose.SERVER else lifetimes.client
-    fresh = new_leaf(authority, name, sorted(hosts), use, now=now, lifetime=lifetime)
-    files[names[0]], files[names[1]] = fresh.cert, fresh.key
+def _ends_soon(authority: bytes, step: _Step) -> bool:
+    (certificate,) = certificates_in(authority)
+    return certificate.not_valid_after_utc - step.now < step.lifetimes.authority_renew
+
+
+def _announce(step: _Step) -> None:
+    fresh = new_authority(f"{step.wanted.name} CA", step.now, step.lifetimes.authority)
+    step.files[NEXT_CERT], step.files[NEXT_KEY] = fresh.cert, fresh.key
+    step.files[NEXT_SINCE] = _stamp(step.now)
+
+
+def _promote(step: _Step) -> None:
+    """The next CA signs from now on, and the present one stays in the bundle."""
+    files = step.files
+    if NEXT_CERT not in files:
+        _announce(step)
+    if AUTHORITY_CERT in files:
+        files[OLD_CERT], files[OLD_SINCE] = files[AUTHORITY_CERT] + files.get(OLD_CERT, b""), _stamp(step.now)
+    files[AUTHORITY_CERT], files[AUTHORITY_KEY] = files[NEXT_CERT], files[NEXT_KEY]
+    _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
+
+
+def _hosts_due(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
+    """The hosts of the leaf to make now; None while the present one is kept."""
+    files, lifetimes = step.files, step.lifetimes
+    hosts = normal_hosts(step.wanted.hosts if use is KeyPurpose.SERVER else ())
+    leaf = _pair(files, *_LEAFS[use], step.now)
+    if leaf is None:
+        return hosts
+    certificate, (issuer,) = leaf.certificate(), certificates_in(files[AUTHORITY_CERT])
+    if not issued_by(certificate, issuer):
+        return hosts
+    renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
+    if not has_authority_key(files):
+        # Nothing that clients trust can be made, so this one is kept to its end, for those of its hosts.
+        renew, hosts = min(renew, _LAST_DAY), hosts if hosts.isdisjoint(hosts_of(certificate)) else frozenset()
+    # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
+    end = certificate.not_valid_after_utc
+    if end - step.now < renew and end < issuer.not_valid_after_utc:
+        return hosts
+    return None if hosts <= hosts_of(certificate) else hosts | hosts_of(certificate)
+
+
+def _renew_leaf(step: _Step, use: KeyPurpose) -> None:
+    hosts = _hosts_due(step, use)
+    if hosts is None:
+        return
+    name = step.wanted.name if use is KeyPurpose.SERVER else f"{step.wanted.name}-client"
+    lifetime = step.lifetimes.leaf if use is KeyPurpose.SERVER else step.lifetimes.client
+    authority = KeyPair(step.files[AUTHORITY_CERT], step.files[AUTHORITY_KEY])
+    fresh = new_leaf(authority, name, sorted(hosts), use, now=step.now, lifetime=lifetime)
+    step.files.update(zip(_LEAFS[use], (fresh.cert, fresh.key), strict=True))
 
 
 def _pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
-    if cert not in files or key not in files:
-        return None
-    pair = KeyPair(files[cert], files[key])
-    return pair if pair.matches() and pair.certificate().not_valid_before_utc <= now else None
+    """The pair, if it is whole and valid now."""
+    pair = KeyPair(files.get(cert, b""), files.get(key, b""))
+    return pair if pair.matches() and _is_valid(pair.certificate(), now) else None
 
 
 def _drop(files: dict[str, bytes], *names: str) -> None:
@@ -158,9 +251,13 @@ def _stamp(now: datetime) -> bytes:
     return now.astimezone(UTC).isoformat(timespec="seconds").encode()
 
 
-def _since(files: Mapping[str, bytes], name: str) -> datetime:
-    try:
-        return datetime.fromisoformat(files[name].decode())
-    except (KeyError, ValueError):
-        # Unreadable: as if long ago, so that the change goes on and does not hang for ever.
-        return datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+def _since(step: _Step, name: str) -> datetime:
+    """When the overlap began. It begins now where that cannot be read or is in the future: the change goes on, and
+    clients have all of the overlap.
+    """
+    with contextlib.suppress(KeyError, ValueError, OverflowError):
+        since = datetime.fromisoformat(step.files[name].decode())
+        if since.tzinfo is not None and since <= step.now:
+            return since
+    step.files[name] = _stamp(step.now)
+    return step.now

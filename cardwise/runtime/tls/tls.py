@@ -110,6 +110,7 @@ class Rotator(Checks):
         self._wanted = WantedCertificates(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
+        self._before: dict[str, bytes] = {}  # what the store last had
 
     def ensure(self) -> bytes:
         """One check: store and files are good afterwards. Returns the CA bundle (PEM).
@@ -119,8 +120,16 @@ class Rotator(Checks):
         now = self._now()
         for _ in range(_ATTEMPTS):
             stored = self._store.load()
-            files = rotation.advance(stored.files, self._wanted, self._lifetimes, now)
+            files = rotation.advance(stored.files, self._wanted, self._lifetimes, now, before=self._before)
             if files == stored.files or self._store.save(files, stored.version):
+                self._before = files
+                if not rotation.has_authority_key(files):
+                    _log.warning(
+                        "the key of the certificate authority is lost; its certificates are kept while they are valid, "
+                        "and a new authority is announced in the CA bundle",
+                        lost=rotation.AUTHORITY_KEY,
+                        bundle=rotation.BUNDLE,
+                    )
                 self._publish(files, changed=files != stored.files)
                 return files[rotation.BUNDLE]
         raise errors.Conflict(409, "Conflict", f"the certificate store kept changing, {_ATTEMPTS} times in a row")

@@ -6,6 +6,9 @@ from datetime import timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from cardwise.runtime.tls import certs, rotation
 from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
@@ -88,6 +91,154 @@ def test_damaged_entries_are_made_anew(tmp_path, name, damage):
     repaired = rotation.advance(damaged, wanted, Lifetimes(), NOW)
     handshake(repaired, repaired["ca.crt"], HOSTS[0], tmp_path)
     assert rotation.advance(repaired, wanted, Lifetimes(), NOW) == repaired
+
+
+def without(files, **damages):
+    """`authority_key=None` takes that entry away, bytes take its place."""
+    changed = files | {name.replace("_", ".", 1): content for name, content in damages.items()}
+    return {name: content for name, content in changed.items() if content is not None}
+
+
+WANTED = WantedCertificates(hosts=HOSTS, client=True)
+SLOW = Lifetimes.for_slow_clients()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"authority_key": None},
+        {"authority_key": b"garbage"},
+        {"authority_crt": None},
+        {"authority_crt": b"garbage", "ca_crt": b""},
+        {"authority_crt": None, "authority_key": None},
+    ],
+    ids=str,
+)
+def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_know_the_next(tmp_path, damage):
+    """kube-scheduler: it has read the bundle and its certificate at its start."""
+    before = rotation.advance({}, WANTED, SLOW, NOW - timedelta(days=30))
+    running = {name: before[name] for name in ("client.crt", "client.key")}
+    files = rotation.advance(without(before, **damage), WANTED, SLOW, NOW)
+    assert rotation.advance(files, WANTED, SLOW, NOW) == files
+    if "ca_crt" in damage:
+        assert files["ca.crt"].count(b"BEGIN") == 1, "nothing of the authority is left"
+        return
+    handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
+    # A replica that starts brings names of its own; it must not cost the certificate that clients trust.
+    other = WantedCertificates(hosts=(*HOSTS, "new-pod"), client=True)
+    files = rotation.advance(files, other, SLOW, NOW)
+    handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
+    known = files["ca.crt"]
+    for days in range(0, 800, 7):
+        files = rotation.advance(files, WANTED, SLOW, NOW + timedelta(days=days))
+        assert trusted(files["tls.crt"], known, NOW + timedelta(days=days))
+        assert days > 300 or trusted(before["client.crt"], files["ca.crt"], NOW + timedelta(days=days))
+    assert rotation.has_authority_key(files)
+    assert "authority-next.crt" not in files
+
+
+def test_a_certificate_that_ends_before_the_next_authority_is_known_is_made_by_that_one_then():
+    before = rotation.advance({}, WANTED, SLOW, NOW)
+    files = rotation.advance(without(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200))
+    kept, end = files["tls.crt"], NOW + timedelta(days=365)
+    files = rotation.advance(files, WANTED, SLOW, end - timedelta(days=2))
+    assert files["tls.crt"] == kept
+    files = rotation.advance(files, WANTED, SLOW, end - timedelta(hours=12))
+    assert trusted(files["tls.crt"], files["authority.crt"], end)
+    assert trusted(before["client.crt"], files["ca.crt"], end)
+
+
+@pytest.mark.parametrize("lost", [None, "authority.key", "authority.crt"])
+def test_what_was_lost_comes_back_from_what_we_had_before(lost):
+    before = rotation.advance({}, WANTED, SLOW, NOW)
+    stored = {} if lost is None else {name: content for name, content in before.items() if name != lost}
+    assert rotation.advance(stored, WANTED, SLOW, NOW, before=before) == before
+
+
+def test_what_we_had_before_never_takes_the_place_of_another_authority():
+    before, others = (rotation.advance({}, WANTED, SLOW, NOW) for _ in range(2))
+    assert rotation.advance(others, WANTED, SLOW, NOW, before=before) == others
+    files = rotation.advance(without(others, authority_key=None), WANTED, SLOW, NOW, before=before)
+    assert files["authority.crt"] == others["authority.crt"]
+    assert before["authority.crt"] not in files["ca.crt"]
+
+
+@pytest.mark.parametrize("kind", ["leaf", "no extensions", "may not sign"])
+def test_an_authority_that_clients_do_not_accept_is_none(tmp_path, kind):
+    """As `kubectl create secret tls` puts there, and `openssl req -x509` makes."""
+    before = rotation.advance({}, WANTED, SLOW, NOW - timedelta(days=30))
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    builder = certs._builder(name, name, key.public_key(), NOW, NOW + timedelta(days=4000))
+    if kind == "may not sign":
+        builder = (
+            builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(certs._usage(signs_certificates=False), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+    pair = certs._pair(builder.sign(key, hashes.SHA256()), key)
+    if kind == "leaf":
+        pair = certs.KeyPair(before["tls.crt"], before["tls.key"])
+    for bundle in (before["ca.crt"], pair.cert):
+        damaged = without(before, authority_crt=pair.cert, authority_key=pair.key, ca_crt=bundle)
+        files = rotation.advance(damaged, WANTED, SLOW, NOW)
+        handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
+        assert rotation.advance(files, WANTED, SLOW, NOW) == files
+        if bundle == before["ca.crt"]:
+            handshake(files, bundle, HOSTS[0], tmp_path, client=True)
+
+
+def announced():
+    """A store whose next CA is announced, and the time then."""
+    began = NOW - SLOW.authority + SLOW.authority_renew - timedelta(days=1)
+    return rotation.advance(rotation.advance({}, WANTED, SLOW, began), WANTED, SLOW, NOW)
+
+
+SINCES = [
+    b"2026-11-29",
+    b"2026-11-29T06:00:00",
+    b"9999-12-31T00:00:00+00:00",
+    b"0001-01-01T00:00:00+14:00",
+    b"\xff",
+    None,
+]
+
+
+@pytest.mark.parametrize("since", SINCES, ids=repr)
+def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
+    files = announced()
+    promoted = rotation.advance(files, WANTED, SLOW, NOW + SLOW.overlap)
+    for name, stored, now in (
+        ("authority-next.since", files, NOW),
+        ("authority-old.since", promoted, NOW + SLOW.overlap),
+    ):
+        damaged = {each: content for each, content in stored.items() if each != name}
+        if since is not None:
+            damaged[name] = since
+        again = rotation.advance(damaged, WANTED, SLOW, now)
+        if since != SINCES[3]:  # a year is a year, and that overlap is over
+            assert again == stored
+        over = rotation.advance(again, WANTED, SLOW, now + SLOW.overlap)
+        assert name not in over, "it goes on"
+
+
+def test_when_all_authorities_have_ended_there_is_a_new_one(tmp_path):
+    later = NOW + timedelta(days=20 * 365)
+    files = rotation.advance(announced(), WANTED, SLOW, later)
+    assert trusted(files["tls.crt"], files["ca.crt"], later)
+    assert files["ca.crt"] == files["authority.crt"]
+
+
+@pytest.mark.parametrize("name", ["authority-next.crt", "authority-old.crt", "ca.crt"])
+def test_a_block_that_was_cut_does_not_make_the_bundle_unreadable(name):
+    files = rotation.advance({}, WANTED, SLOW, NOW)
+    cut = files | {name: files["ca.crt"] + certs.new_authority("next", NOW, timedelta(days=9)).cert[:300]}
+    if name == "authority-next.crt":
+        cut |= {name: cut[name][-300:]}
+    bundle = rotation.advance(cut, WANTED, SLOW, NOW)["ca.crt"]
+    ssl.create_default_context(cadata=bundle.decode())
+    assert bundle.startswith(files["ca.crt"])
+    assert bundle.count(b"BEGIN") == bundle.count(b"END")
 
 
 def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):

@@ -155,6 +155,54 @@ def test_set_of_files_is_replaced_whole(tmp_path):
     assert [name for name in left if not name.startswith("..")] == ["a"]
 
 
+def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
+    """kube-scheduler has read the bundle at its start, so a new authority would cut it off."""
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
+    rotator = Rotator(store, HOSTS, tmp_path, need_client=True)
+    bundle = rotator.ensure()
+    before = store.load().files
+    api.remove(paths.secrets("ns", "certs"))
+    assert rotator.ensure() == bundle
+    assert store.load().files == before
+    store.save({name: content for name, content in before.items() if name != "authority.key"}, store.load().version)
+    assert rotator.ensure() == bundle
+    assert store.load().files == before
+
+
+def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
+    files = certificates.made(NOW)
+    store.save({name: content for name, content in files.items() if name != "authority.key"}, "")
+    Rotator(store, HOSTS, tmp_path).ensure()
+    assert "the key of the certificate authority is lost" in capsys.readouterr().out
+    assert (tmp_path / "tls.crt").read_bytes() == files["tls.crt"]
+
+
+def test_only_the_data_of_a_secret_is_replaced(tmp_path):
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
+    store.save(certificates.made(NOW - timedelta(days=300)), "")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u"}
+    others = {"finalizers": ["x.io/kept"], "ownerReferences": [owner], "labels": {"a": "b"}, "annotations": {"c": "d"}}
+    before = api.edit(paths.secrets("ns", "certs"), metadata=others, type="kubernetes.io/tls")
+    Rotator(store, HOSTS, tmp_path).ensure()
+    after = api.get(paths.secrets("ns", "certs"))
+    assert after["data"]["tls.crt"] != before["data"]["tls.crt"]
+    assert after["type"] == "kubernetes.io/tls", "it cannot be changed"
+    assert {name: after["metadata"][name] for name in others} == {name: before["metadata"][name] for name in others}
+
+
+def test_a_secret_that_is_immutable_is_named_with_the_remedy(tmp_path):
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
+    store.save(certificates.made(NOW - timedelta(days=300)), "")
+    api.edit(paths.secrets("ns", "certs"), immutable=True)
+    with pytest.raises(errors.Invalid, match=r"Secret ns/certs: immutable: true, .*; replace the Secret"):
+        Rotator(store, HOSTS, tmp_path).ensure()
+
+
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_a_replica_whose_clock_is_wrong_leaves_good_certificates_and_makes_good_ones(tmp_path, capsys, hours):
     """The first of them comes to a Secret that another has just made, the second makes its own."""
